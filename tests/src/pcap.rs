@@ -1,0 +1,382 @@
+//! Captures of iWARP connections: a reader of pcap files and a reassembler of their one TCP connection.
+//!
+//! Strict, since a test must not pass over what it cannot read: a cut packet, a packet of another connection or another
+//! protocol is an error, and octets that the capture lacks are on record.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+/// How one direction of a connection ended within the capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum End {
+    /// The capture stops before.
+    #[default]
+    Open,
+    /// With a FIN.
+    Fin,
+    /// With an RST.
+    Reset,
+}
+
+/// A run of octets as TCP could hand it up, in the order of the capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// From the side that connected.
+    pub from_client: bool,
+    /// Where it begins in the stream of its direction.
+    pub start: usize,
+    /// Octets.
+    pub len: usize,
+}
+
+/// Octets that were sent but are not in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// From the side that connected.
+    pub from_client: bool,
+    /// Before which octet of the stream of its direction.
+    pub at: usize,
+    /// Octets missing.
+    pub len: usize,
+}
+
+/// One TCP connection, reassembled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capture {
+    /// The stream of the side that connected.
+    pub client_to_server: Vec<u8>,
+    /// The stream of the side that accepted.
+    pub server_to_client: Vec<u8>,
+    /// How the client's stream ended.
+    pub client_end: End,
+    /// How the server's stream ended.
+    pub server_end: End,
+    /// Both streams in the pieces and the order in which they arrived.
+    pub segments: Vec<Segment>,
+    /// What the streams lack: both go on behind a hole as if nothing were missing.
+    pub holes: Vec<Hole>,
+}
+
+/// The directory of the captures.
+pub fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/iwarp")
+}
+
+/// Reads the capture of this name, without `.pcap`.
+///
+/// # Panics
+/// If there is no such file or it cannot be read in full.
+pub fn load(name: &str) -> Capture {
+    let path = directory().join(format!("{name}.pcap"));
+    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Reads every capture, sorted by name.
+///
+/// # Panics
+/// As [`load`].
+pub fn all() -> Vec<(String, Capture)> {
+    let entries = fs::read_dir(directory()).expect("the captures are part of the tree");
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.expect("a readable directory").file_name().into_string().ok())
+        .filter_map(|name| name.strip_suffix(".pcap").map(str::to_owned))
+        .collect();
+    names.sort();
+    names.into_iter().map(|name| (name.clone(), load(&name))).collect()
+}
+
+/// Takes octets off the front.
+fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
+    let (front, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("cut short in {what}"))?;
+    *bytes = rest;
+    Ok(front)
+}
+
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from(be16(bytes, at)) << 16 | u32::from(be16(bytes, at + 2))
+}
+
+/// Reads a pcap file (Ethernet, IPv4, TCP, one connection from its SYN on).
+pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
+    let head = take(&mut file, 24, "the file header")?;
+    let word = |bytes: &[u8], at: usize| match head[..4] {
+        [0xa1, ..] => Ok(be32(bytes, at)),
+        [0xd4, ..] => Ok(be32(bytes, at).swap_bytes()),
+        _ => Err("not a pcap file".to_owned()),
+    };
+    if word(head, 20)? != 1 {
+        return Err("not a capture of Ethernet".to_owned());
+    }
+    let mut connection = Connection::default();
+    let mut number = 0;
+    while !file.is_empty() {
+        number += 1;
+        let record = take(&mut file, 16, "a packet header")?;
+        let (captured, original) = (word(record, 8)?, word(record, 12)?);
+        let packet = take(&mut file, captured as usize, "a packet")?;
+        if captured != original {
+            return Err(format!("packet {number}: {captured} of {original} octets captured"));
+        }
+        connection.packet(packet).map_err(|error| format!("packet {number}: {error}"))?;
+    }
+    connection.finish()
+}
+
+/// One direction while it is put together.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Address and port of the sender.
+    endpoint: (u32, u16),
+    /// Sequence number of the first octet of the stream, once the SYN was seen.
+    first: Option<u32>,
+    stream: Vec<u8>,
+    /// Octets that arrived ahead of a gap, by their place in the stream.
+    early: BTreeMap<usize, Vec<u8>>,
+    /// Octets of holes, not in the stream.
+    missing: usize,
+    /// The length of the stream according to the FIN.
+    fin: Option<usize>,
+    reset: bool,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    client: Direction,
+    server: Direction,
+    segments: Vec<Segment>,
+}
+
+impl Connection {
+    fn packet(&mut self, mut frame: &[u8]) -> Result<(), String> {
+        let ethernet = take(&mut frame, 14, "Ethernet")?;
+        if be16(ethernet, 12) != 0x0800 || frame.first().is_none_or(|octet| octet >> 4 != 4) {
+            return Err("not IPv4".to_owned());
+        }
+        // Ethernet may pad a short packet: the length of IP counts.
+        let mut packet = frame;
+        let ip = take(&mut packet, usize::from(frame[0] & 0x0f) * 4, "IP")?;
+        if ip.len() < 20 || ip[9] != 6 || be16(ip, 6) & 0x3fff != 0 {
+            return Err("not an unfragmented TCP packet".to_owned());
+        }
+        let payload = usize::from(be16(ip, 2)).checked_sub(ip.len()).ok_or("IP length")?;
+        let mut data = take(&mut packet, payload, "IP payload")?;
+        let header = data;
+        take(&mut data, 20, "TCP")?;
+        take(&mut data, (usize::from(header[12] >> 4) * 4).checked_sub(20).ok_or("TCP length")?, "TCP options")?;
+        let [source, target] = [(be32(ip, 12), be16(header, 0)), (be32(ip, 16), be16(header, 2))];
+        let (sequence, flags) = (be32(header, 4), header[13]);
+        let [fin, syn, reset, ack] = [0x01, 0x02, 0x04, 0x10].map(|bit| flags & bit != 0);
+
+        if syn && !ack && self.client.first.is_none() {
+            self.client.endpoint = source;
+            self.server.endpoint = target;
+        }
+        let from_client = source == self.client.endpoint;
+        let ends = (self.client.endpoint, self.server.endpoint);
+        if ends != if from_client { (source, target) } else { (target, source) } {
+            return Err("of another connection".to_owned());
+        }
+        let direction = if from_client { &mut self.client } else { &mut self.server };
+        if syn {
+            let first = sequence.wrapping_add(1);
+            if direction.first.is_some_and(|known| known != first) {
+                return Err("a second connection".to_owned());
+            }
+            direction.first = Some(first);
+        }
+        direction.reset |= reset;
+        let Some(first) = direction.first else {
+            return if reset { Ok(()) } else { Err("data before the SYN".to_owned()) };
+        };
+        // The place in the stream; negative for a probe or a repeated SYN.
+        let place = i64::from(sequence.wrapping_add(u32::from(syn)).wrapping_sub(first).cast_signed());
+        if fin {
+            direction.fin = Some(usize::try_from(place + data.len() as i64).map_err(|_| "FIN before the stream")?);
+        }
+        let skip = usize::try_from(-place).unwrap_or(0).min(data.len());
+        let place = usize::try_from(place).unwrap_or(0);
+        for (start, len) in direction.take(place, &data[skip..]) {
+            self.segments.push(Segment { from_client, start, len });
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Capture, String> {
+        let mut holes = Vec::new();
+        for (from_client, direction) in [(true, &mut self.client), (false, &mut self.server)] {
+            if direction.first.is_none() {
+                return Err("no SYN".to_owned());
+            }
+            let mut hole = |direction: &mut Direction, end: usize| {
+                let hole = Hole { from_client, at: direction.stream.len(), len: end - direction.next() };
+                direction.missing += hole.len;
+                holes.push(hole);
+            };
+            while let Some(&place) = direction.early.keys().next() {
+                hole(direction, place);
+                for (start, len) in direction.take(place, &[]) {
+                    self.segments.push(Segment { from_client, start, len });
+                }
+            }
+            match direction.fin {
+                Some(end) if end > direction.next() => hole(direction, end),
+                Some(end) if end < direction.next() => return Err("octets behind the FIN".to_owned()),
+                _ => {}
+            }
+        }
+        Ok(Capture {
+            client_end: self.client.end(),
+            server_end: self.server.end(),
+            client_to_server: self.client.stream,
+            server_to_client: self.server.stream,
+            segments: self.segments,
+            holes,
+        })
+    }
+}
+
+impl Direction {
+    /// The place of the next octet, with the holes counted.
+    fn next(&self) -> usize {
+        self.stream.len() + self.missing
+    }
+
+    /// Takes data for a place in the stream and says what pieces the stream grew by.
+    fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
+        let mut grown = Vec::new();
+        if !data.is_empty() {
+            let known = self.early.entry(place).or_default();
+            if known.len() < data.len() {
+                *known = data.to_vec();
+            }
+        }
+        while let Some(entry) = self.early.first_entry() {
+            let start = self.stream.len();
+            let Some(known) = (start + self.missing).checked_sub(*entry.key()) else { break };
+            let data = entry.remove();
+            if let Some(new @ [_, ..]) = data.get(known..) {
+                self.stream.extend_from_slice(new);
+                grown.push((start, new.len()));
+            }
+        }
+        grown
+    }
+
+    fn end(&self) -> End {
+        match (self.reset, self.fin) {
+            (true, _) => End::Reset,
+            (false, Some(_)) => End::Fin,
+            (false, None) => End::Open,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    const FIN: u8 = 1;
+    const RST: u8 = 4;
+
+    fn packet(client: bool, sequence: u32, flags: u8, data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; 12];
+        out.extend([8, 0, 0x45, 0]);
+        out.extend((40 + data.len() as u16).to_be_bytes());
+        out.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+        let (source, target) = if client { ([10, 0, 0, 1], [10, 0, 0, 2]) } else { ([10, 0, 0, 2], [10, 0, 0, 1]) };
+        out.extend(source);
+        out.extend(target);
+        out.extend(if client { [0x80, 0, 0x1b, 0x58] } else { [0x1b, 0x58, 0x80, 0] });
+        out.extend(sequence.to_be_bytes());
+        out.extend([0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
+        out.extend(data);
+        out.resize(out.len().max(60), 0xee);
+        out
+    }
+
+    fn file(packets: &[Vec<u8>]) -> Vec<u8> {
+        let mut out = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+        for packet in packets {
+            out.extend([0; 8]);
+            out.extend((packet.len() as u32).to_le_bytes());
+            out.extend((packet.len() as u32).to_le_bytes());
+            out.extend(packet);
+        }
+        out
+    }
+
+    /// Lost, repeated, overtaken, overlapping, and a sequence number that wraps.
+    fn awkward() -> Vec<Vec<u8>> {
+        let at = |offset: u32| (u32::MAX - 3).wrapping_add(offset);
+        vec![
+            packet(true, at(u32::MAX), SYN, b""),
+            packet(true, at(u32::MAX), SYN, b""),
+            packet(false, 99, SYN | ACK, b""),
+            packet(true, at(0), ACK, b"abcd"),
+            packet(true, at(8), ACK, b"ijkl"),
+            packet(true, at(u32::MAX), ACK, b"?"),
+            packet(true, at(0), ACK, b"abcd"),
+            packet(true, at(2), ACK, b"cdefghi"),
+            packet(false, 100, FIN | ACK, b"answer"),
+            packet(true, at(12), FIN | ACK, b""),
+        ]
+    }
+
+    #[test]
+    fn reassembles_awkward_streams() {
+        let capture = parse(&file(&awkward())).unwrap();
+        assert_eq!(capture.client_to_server, b"abcdefghijkl");
+        assert_eq!(capture.server_to_client, b"answer");
+        assert_eq!((capture.client_end, capture.server_end), (End::Fin, End::Fin));
+        assert_eq!(capture.holes, []);
+        let pieces: Vec<_> = capture.segments.iter().map(|s| (s.from_client, s.start, s.len)).collect();
+        assert_eq!(pieces, [(true, 0, 4), (true, 4, 5), (true, 9, 3), (false, 0, 6)]);
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_read() {
+        let whole = file(&awkward());
+        for len in 0..whole.len() {
+            // A file cut between packets is a capture that stopped early, not one that cannot be read.
+            if let Ok(capture) = parse(&whole[..len]) {
+                assert_eq!(capture.server_to_client.len() % 6, 0);
+            }
+        }
+        let mut gap = awkward();
+        gap.remove(7);
+        let capture = parse(&file(&gap)).unwrap();
+        assert_eq!(capture.client_to_server, b"abcdijkl");
+        assert_eq!(capture.holes, [Hole { from_client: true, at: 4, len: 4 }]);
+        gap.remove(4);
+        assert_eq!(parse(&file(&gap)).unwrap().holes, [Hole { from_client: true, at: 4, len: 8 }]);
+        gap.push(packet(true, 9, ACK, b"?"));
+        assert!(parse(&file(&gap)).unwrap_err().contains("octets behind the FIN"));
+        let mut other = awkward();
+        other[4][37] ^= 1;
+        assert!(parse(&file(&other)).unwrap_err().contains("packet 5: of another connection"));
+        let mut cut = whole.clone();
+        cut[24 + 12] += 1;
+        assert!(parse(&cut).unwrap_err().contains("octets captured"));
+        let mut again = awkward();
+        again.push(packet(true, 5, SYN, b""));
+        assert!(parse(&file(&again)).unwrap_err().contains("a second connection"));
+        let mut arp = awkward();
+        arp[3][13] = 6;
+        assert!(parse(&file(&arp)).unwrap_err().contains("not IPv4"));
+    }
+
+    #[test]
+    fn sees_a_reset() {
+        let mut packets = awkward();
+        packets.push(packet(false, 107, RST, b""));
+        assert_eq!(parse(&file(&packets)).unwrap().server_end, End::Reset);
+    }
+}

@@ -1,0 +1,67 @@
+//! What a device can do, asked before use instead of found out by failure.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// Operations and behaviours of a device.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Features: u32 {
+        /// RDMA Read.
+        const READ = 1 << 0;
+        /// RDMA Write.
+        const WRITE = 1 << 1;
+        /// RDMA Write with immediate data. Absent on the standard iWARP wire.
+        const WRITE_WITH_IMMEDIATE = 1 << 2;
+        /// 8-byte compare-and-swap and fetch-and-add. Absent on the standard iWARP wire.
+        const ATOMICS = 1 << 3;
+        /// Send with Invalidate.
+        const SEND_WITH_INVALIDATE = 1 << 4;
+        /// Receive queues shared by queue pairs.
+        const SHARED_RECEIVE_QUEUE = 1 << 5;
+        /// Unreliable datagrams.
+        const DATAGRAMS = 1 << 6;
+        /// Multicast groups.
+        const MULTICAST = 1 << 7;
+        /// The passive side may send before the active side has.
+        const SERVER_SENDS_FIRST = 1 << 8;
+    }
+}
+
+/// What one device can do, and its limits.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Operations and behaviours.
+    pub features: Features,
+    /// Largest payload of an inline send, bytes; 0 when there is none.
+    pub max_inline: u32,
+    /// Scatter/gather entries per work request.
+    pub max_sge: u32,
+    /// Work requests per queue.
+    pub max_queue_depth: u32,
+    /// Entries per completion queue.
+    pub max_completion_queue: u32,
+    /// Private data of connect, accept and reject, bytes: the least of the three.
+    pub max_private_data: usize,
+    /// Largest message, bytes.
+    pub max_message: u64,
+    /// Outstanding RDMA Reads per queue pair, each direction.
+    pub max_read_depth: u16,
+}
+
+impl Capabilities {
+    /// Capabilities with `features` and the limits every known device meets; a provider raises what it can.
+    #[must_use]
+    pub const fn portable(features: Features) -> Self {
+        Self {
+            features,
+            max_inline: 0,
+            max_sge: 4,
+            max_queue_depth: 4096,
+            max_completion_queue: 32767,
+            max_private_data: 56,
+            max_message: 1 << 30,
+            max_read_depth: 16,
+        }
+    }
+}

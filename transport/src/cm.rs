@@ -1,0 +1,137 @@
+//! Connection management: ids, parameters, events.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::provider::DeviceId;
+use crate::slab::Key;
+use crate::wc::WcStatus;
+
+/// Handle of a connection-manager id: a listener, or one end of a connection with its queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CmId(pub Key);
+
+/// What both ends tell each other while connecting (`rdma_connect`(3)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectParam<'a> {
+    /// Delivered with the peer's event. Some devices pad it with zeros: carry your own length.
+    pub private_data: &'a [u8],
+    /// RDMA Reads the peer may have outstanding here (IRD); 0 takes the device's default.
+    pub responder_resources: u16,
+    /// RDMA Reads we will have outstanding there (ORD); 0 takes the device's default.
+    pub initiator_depth: u16,
+}
+
+/// Something the connection manager has to say.
+#[derive(Debug)]
+pub struct CmEvent {
+    /// Whom it concerns; for a connect request, the new id.
+    pub id: CmId,
+    /// What happened.
+    pub kind: CmEventKind,
+}
+
+/// Kinds of connection-manager events. The classic sixteen of `rdma_get_cm_event`(3) fold into these, newer ones
+/// arrive as [`CmEventKind::Other`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CmEventKind {
+    /// Address and route are resolved: the id is on a device; make its queue pair and connect.
+    Resolved {
+        /// The device that reaches the address.
+        device: DeviceId,
+    },
+    /// A peer asks for a connection: make a queue pair, post receives, accept; or reject.
+    ConnectRequest {
+        /// The listener it came to.
+        listener: CmId,
+        /// The device it came in on.
+        device: DeviceId,
+        /// Address of the peer.
+        peer: SocketAddr,
+        /// Its private data.
+        private_data: Box<[u8]>,
+    },
+    /// The connection is up.
+    Established {
+        /// The passive side's private data; empty on the passive side itself.
+        private_data: Box<[u8]>,
+    },
+    /// The peer said no; the id is to be destroyed.
+    Rejected {
+        /// Its private data.
+        private_data: Box<[u8]>,
+    },
+    /// Connecting failed; the id is to be destroyed.
+    ConnectFailed(ConnectFailure),
+    /// The connection is gone. May come late, twice, or not at all.
+    Disconnected(DisconnectCause),
+    /// The device is going away: destroy everything on it.
+    DeviceRemoval,
+    /// The queue pair's numbers may be used again. May never come.
+    TimewaitExit,
+    /// An event this library does not know.
+    Other(u32),
+}
+
+/// Why connecting failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectFailure {
+    /// Nobody listens there.
+    Refused,
+    /// No answer in time.
+    Timeout,
+    /// The address cannot be reached from here.
+    Unreachable(String),
+    /// The peer went away while connecting.
+    PeerClosed,
+    /// The peer does not speak the protocol, or asks for what we refuse.
+    Protocol(String),
+    /// The system refused.
+    System(String),
+}
+
+impl fmt::Display for ConnectFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("connection refused: nothing listens there"),
+            Self::Timeout => f.write_str("no answer in time"),
+            Self::Unreachable(why) => write!(f, "unreachable: {why}"),
+            Self::PeerClosed => f.write_str("the peer closed the connection while connecting"),
+            Self::Protocol(why) => write!(f, "not a usable RDMA peer: {why}"),
+            Self::System(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Why an established connection ended, as far as the provider can tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DisconnectCause {
+    /// We disconnected.
+    Local,
+    /// The peer disconnected or died.
+    Peer,
+    /// The peer broke the protocol; we told it so.
+    PeerViolation(String),
+    /// The peer says that we broke the protocol.
+    TerminatedByPeer(String),
+    /// The path failed.
+    Path(String),
+    /// A work request failed.
+    WorkRequest(WcStatus),
+}
+
+impl fmt::Display for DisconnectCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("closed here"),
+            Self::Peer => f.write_str("closed by the peer"),
+            Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
+            Self::TerminatedByPeer(what) => write!(f, "terminated by the peer: {what}"),
+            Self::Path(why) => write!(f, "the path failed: {why}"),
+            Self::WorkRequest(status) => write!(f, "a work request failed: {status}"),
+        }
+    }
+}

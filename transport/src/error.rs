@@ -1,0 +1,104 @@
+//! What a provider call can fail with. A failed completion is not here: it is data, in [`crate::wc::WcStatus`].
+
+use std::io;
+use std::net::SocketAddr;
+
+/// Result of a provider call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a provider refused a call. Every message names the value and, where there is one, the cure.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The provider cannot do this; see [`crate::Capabilities`].
+    #[error("the provider {provider} has no {feature}")]
+    Unsupported {
+        /// Name of the provider.
+        provider: &'static str,
+        /// What was asked for.
+        feature: &'static str,
+    },
+    /// No RDMA device is usable.
+    #[error("no RDMA device: {reason}")]
+    NoDevice {
+        /// What is missing and how to get it.
+        reason: String,
+    },
+    /// A listener could not be opened.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A handle that names no live object: it was destroyed, or never was.
+    #[error("stale or unknown {object}")]
+    Stale {
+        /// Kind of object.
+        object: &'static str,
+    },
+    /// The object exists but is not in a state that allows the call.
+    #[error("{call} is not possible while the connection is {state}")]
+    InvalidState {
+        /// The call.
+        call: &'static str,
+        /// The state it met.
+        state: &'static str,
+    },
+    /// A work queue has no room. Backpressure, not a fault: retry after a completion.
+    #[error("the {queue} queue is full ({depth} work requests)")]
+    QueueFull {
+        /// `send` or `receive`.
+        queue: &'static str,
+        /// Its depth.
+        depth: u32,
+    },
+    /// More private data than the connection manager carries.
+    #[error("{len} bytes of private data: {provider} carries at most {max}")]
+    PrivateDataTooLong {
+        /// Name of the provider.
+        provider: &'static str,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes possible.
+        max: usize,
+    },
+    /// A setting outside its range.
+    #[error("{what} is {value}: it must be {range}")]
+    OutOfRange {
+        /// The setting.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// What is possible.
+        range: &'static str,
+    },
+    /// Memory could not be obtained or registered.
+    #[error("cannot register {bytes} bytes of memory: {source}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{call} failed: {source}")]
+    Io {
+        /// The call.
+        call: &'static str,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// An I/O error of `call`.
+    #[must_use]
+    pub const fn io(call: &'static str, source: io::Error) -> Self {
+        Self::Io { call, source }
+    }
+}

@@ -1,0 +1,396 @@
+//! DDP segment headers with the RDMAP control octet inside (RFC 5041 §4, RFC 5040 §4.1).
+
+use super::rdmap::{Opcode, READ_REQUEST_LEN, TERMINATE_QUEUE, TerminateCause};
+use super::{be32, be64};
+
+/// A tagged header within the ULPDU: control octets, STag, Tagged Offset.
+pub const TAGGED_HEADER_LEN: usize = 14;
+/// An untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
+pub const UNTAGGED_HEADER_LEN: usize = 18;
+/// A tagged header with the ULPDU_Length field before it.
+pub const TAGGED_FPDU_HEADER_LEN: usize = 16;
+/// An untagged header with the ULPDU_Length field before it.
+pub const UNTAGGED_FPDU_HEADER_LEN: usize = 20;
+/// An untagged header with the ULPDU_Length field before it and the Read Request header behind it.
+pub const READ_REQUEST_FPDU_HEADER_LEN: usize = UNTAGGED_FPDU_HEADER_LEN + READ_REQUEST_LEN;
+/// What ULPDU_Length can say.
+pub const MAX_ULPDU_LEN: usize = u16::MAX as usize;
+
+const TAGGED: u8 = 0x80;
+const LAST: u8 = 0x40;
+const DDP_VERSION_MASK: u8 = 0x03;
+const DDP_VERSION: u8 = 0x01;
+const RDMAP_VERSION_MASK: u8 = 0xc0;
+const RDMAP_VERSION: u8 = 0x40;
+
+/// The header of a segment that names its place by STag and offset (RFC 5041 §4.1): Write, Read Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tagged {
+    /// L: the last segment of its message.
+    pub last: bool,
+    /// The operation.
+    pub opcode: Opcode,
+    /// Steering Tag of the buffer.
+    pub stag: u32,
+    /// Tagged Offset (TO) of this segment's payload.
+    pub offset: u64,
+}
+
+impl Tagged {
+    /// Writes the ULPDU_Length field and the header.
+    pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; TAGGED_FPDU_HEADER_LEN]) {
+        out[..4].copy_from_slice(&emit_prefix(ulpdu_len, TAGGED, self.last, self.opcode));
+        out[4..8].copy_from_slice(&self.stag.to_be_bytes());
+        out[8..].copy_from_slice(&self.offset.to_be_bytes());
+    }
+}
+
+/// The header of a segment that goes to the next buffer of a queue (RFC 5041 §4.2): the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Untagged {
+    /// L: the last segment of its message.
+    pub last: bool,
+    /// The operation.
+    pub opcode: Opcode,
+    /// The STag to invalidate, in every segment of a Send with Invalidate; else reserved, carried as it came.
+    pub reserved_or_stag: u32,
+    /// Queue Number (QN).
+    pub queue: u32,
+    /// Message Sequence Number (MSN): from 1 per queue and direction, the same in all segments of a message.
+    pub msn: u32,
+    /// Message Offset (MO) of this segment's payload.
+    pub offset: u32,
+}
+
+impl Untagged {
+    /// The header of the one Terminate that a stream may send (RFC 5040 §4.8).
+    pub const TERMINATE: Self =
+        Self { last: true, opcode: Opcode::Terminate, reserved_or_stag: 0, queue: TERMINATE_QUEUE, msn: 1, offset: 0 };
+
+    /// Writes the ULPDU_Length field and the header.
+    pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; UNTAGGED_FPDU_HEADER_LEN]) {
+        out[..4].copy_from_slice(&emit_prefix(ulpdu_len, 0, self.last, self.opcode));
+        out[4..8].copy_from_slice(&self.reserved_or_stag.to_be_bytes());
+        out[8..12].copy_from_slice(&self.queue.to_be_bytes());
+        out[12..16].copy_from_slice(&self.msn.to_be_bytes());
+        out[16..].copy_from_slice(&self.offset.to_be_bytes());
+    }
+}
+
+fn emit_prefix(ulpdu_len: u16, tagged: u8, last: bool, opcode: Opcode) -> [u8; 4] {
+    let [high, low] = ulpdu_len.to_be_bytes();
+    [high, low, tagged | if last { LAST } else { 0 } | DDP_VERSION, RDMAP_VERSION | opcode.raw()]
+}
+
+/// Why a header was refused; [`cause`](Self::cause) is what the peer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The caller gave fewer octets than [`header_len`] asks for: no fault of the peer.
+    #[error("{have} octets of a header that needs {need}")]
+    Truncated {
+        /// Octets given.
+        have: usize,
+        /// Octets needed so far.
+        need: usize,
+    },
+    /// ULPDU_Length is below what the operation needs; no opcode if it does not even cover the control octets.
+    #[error("ULPDU_Length {ulpdu_len} is below the {min} of {opcode:?}")]
+    TooShort {
+        /// The operation, if the ULPDU reaches that far.
+        opcode: Option<Opcode>,
+        /// ULPDU_Length as received.
+        ulpdu_len: u16,
+        /// The least that would do.
+        min: u16,
+    },
+    /// ULPDU_Length is above what an operation of fixed size can use.
+    #[error("ULPDU_Length {ulpdu_len} is above the {max} of {opcode:?}")]
+    TooLong {
+        /// The operation.
+        opcode: Opcode,
+        /// ULPDU_Length as received.
+        ulpdu_len: u16,
+        /// The most that fits.
+        max: u16,
+    },
+    /// A DDP version other than 1 (RFC 5041 §4.1).
+    #[error("DDP version {version}, not 1")]
+    DdpVersion {
+        /// The version received.
+        version: u8,
+        /// The T bit, which picks the error code.
+        tagged: bool,
+    },
+    /// An RDMAP version other than 1 (RFC 5040 §4.1).
+    #[error("RDMAP version {version}, not 1")]
+    RdmapVersion {
+        /// The version received.
+        version: u8,
+    },
+    /// An opcode without a meaning.
+    #[error("unknown RDMAP opcode {0:#x}")]
+    UnknownOpcode(u8),
+    /// The T bit does not fit the opcode (RFC 5040 §4.2). siw ignores the bit and parses by opcode.
+    #[error("T bit {tagged} contradicts {opcode:?}")]
+    TaggedMismatch {
+        /// The operation.
+        opcode: Opcode,
+        /// The T bit received.
+        tagged: bool,
+    },
+}
+
+impl HeaderError {
+    /// The Terminate that answers this.
+    ///
+    /// Where the extensions of RFC 7306 are off, their opcodes are unexpected whatever the length: check
+    /// [`Opcode::is_extension`] of a [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong) first.
+    pub fn cause(&self) -> TerminateCause {
+        match *self {
+            Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
+            // Such a queue's buffer is the size of its one message (RFC 5041 §7.1).
+            Self::TooLong { .. } => TerminateCause::DDP_UNTAGGED_TOO_LONG,
+            Self::DdpVersion { tagged: true, .. } => TerminateCause::DDP_TAGGED_VERSION,
+            Self::DdpVersion { tagged: false, .. } => TerminateCause::DDP_UNTAGGED_VERSION,
+            Self::RdmapVersion { .. } => TerminateCause::RDMAP_VERSION,
+            Self::UnknownOpcode(_) | Self::TaggedMismatch { .. } => TerminateCause::RDMAP_OPCODE,
+        }
+    }
+}
+
+/// The header of a DDP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// Names its place by STag and offset.
+    Tagged(Tagged),
+    /// Goes to the next buffer of a queue.
+    Untagged(Untagged),
+}
+
+/// The octets of header to await, told from the length field and the control octets.
+///
+/// 16 tagged, 20 untagged, 48 for a Read Request; all other payload, a Terminate's too, counts as payload.
+pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
+    Ok(match parse_prefix(prefix)?.1 {
+        Opcode::ReadRequest => READ_REQUEST_FPDU_HEADER_LEN,
+        opcode if opcode.is_tagged() => TAGGED_FPDU_HEADER_LEN,
+        _ => UNTAGGED_FPDU_HEADER_LEN,
+    })
+}
+
+/// The L bit and the opcode, all checked: versions first, since they say what the rest means.
+fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
+    let [high, low, ddp, rdmap] = *prefix;
+    let ulpdu_len = u16::from_be_bytes([high, low]);
+    if ulpdu_len < 2 {
+        return Err(HeaderError::TooShort { opcode: None, ulpdu_len, min: TAGGED_HEADER_LEN as u16 });
+    }
+    let tagged = ddp & TAGGED != 0;
+    if ddp & DDP_VERSION_MASK != DDP_VERSION {
+        return Err(HeaderError::DdpVersion { version: ddp & DDP_VERSION_MASK, tagged });
+    }
+    if rdmap & RDMAP_VERSION_MASK != RDMAP_VERSION {
+        return Err(HeaderError::RdmapVersion { version: (rdmap & RDMAP_VERSION_MASK) >> 6 });
+    }
+    let opcode = Opcode::from_raw(rdmap);
+    if let Opcode::Other(raw) = opcode {
+        return Err(HeaderError::UnknownOpcode(raw));
+    }
+    if tagged != opcode.is_tagged() {
+        return Err(HeaderError::TaggedMismatch { opcode, tagged });
+    }
+    let min = opcode.min_ulpdu_len();
+    if ulpdu_len < min {
+        return Err(HeaderError::TooShort { opcode: Some(opcode), ulpdu_len, min });
+    }
+    if let Some(max) = opcode.max_ulpdu_len()
+        && ulpdu_len > max
+    {
+        return Err(HeaderError::TooLong { opcode, ulpdu_len, max });
+    }
+    Ok((ddp & LAST != 0, opcode))
+}
+
+impl Header {
+    /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
+    ///
+    /// Behind a Read Request's untagged header [`ReadRequest`](super::ReadRequest) reads the rest.
+    pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
+        let truncated = |need| HeaderError::Truncated { have: bytes.len(), need };
+        let prefix = bytes.first_chunk::<4>().ok_or(truncated(4))?;
+        let (last, opcode) = parse_prefix(prefix)?;
+        let need = header_len(prefix)?;
+        if bytes.len() < need {
+            return Err(truncated(need));
+        }
+        if opcode.is_tagged() {
+            let bytes = bytes.first_chunk::<TAGGED_FPDU_HEADER_LEN>().ok_or(truncated(need))?;
+            Ok(Self::Tagged(Tagged { last, opcode, stag: be32(bytes, 4), offset: be64(bytes, 8) }))
+        } else {
+            let bytes = bytes.first_chunk::<UNTAGGED_FPDU_HEADER_LEN>().ok_or(truncated(need))?;
+            Ok(Self::Untagged(Untagged {
+                last,
+                opcode,
+                reserved_or_stag: be32(bytes, 4),
+                queue: be32(bytes, 8),
+                msn: be32(bytes, 12),
+                offset: be32(bytes, 16),
+            }))
+        }
+    }
+
+    /// The operation.
+    pub fn opcode(&self) -> Opcode {
+        match self {
+            Self::Tagged(tagged) => tagged.opcode,
+            Self::Untagged(untagged) => untagged.opcode,
+        }
+    }
+
+    /// L: the last segment of its message.
+    pub fn last(&self) -> bool {
+        match self {
+            Self::Tagged(tagged) => tagged.last,
+            Self::Untagged(untagged) => untagged.last,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rdmap::tests::any_known_opcode;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn awaited_lengths() {
+        for (prefix, want) in [
+            ([0, 14, 0xc1, 0x40], Ok(16)),
+            ([0, 14, 0x81, 0x42], Ok(16)),
+            ([0, 46, 0x41, 0x41], Ok(48)),
+            ([0, 18, 0x41, 0x43], Ok(20)),
+            ([0xff, 0xff, 0x01, 0x46], Ok(20)),
+            ([0, 22, 0x41, 0x47], Ok(20)),
+            ([0, 26, 0x41, 0x48], Ok(20)),
+            ([0, 70, 0x41, 0x4a], Ok(20)),
+            ([0, 30, 0x41, 0x4b], Ok(20)),
+            // Reserved bits are ignored.
+            ([0, 14, 0xfd, 0x70], Ok(16)),
+            ([0, 1, 0xc1, 0x40], Err(HeaderError::TooShort { opcode: None, ulpdu_len: 1, min: 14 })),
+            ([0, 13, 0xc1, 0x40], Err(HeaderError::TooShort { opcode: Some(Opcode::Write), ulpdu_len: 13, min: 14 })),
+            ([0, 17, 0x41, 0x43], Err(HeaderError::TooShort { opcode: Some(Opcode::Send), ulpdu_len: 17, min: 18 })),
+            (
+                [0, 45, 0x41, 0x41],
+                Err(HeaderError::TooShort { opcode: Some(Opcode::ReadRequest), ulpdu_len: 45, min: 46 }),
+            ),
+            ([0, 47, 0x41, 0x41], Err(HeaderError::TooLong { opcode: Opcode::ReadRequest, ulpdu_len: 47, max: 46 })),
+            ([0, 18, 0x40, 0x43], Err(HeaderError::DdpVersion { version: 0, tagged: false })),
+            ([0, 18, 0xc2, 0x40], Err(HeaderError::DdpVersion { version: 2, tagged: true })),
+            ([0, 18, 0x41, 0x83], Err(HeaderError::RdmapVersion { version: 2 })),
+            ([0, 18, 0x41, 0x4c], Err(HeaderError::UnknownOpcode(12))),
+            ([0, 18, 0xc1, 0x43], Err(HeaderError::TaggedMismatch { opcode: Opcode::Send, tagged: true })),
+            ([0, 18, 0x41, 0x40], Err(HeaderError::TaggedMismatch { opcode: Opcode::Write, tagged: false })),
+        ] {
+            assert_eq!(header_len(&prefix), want, "{prefix:02x?}");
+        }
+    }
+
+    #[test]
+    fn causes() {
+        for (prefix, cause) in [
+            ([0, 13, 0xc1, 0x40], (2, 0, 3)),
+            ([0, 18, 0xc2, 0x40], (1, 1, 4)),
+            ([0, 18, 0x42, 0x43], (1, 2, 6)),
+            ([0, 47, 0x41, 0x41], (1, 2, 5)),
+            ([0, 18, 0x41, 0x03], (0, 2, 5)),
+            ([0, 18, 0x41, 0x4f], (0, 2, 6)),
+            ([0, 18, 0xc1, 0x43], (0, 2, 6)),
+        ] {
+            let got = header_len(&prefix).unwrap_err().cause();
+            assert_eq!((got.layer.raw(), got.etype, got.code), cause, "{prefix:02x?}");
+        }
+    }
+
+    #[test]
+    fn too_few_octets() {
+        let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+        Untagged::TERMINATE.emit_into(22, &mut bytes);
+        assert_eq!(Header::parse(&bytes), Ok(Header::Untagged(Untagged::TERMINATE)));
+        for have in 0..bytes.len() {
+            let need = if have < 4 { 4 } else { 20 };
+            assert_eq!(Header::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
+        }
+        // A Read Request awaits its own header too.
+        Untagged { opcode: Opcode::ReadRequest, ..Untagged::TERMINATE }.emit_into(46, &mut bytes);
+        assert_eq!(Header::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(
+            opcode in any_known_opcode(), last: bool, word: u32, queue: u32, msn: u32, offset: u64, ulpdu_len: u16,
+        ) {
+            let ulpdu_len = ulpdu_len.clamp(opcode.min_ulpdu_len(), opcode.max_ulpdu_len().unwrap_or(u16::MAX));
+            let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
+            let header = if opcode.is_tagged() {
+                let tagged = Tagged { last, opcode, stag: word, offset };
+                tagged.emit_into(ulpdu_len, bytes.first_chunk_mut().unwrap());
+                Header::Tagged(tagged)
+            } else {
+                let offset = offset as u32;
+                let untagged = Untagged { last, opcode, reserved_or_stag: word, queue, msn, offset };
+                untagged.emit_into(ulpdu_len, bytes.first_chunk_mut().unwrap());
+                Header::Untagged(untagged)
+            };
+            prop_assert_eq!(Header::parse(&bytes), Ok(header));
+            prop_assert_eq!((header.opcode(), header.last()), (opcode, last));
+            prop_assert_eq!(u16::from_be_bytes([bytes[0], bytes[1]]), ulpdu_len);
+        }
+
+        /// Parsed octets come back except for the reserved bits.
+        #[test]
+        fn takes_anything(mut bytes in prop::collection::vec(any::<u8>(), 0..80), sane: bool, op in 0u8..12) {
+            if let (true, Some(control)) = (sane, bytes.get_mut(2..4)) {
+                control.copy_from_slice(&[control[0] & 0xfc | 1, 0x40 | op]);
+            }
+            match Header::parse(&bytes) {
+                Err(error) => drop((error.cause(), error.to_string())),
+                Ok(header) => {
+                    let ulpdu_len = u16::from_be_bytes([bytes[0], bytes[1]]);
+                    bytes[2] &= !0x3c;
+                    bytes[3] &= !0x30;
+                    let mut out = [0; UNTAGGED_FPDU_HEADER_LEN];
+                    let len = match header {
+                        Header::Tagged(tagged) => {
+                            tagged.emit_into(ulpdu_len, out.first_chunk_mut().unwrap());
+                            TAGGED_FPDU_HEADER_LEN
+                        }
+                        Header::Untagged(untagged) => {
+                            untagged.emit_into(ulpdu_len, &mut out);
+                            UNTAGGED_FPDU_HEADER_LEN
+                        }
+                    };
+                    prop_assert_eq!(&out[..len], &bytes[..len]);
+                }
+            }
+        }
+    }
+
+    /// All 2^32 prefixes are too many; all control octets at the lengths that matter are not.
+    #[test]
+    fn every_control_octet() {
+        for ulpdu_len in [0u16, 1, 2, 13, 14, 17, 18, 26, 30, 45, 46, 47, 70, 71, u16::MAX] {
+            let [high, low] = ulpdu_len.to_be_bytes();
+            for control in 0..=u16::MAX {
+                let [ddp, rdmap] = control.to_be_bytes();
+                let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
+                bytes[..4].copy_from_slice(&[high, low, ddp, rdmap]);
+                let awaited = header_len(&[high, low, ddp, rdmap]);
+                assert_eq!(Header::parse(&bytes).err(), awaited.err());
+                // What is to be awaited is never more than the FPDU holds.
+                assert!(awaited.is_ok_and(|len| len <= 2 + usize::from(ulpdu_len)) || awaited.is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Pure parse and emit of iWARP: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
+//!
+//! No I/O, no clock, no allocation, and no bytes that panic. Reserved bits are ignored on the way in and zero on the
+//! way out, except where a field says that it carries them.
+#![forbid(unsafe_code)]
+
+pub mod crc;
+pub mod ddp;
+pub mod mpa;
+pub mod rdmap;
+
+pub use crc::{Crc32c, crc32c};
+pub use ddp::{Header, HeaderError, Tagged, Untagged, header_len};
+pub use mpa::{Enhanced, StartupError, StartupHeader, StartupKind};
+pub use rdmap::{Layer, Opcode, Quote, ReadRequest, Terminate, TerminateCause};
+
+/// The big-endian word at `at`; the callers index fixed-size arrays with constants.
+fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// The big-endian doubleword at `at`, as [`be32`].
+fn be64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
+}

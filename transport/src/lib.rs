@@ -1,0 +1,36 @@
+//! RDMA transport: queue pairs, completion queues, memory regions and connection management.
+//!
+//! The layers, top down. Each file holds one noun; no FFI type appears in a signature.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`provider`] | the seam: [`Provider`] and its written contract |
+//! | [`cm`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`] | the field's nouns, provider-neutral |
+//! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
+//! | [`slab`] | slots with generations, behind every handle |
+//! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
+//!
+//! A `transport` user drives a provider from one thread. Nothing here blocks, spawns a thread or reads a clock:
+//! time is an argument. The crate `rdma-reactor` is the loop on top.
+
+pub mod caps;
+pub mod cm;
+pub mod error;
+pub mod iwarp;
+pub mod mem;
+pub mod mr;
+pub mod provider;
+pub mod qp;
+pub mod slab;
+pub mod wc;
+pub mod wr;
+
+pub use caps::{Capabilities, Features};
+pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause};
+pub use error::{Error, Result};
+pub use mem::Memory;
+pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
+pub use provider::{CqId, DeviceId, DeviceInfo, Drive, Provider};
+pub use qp::{QpAttr, QpId};
+pub use wc::{WcOpcode, WcStatus, WorkCompletion};
+pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};

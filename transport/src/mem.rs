@@ -1,0 +1,179 @@
+//! Memory that devices read and write: the region itself, and the scatter/gather entries that name parts of it.
+//!
+//! All unsafe code of the embedded provider is here. The rule it rests on is the one of the hardware: whoever posts a
+//! work request gives up the memory it names until the work request has completed or its queue pair is destroyed.
+//! [`Sge::new`] is where the promise is made; everything after it is safe.
+
+use std::io;
+use std::ptr::NonNull;
+use std::slice;
+
+use crate::mr::LocalKey;
+
+/// Page-aligned, zeroed, private memory, returned to the system on drop. Pages that were never touched cost nothing.
+#[derive(Debug)]
+pub struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: `Memory` owns its pages and gives out raw pointers only; who may use them when is promised at `Sge::new`
+// and in the buffer pool.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `&Memory` allows nothing but reading its address and length.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps `len` bytes, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the system has none; `InvalidInput` for a length of 0 or past `isize::MAX`.
+    pub fn new(len: usize) -> io::Result<Self> {
+        const PAGE: usize = 4096;
+        let len = len.checked_next_multiple_of(PAGE).filter(|&n| n > 0 && isize::try_from(n).is_ok());
+        let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { base, len })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a region has at least one page.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte. Dereferencing it is up to the rules of the [module](self).
+    #[must_use]
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: base and len are what mmap gave; the region is ours alone and nobody can name it any more.
+        let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert_eq!(rc, 0, "munmap of a whole mapping");
+    }
+}
+
+/// A scatter/gather entry: a part of registered memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Sge {
+    base: NonNull<u8>,
+    len: u32,
+    key: LocalKey,
+}
+
+impl Default for Sge {
+    fn default() -> Self {
+        Self { base: NonNull::dangling(), len: 0, key: LocalKey(0) }
+    }
+}
+
+// SAFETY: an entry is an address with a promise (see `Sge::new`) that does not depend on the thread.
+unsafe impl Send for Sge {}
+
+impl Sge {
+    /// Names `len` bytes at `base`.
+    ///
+    /// # Safety
+    /// From the post of a work request with this entry until its completion, or the destruction of its queue pair,
+    /// the memory is valid; of a send nobody writes it, of a receive or read nobody reads or writes it but through
+    /// this entry.
+    #[must_use]
+    pub const unsafe fn new(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
+        Self { base, len, key }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it names no memory.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its address.
+    #[must_use]
+    pub const fn address(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Its key.
+    #[must_use]
+    pub const fn local_key(&self) -> LocalKey {
+        self.key
+    }
+
+    /// The part from `offset`, at most `len` long; empty past the end.
+    #[must_use]
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len());
+        let len = len.min(self.len() - offset);
+        // SAFETY: offset is within the entry.
+        let base = unsafe { self.base.add(offset) };
+        Self { base, len: len as u32, key: self.key }
+    }
+
+    /// The bytes, of a send that has not completed.
+    #[must_use]
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the promise of `new`: valid, and nobody writes it until the work request completes; the embedded
+        // provider calls this on posted sends only and drops the slice before it reports completion.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len()) }
+    }
+
+    /// The bytes to fill, of a receive that has not completed.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the promise of `new`: valid, and nobody else touches it until the work request completes; the
+        // embedded provider calls this on posted receives only and drops the slice before it reports completion.
+        unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len()) }
+    }
+}
+
+/// Shorthands for the tests of this crate, which post an entry only while its memory lives and leave it alone.
+#[cfg(test)]
+impl Memory {
+    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
+        assert!(offset + len <= self.len);
+        // SAFETY: in bounds; the rest is promised above.
+        unsafe { Sge::new(self.base.add(offset), len as u32, LocalKey(0)) }
+    }
+
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        self.sge(offset, bytes.len()).bytes_mut().copy_from_slice(bytes);
+    }
+
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        self.sge(offset, len).bytes().to_vec()
+    }
+}

@@ -1,0 +1,41 @@
+//! Memory regions: memory a device may reach, and the keys that name it.
+
+use bitflags::bitflags;
+
+use crate::slab::Key;
+
+bitflags! {
+    /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always there.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// Receives and read responses may be placed here.
+        const LOCAL_WRITE = 1;
+        /// The peer may write here.
+        const REMOTE_WRITE = 2;
+        /// The peer may read here.
+        const REMOTE_READ = 4;
+    }
+}
+
+/// Names a region in one's own work requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LocalKey(pub u32);
+
+/// Names a region to a peer: the STag of iWARP. Unpredictable, and valid only while registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteKey(pub u32);
+
+/// A registered region.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRegion {
+    /// Handle, to deregister.
+    pub id: MrId,
+    /// Key for scatter/gather entries.
+    pub local_key: LocalKey,
+    /// Key for a peer; useless to it without remote access rights.
+    pub remote_key: RemoteKey,
+}
+
+/// Handle of a memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrId(pub Key);

@@ -1,0 +1,160 @@
+//! The seam between the loop and the hardware: [`Provider`] and its contract.
+//!
+//! # Contract
+//!
+//! *Thread.* One thread drives a provider. No call blocks. Time is an argument and never runs backwards.
+//!
+//! *Channels.* Each channel is one descriptor for an edge-triggered registration. It becomes readable when there is
+//! something to get from it that was not there when the getter last said `None`; spurious edges are allowed, lost
+//! ones are not. Getters are called until they say `None`. Events are copied out and acknowledged inside the getter:
+//! destroying never waits for the caller.
+//!
+//! *Arming.* [`Provider::req_notify`] asks for one event on the completion queue's next completion. Completions that
+//! are already in the queue raise none: arm, poll once more, and only then sleep.
+//!
+//! *Driving.* [`Provider::progress`] moves bytes where the data path runs on the caller's thread, and runs the
+//! provider's timers; on hardware it is empty. Call it when a channel had an edge, when [`Provider::next_deadline`]
+//! has passed, while spinning, and again soon when it says that there is more.
+//!
+//! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled
+//! send is done when a later one of its queue completes. A receive may complete before `Established` is delivered.
+//!
+//! *Posting.* A chain is taken front to back; on failure [`PostError::posted`] says how many were. Post receives
+//! before `connect` and `accept`.
+//!
+//! *Teardown.* [`Provider::disconnect`] flushes: every work request not yet done completes, with
+//! [`crate::WcStatus::Flushed`] if it was not started; what was handed to the network before is still delivered to
+//! the peer when it can be. [`Provider::destroy_id`] drops the queue pair and whatever is left on it without further
+//! completions; memory named by its work requests is no longer touched when it returns. `Disconnected` may be
+//! delivered late, twice or never. Completions of a destroyed queue pair may still be polled from its queue.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::caps::Capabilities;
+use crate::cm::{CmEvent, CmId, ConnectParam};
+use crate::error::{Error, Result};
+use crate::mem::Memory;
+use crate::mr::{Access, MemoryRegion, MrId};
+use crate::qp::{QpAttr, QpId};
+use crate::slab::Key;
+use crate::wc::WorkCompletion;
+use crate::wr::{RecvWr, SendWr};
+
+/// Handle of a device: a position in the provider's list, stable while the provider lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId(pub u32);
+
+/// Handle of a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CqId(pub Key);
+
+/// A device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name, such as `mlx5_0` or `iwarp0`.
+    pub name: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}
+
+/// Why [`Provider::progress`] is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drive {
+    /// An edge, a deadline, or the promise of more: everything that is ready is looked at.
+    Full,
+    /// One round of a busy poll: the provider may look at the busiest connections only, if it looks at all of
+    /// them every few rounds.
+    Spin,
+}
+
+/// A chain that was not taken whole.
+#[derive(Debug)]
+pub struct PostError {
+    /// Work requests that were taken before the one that failed.
+    pub posted: usize,
+    /// Why that one failed.
+    pub error: Error,
+}
+
+/// A source of queue pairs: see the [module](self) for the contract.
+pub trait Provider: Send + fmt::Debug {
+    /// Name, as in `--provider NAME`.
+    fn name(&self) -> &'static str;
+
+    /// The device behind a handle.
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo>;
+
+    /// Descriptor of the connection-manager channel.
+    fn cm_channel(&self) -> RawFd;
+
+    /// Descriptor of a device's completion channel.
+    fn completion_channel(&self, device: DeviceId) -> Result<RawFd>;
+
+    /// When [`Provider::progress`] must be called at the latest.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// Moves bytes and runs timers; `true` when it stopped at its budget with work left.
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool;
+
+    /// Listens on an address; port 0 takes a free one.
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId>;
+
+    /// The address an id is bound to.
+    fn local_address(&self, id: CmId) -> Option<SocketAddr>;
+
+    /// Starts resolving a peer's address; ends in `Resolved` or `ConnectFailed`. Everything up to `Established` must
+    /// be done by `deadline`.
+    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId>;
+
+    /// Connects a resolved id; ends in `Established`, `Rejected` or `ConnectFailed`.
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()>;
+
+    /// Accepts a connect request; ends in `Established`, `ConnectFailed` or `Disconnected`.
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()>;
+
+    /// Rejects a connect request; the id is gone afterwards.
+    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()>;
+
+    /// Ends a connection: flushes its queues, tells the peer. Harmless when repeated.
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()>;
+
+    /// Destroys an id and its queue pair.
+    fn destroy_id(&mut self, id: CmId, now: Instant);
+
+    /// The next connection-manager event.
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
+
+    /// Registers memory. The region keeps the memory alive until it is deregistered.
+    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
+
+    /// Takes a region back; no work request may name it any more.
+    fn deregister(&mut self, region: MrId) -> Result<()>;
+
+    /// Makes a completion queue. It must have room for every work request of the queue pairs on it.
+    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId>;
+
+    /// Destroys a completion queue that no queue pair uses.
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()>;
+
+    /// Makes the queue pair of a resolved or requested id.
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId>;
+
+    /// Posts receives.
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError>;
+
+    /// Posts sends and rings the doorbell once.
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError>;
+
+    /// Moves up to `max` completions to `out`; returns how many. No system call.
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize>;
+
+    /// Arms a completion queue: its next completion raises one event on the device's completion channel.
+    fn req_notify(&mut self, cq: CqId) -> Result<()>;
+
+    /// The next completion queue that had an event.
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>>;
+}

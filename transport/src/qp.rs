@@ -1,0 +1,23 @@
+//! Queue pairs.
+
+use crate::provider::CqId;
+use crate::slab::Key;
+
+/// Handle of a queue pair. It lives and dies with its connection-manager id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpId(pub Key);
+
+/// What a queue pair is made with (`rdma_create_qp`(3)): reliable connected service.
+#[derive(Clone, Copy, Debug)]
+pub struct QpAttr {
+    /// Where sends complete.
+    pub send_cq: CqId,
+    /// Where receives complete; may be the same.
+    pub recv_cq: CqId,
+    /// Depth of the send queue, 1 to the device's limit.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue, 1 to the device's limit.
+    pub max_recv_wr: u32,
+    /// Largest inline send, bytes.
+    pub max_inline: u32,
+}

@@ -1,0 +1,97 @@
+//! Work completions: how a work request ended.
+
+use std::fmt;
+
+use crate::mr::RemoteKey;
+use crate::qp::QpId;
+
+/// Status of a completion; names follow `ibv_poll_cq`(3). Which one a fault gives differs by device: portable
+/// programs tell success from the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WcStatus {
+    /// Done.
+    Success,
+    /// A receive was too small for the message, or a send too long.
+    LocalLengthError,
+    /// The queue pair failed internally.
+    LocalQpOperationError,
+    /// A scatter/gather entry was not registered or not allowed.
+    LocalProtectionError,
+    /// The queue pair left the ready state before this was done.
+    Flushed,
+    /// The peer refused access to its memory.
+    RemoteAccessError,
+    /// The peer could not do the operation.
+    RemoteOperationError,
+    /// The peer did not answer.
+    RetryExceeded,
+    /// The peer had no receive posted, for too long.
+    ReceiverNotReady,
+    /// A code this library does not know.
+    Other(u32),
+}
+
+impl WcStatus {
+    /// Whether the operation was done.
+    #[must_use]
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Success)
+    }
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Success => f.write_str("success"),
+            Self::LocalLengthError => f.write_str("local length error"),
+            Self::LocalQpOperationError => f.write_str("local queue pair operation error"),
+            Self::LocalProtectionError => f.write_str("local protection error"),
+            Self::Flushed => f.write_str("work request flushed"),
+            Self::RemoteAccessError => f.write_str("remote access error"),
+            Self::RemoteOperationError => f.write_str("remote operation error"),
+            Self::RetryExceeded => f.write_str("transport retry counter exceeded"),
+            Self::ReceiverNotReady => f.write_str("receiver-not-ready retry counter exceeded"),
+            Self::Other(code) => write!(f, "status {code}"),
+        }
+    }
+}
+
+/// What completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WcOpcode {
+    /// A send of any kind.
+    Send,
+    /// An RDMA Write.
+    Write,
+    /// An RDMA Read.
+    Read,
+    /// An atomic operation.
+    Atomic,
+    /// A receive.
+    Recv,
+    /// A receive completed by a write with immediate data.
+    RecvWriteWithImmediate,
+    /// An opcode this library does not know.
+    Other(u32),
+}
+
+/// One completion.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkCompletion {
+    /// As posted.
+    pub wr_id: u64,
+    /// The queue pair it was posted to.
+    pub qp: QpId,
+    /// How it ended; with anything but success only `wr_id` and `qp` hold.
+    pub status: WcStatus,
+    /// What completed.
+    pub opcode: WcOpcode,
+    /// Bytes received or read.
+    pub byte_len: u32,
+    /// Immediate data that came with a receive.
+    pub immediate: Option<u32>,
+    /// Key that the peer's Send with Invalidate took back, where the device reports it.
+    pub invalidated: Option<RemoteKey>,
+}
