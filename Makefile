@@ -1,0 +1,44 @@
+# Everything a new machine needs beyond Rust, make and a C compiler is installed from here.
+CARGO ?= cargo
+export CARGO_TERM_COLOR ?= auto
+SEEDS ?= 1000
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint fmt doc bench mutants soak clean
+
+help: ## What there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+build: ## Library and programs, release
+	$(CARGO) build --release --workspace --bins
+
+demo: build ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, target/demo/latency.svg
+	@mkdir -p target/demo
+	target/release/rdma-pingpong demo --all --svg target/demo/latency.svg
+
+test: ## All tests, under 15 minutes on two cores
+	timeout 1200 $(CARGO) test --workspace --all-targets
+	timeout 300 $(CARGO) test --workspace --doc
+
+lint: ## Format, clippy and documentation, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+doc: ## API documentation, target/doc/rdma_reactor/index.html
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+bench: build ## Against bare TCP, in one run
+	target/release/bench
+
+mutants: ## Plant defects; the simulation must find each
+	tests/mutants/run.sh
+
+soak: ## 100,000 simulation seeds
+	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
+
+clean: ## Remove what was built
+	$(CARGO) clean

@@ -1,0 +1,190 @@
+//! Buffers in the user's hands: a message during its callback, a message kept, a send being filled.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+
+use crate::frame::HEADER_LEN;
+use crate::id::ConnectionId;
+use crate::pool::{Buffer, Slabs};
+use crate::remote::WakeFlag;
+
+/// A buffer on its way back to the reactor.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) pool: usize,
+    pub(crate) buffer: Buffer,
+    /// The connection whose receive it was, to be posted again.
+    pub(crate) receive_of: Option<ConnectionId>,
+}
+
+/// The way home for buffers that leave a callback, from any thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    pub(crate) pool: usize,
+    pub(crate) channel: Sender<Returned>,
+    pub(crate) wake: Arc<WakeFlag>,
+}
+
+impl Home {
+    fn give(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
+        // A reactor that is gone needs no buffers; the memory goes with the last holder.
+        if self.channel.send(Returned { pool: self.pool, buffer, receive_of }).is_ok() {
+            self.wake.wake();
+        }
+    }
+}
+
+/// A received message, in the registered buffer it arrived in.
+///
+/// Derefs to its bytes. When the callback returns, the buffer is posted again and the peer gets its credit back,
+/// unless [`Message::detach`] kept it.
+pub struct Message<'a> {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) connection: ConnectionId,
+    pub(crate) buffer: &'a mut Option<Buffer>,
+    pub(crate) slabs: &'a Arc<Slabs>,
+    pub(crate) home: &'a Home,
+}
+
+impl Message<'_> {
+    /// Keeps the message past the callback, without a copy. The peer has one credit less until it is dropped.
+    #[must_use = "a detached message that is dropped at once was better not detached"]
+    pub fn detach(self) -> DetachedMessage {
+        DetachedMessage {
+            start: self.start,
+            end: self.end,
+            connection: self.connection,
+            buffer: self.buffer.take(),
+            slabs: Arc::clone(self.slabs),
+            home: self.home.clone(),
+        }
+    }
+}
+
+impl Deref for Message<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, self.end)[self.start..])
+    }
+}
+
+impl fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} bytes on {})", self.end - self.start, self.connection)
+    }
+}
+
+/// A received message that outlived its callback. May go to another thread; dropping it anywhere sends the buffer
+/// home and gives the peer its credit back. Stays readable when the connection or the reactor is gone.
+pub struct DetachedMessage {
+    start: usize,
+    end: usize,
+    connection: ConnectionId,
+    buffer: Option<Buffer>,
+    slabs: Arc<Slabs>,
+    home: Home,
+}
+
+impl DetachedMessage {
+    /// The connection it came on.
+    #[must_use]
+    pub const fn connection(&self) -> ConnectionId {
+        self.connection
+    }
+}
+
+impl Deref for DetachedMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, self.end)[self.start..])
+    }
+}
+
+impl AsRef<[u8]> for DetachedMessage {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for DetachedMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DetachedMessage({} bytes of {})", self.end - self.start, self.connection)
+    }
+}
+
+impl Drop for DetachedMessage {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.home.give(buffer, Some(self.connection));
+        }
+    }
+}
+
+/// A pooled, registered buffer to fill in place and send without a copy. Starts empty; its contents beyond what was
+/// written are unspecified.
+pub struct SendBuffer {
+    pub(crate) len: usize,
+    pub(crate) capacity: usize,
+    pub(crate) buffer: Option<Buffer>,
+    pub(crate) slabs: Arc<Slabs>,
+    pub(crate) home: Home,
+}
+
+impl SendBuffer {
+    /// Bytes it can hold.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Sets its length, at most [`SendBuffer::capacity`] (a larger one is cut to it).
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.capacity);
+    }
+
+    /// Takes the buffer out of its wrapper, to send it.
+    pub(crate) fn into_parts(mut self) -> Option<(Buffer, usize)> {
+        let len = self.len;
+        self.buffer.take().map(|buffer| (buffer, len))
+    }
+}
+
+impl Deref for SendBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let end = HEADER_LEN + self.len;
+        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, end)[HEADER_LEN..])
+    }
+}
+
+impl DerefMut for SendBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let end = HEADER_LEN + self.len;
+        match self.buffer.as_mut() {
+            Some(buffer) => &mut self.slabs.bytes_mut(buffer)[HEADER_LEN..end],
+            None => &mut [],
+        }
+    }
+}
+
+impl fmt::Debug for SendBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendBuffer({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+impl Drop for SendBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.home.give(buffer, None);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Settings, each with a default and a range.
+
+use std::time::Duration;
+
+use crate::credit::{MAX_WINDOW, MIN_WINDOW};
+use crate::error::Error;
+
+/// Which provider carries the connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProviderChoice {
+    /// RDMA devices where there are any, else the embedded provider; which one and why is logged at `info`.
+    #[default]
+    Auto,
+    /// RDMA devices through librdmacm and libibverbs.
+    Verbs,
+    /// The embedded provider: iWARP in user space over TCP.
+    Iwarp,
+}
+
+/// How a reactor waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wait {
+    /// Sleep at once: no processor time while idle, a wake-up's latency per burst.
+    Event,
+    /// Poll for this long before sleeping: lowest latency, one core while traffic keeps coming.
+    Spin(Duration),
+}
+
+/// How messages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Framing {
+    /// With a header and credits: both ends are of this library.
+    #[default]
+    Credits,
+    /// As they are, for programs that know plain verbs only. No flow control, no keepalive: who sends more than the
+    /// peer has receives for loses the connection.
+    Raw,
+}
+
+/// Settings of a reactor. Start from [`Config::default`], change what matters; checked by
+/// [`crate::Reactor::new`].
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub(crate) provider: ProviderChoice,
+    pub(crate) wait: Wait,
+    pub(crate) max_message: u32,
+    pub(crate) receive_depth: u32,
+    pub(crate) send_depth: u32,
+    pub(crate) max_connections: u32,
+    pub(crate) max_pending: u32,
+    pub(crate) max_memory: usize,
+    pub(crate) completion_queue: u32,
+    pub(crate) completions_per_turn: u32,
+    pub(crate) backlog: u32,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) keepalive_interval: Duration,
+    pub(crate) keepalive_timeout: Duration,
+    pub(crate) close_timeout: Duration,
+    pub(crate) flush_timeout: Duration,
+    pub(crate) crc: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            provider: ProviderChoice::Auto,
+            wait: Wait::Event,
+            max_message: 8 << 10,
+            receive_depth: 64,
+            send_depth: 64,
+            max_connections: 10_000,
+            max_pending: 1024,
+            max_memory: 4 << 30,
+            completion_queue: 16 << 10,
+            completions_per_turn: 1024,
+            backlog: 1024,
+            connect_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(5),
+            keepalive_interval: Duration::from_secs(5),
+            keepalive_timeout: Duration::from_secs(15),
+            close_timeout: Duration::from_secs(2),
+            flush_timeout: Duration::from_secs(1),
+            crc: true,
+        }
+    }
+}
+
+impl Config {
+    /// Which provider carries the connections. Default: [`ProviderChoice::Auto`].
+    #[must_use]
+    pub const fn provider(mut self, provider: ProviderChoice) -> Self {
+        self.provider = provider;
+        self
+    }
+
+    /// How the reactor waits. Default: [`Wait::Event`].
+    #[must_use]
+    pub const fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Largest payload of a message this side takes, bytes: 1 to 1 GiB. Every buffer is this large. Default: 8 KiB.
+    #[must_use]
+    pub const fn max_message(mut self, bytes: u32) -> Self {
+        self.max_message = bytes;
+        self
+    }
+
+    /// Receives posted per connection, which is the peer's window: 4 to 32,768 messages. Default: 64.
+    #[must_use]
+    pub const fn receive_depth(mut self, messages: u32) -> Self {
+        self.receive_depth = messages;
+        self
+    }
+
+    /// Sends per connection that may be on their way: 1 to 16,384 messages. Default: 64.
+    #[must_use]
+    pub const fn send_depth(mut self, messages: u32) -> Self {
+        self.send_depth = messages;
+        self
+    }
+
+    /// Connections of this reactor, both directions together, established or not. Default: 10,000.
+    #[must_use]
+    pub const fn max_connections(mut self, connections: u32) -> Self {
+        self.max_connections = connections;
+        self
+    }
+
+    /// Accepted connections that are not established yet; more are rejected. Default: 1,024.
+    #[must_use]
+    pub const fn max_pending(mut self, connections: u32) -> Self {
+        self.max_pending = connections;
+        self
+    }
+
+    /// Memory of the buffer pools, bytes. A connection takes `max_message` x (`receive_depth` + `send_depth` + 2).
+    /// On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
+    #[must_use]
+    pub const fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = bytes;
+        self
+    }
+
+    /// Entries of a completion queue; connections that do not fit get another one. Default: 16,384.
+    #[must_use]
+    pub const fn completion_queue(mut self, entries: u32) -> Self {
+        self.completion_queue = entries;
+        self
+    }
+
+    /// Completions handled in one turn before the other stages get theirs. Default: 1,024.
+    #[must_use]
+    pub const fn completions_per_turn(mut self, completions: u32) -> Self {
+        self.completions_per_turn = completions;
+        self
+    }
+
+    /// Backlog of a listener, connections. Default: 1,024.
+    #[must_use]
+    pub const fn backlog(mut self, connections: u32) -> Self {
+        self.backlog = connections;
+        self
+    }
+
+    /// Time an outgoing connection may take until `on_connect`. Default: 10 s.
+    #[must_use]
+    pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Time an incoming connection may take from the accept to `on_connect`. Default: 5 s.
+    #[must_use]
+    pub const fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.handshake_timeout = timeout;
+        self
+    }
+
+    /// Silence after which the peer is asked whether it is there, and silence after which it is given up. Defaults:
+    /// 5 s and 15 s. Only the second matters to the peer: it answers whatever its own settings are.
+    #[must_use]
+    pub const fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.keepalive_interval = interval;
+        self.keepalive_timeout = timeout;
+        self
+    }
+
+    /// Time a closed connection gets to send what was accepted. Default: 2 s.
+    #[must_use]
+    pub const fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.close_timeout = timeout;
+        self
+    }
+
+    /// Time a device gets to flush a connection's queues before it is destroyed. Default: 1 s.
+    #[must_use]
+    pub const fn flush_timeout(mut self, timeout: Duration) -> Self {
+        self.flush_timeout = timeout;
+        self
+    }
+
+    /// Whether the embedded provider protects every frame with a CRC32C. Off only when the peer agrees. Default: on.
+    #[must_use]
+    pub const fn crc(mut self, on: bool) -> Self {
+        self.crc = on;
+        self
+    }
+
+    /// Checks every setting against its range.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let check = |setting, value: u64, low: u64, high: u64, range| {
+            if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
+        };
+        check("max_message", self.max_message.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
+        let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
+        check("receive_depth", self.receive_depth.into(), window.0, window.1, "4 to 32,768 messages")?;
+        check("send_depth", self.send_depth.into(), 1, 16_384, "1 to 16,384 messages")?;
+        check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
+        check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
+        let room = u64::from(self.completion_room());
+        check(
+            "completion_queue",
+            self.completion_queue.into(),
+            room,
+            1 << 24,
+            "room for one connection's sends and receives, to 16,777,216",
+        )?;
+        check("completions_per_turn", self.completions_per_turn.into(), 1, u64::from(u32::MAX), "at least 1")?;
+        check("backlog", self.backlog.into(), 1, 1 << 16, "1 to 65,536")?;
+        let day = Duration::from_secs(86_400);
+        for (setting, value) in [
+            ("connect_timeout", self.connect_timeout),
+            ("handshake_timeout", self.handshake_timeout),
+            ("keepalive interval", self.keepalive_interval),
+            ("keepalive timeout", self.keepalive_timeout),
+            ("close_timeout", self.close_timeout),
+            ("flush_timeout", self.flush_timeout),
+        ] {
+            if value < Duration::from_millis(1) || value > day {
+                let value = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
+                return Err(Error::Config { setting, value, range: "1 ms to 24 h (given here in ms)" });
+            }
+        }
+        if self.keepalive_timeout <= self.keepalive_interval {
+            let value = u64::try_from(self.keepalive_timeout.as_millis()).unwrap_or(u64::MAX);
+            return Err(Error::Config { setting: "keepalive timeout", value, range: "longer than its interval (ms)" });
+        }
+        Ok(())
+    }
+
+    /// Send work requests of a connection: two are kept for control messages.
+    pub(crate) const fn send_slots(&self) -> u32 {
+        self.send_depth + CONTROL_SENDS
+    }
+
+    /// Completions a connection may have outstanding.
+    pub(crate) const fn completion_room(&self) -> u32 {
+        self.receive_depth + self.send_slots()
+    }
+}
+
+/// Send work requests that data never takes.
+pub(crate) const CONTROL_SENDS: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_bad_values_are_named() {
+        Config::default().validate().unwrap();
+        let error = Config::default().receive_depth(3).validate().unwrap_err().to_string();
+        assert_eq!(error, "receive_depth is 3: it must be 4 to 32,768 messages");
+        assert!(Config::default().max_message(0).validate().is_err());
+        assert!(Config::default().completion_queue(10).validate().is_err());
+        let second = Duration::from_secs(1);
+        assert!(Config::default().keepalive(second, second).validate().is_err());
+    }
+}

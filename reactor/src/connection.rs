@@ -1,0 +1,231 @@
+//! One connection: its place in its life, its windows, and what it has posted. No I/O.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::qp::QpId;
+use rdma_transport::slab::Key;
+use rdma_transport::wr::{SendFlags, SendOp, SendWr, Sge, SgeList};
+
+use crate::config::{CONTROL_SENDS, Framing};
+use crate::credit::{ReceiveWindow, SendWindow};
+use crate::error::{ConnectError, DisconnectReason, SendErrorKind};
+use crate::frame::{HEADER_LEN, Kind};
+use crate::id::{ConnectionId, SendId, WorkId, WorkKind};
+use crate::pool::{Buffer, Posted};
+
+/// Where a connection is in its life. Only forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Ours: the address is being resolved; no queue pair yet.
+    Resolving,
+    /// Ours: asked the peer.
+    Connecting,
+    /// Theirs: accepted, not up yet.
+    Accepting,
+    /// Theirs: up, the peer's hello is to come.
+    Greeting,
+    /// Announced, data flows.
+    Open,
+    /// Closed here: what was accepted is still being sent.
+    Draining,
+    /// The queues are being flushed.
+    Flushing,
+}
+
+/// How the user hears of the end.
+#[derive(Clone, Debug)]
+pub(crate) enum Ending {
+    Disconnect(DisconnectReason),
+    ConnectError(ConnectError),
+    /// It was never announced.
+    Silent,
+}
+
+/// A send that has not completed.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) buffer: Posted,
+    /// The user's name for it; control messages have none.
+    pub(crate) id: Option<SendId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) cm: CmId,
+    pub(crate) qp: Option<QpId>,
+    /// Whether it has a claim on its device.
+    pub(crate) equipped: bool,
+    /// Index of the device, once there is one.
+    pub(crate) device: usize,
+    /// Index of the completion queue on the device.
+    pub(crate) cq: usize,
+    pub(crate) peer: SocketAddr,
+    pub(crate) active: bool,
+    pub(crate) framing: Framing,
+    pub(crate) phase: Phase,
+    pub(crate) ending: Option<Ending>,
+    /// Why is only guessed from a flushed work request: the connection manager will know better.
+    pub(crate) provisional: bool,
+    /// Our private data until it is sent, the peer's afterwards.
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) user: u64,
+
+    pub(crate) tx: SendWindow,
+    pub(crate) rx: ReceiveWindow,
+    /// Largest payload the peer takes.
+    pub(crate) max_message: usize,
+    /// Sends that may be in `sends` at once, control included.
+    pub(crate) send_slots: usize,
+
+    /// Posted and not completed, then chained and not posted, in order.
+    pub(crate) sends: VecDeque<Send>,
+    /// Position of the front of `sends` among all sends.
+    pub(crate) sends_done: u16,
+    /// To be posted at the end of the turn.
+    pub(crate) chain: Vec<SendWr>,
+    /// Posted in a row without a signal.
+    pub(crate) unsignaled: usize,
+    /// Posted receives, in order.
+    pub(crate) receives: VecDeque<Posted>,
+    /// To be posted again at the end of the turn.
+    pub(crate) reposts: Vec<Buffer>,
+    /// Receives in the user's hands.
+    pub(crate) detached: usize,
+    pub(crate) next_send: u64,
+
+    /// A send was refused; `on_writable` is owed.
+    pub(crate) blocked: bool,
+    /// On the list of connections to flush.
+    pub(crate) dirty: bool,
+    pub(crate) owes: Owes,
+    pub(crate) last_heard: Instant,
+    pub(crate) pinged: bool,
+    /// Deadline of the current phase.
+    pub(crate) phase_timer: Option<Key>,
+    pub(crate) keepalive_timer: Option<Key>,
+}
+
+/// Control messages that are to be sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Owes {
+    pub(crate) ping: bool,
+    pub(crate) pong: bool,
+}
+
+impl Connection {
+    /// Whether a data message may be queued now.
+    #[inline]
+    pub(crate) fn check_send(&self, len: usize) -> Result<(), SendErrorKind> {
+        if self.phase != Phase::Open {
+            return Err(SendErrorKind::Closed);
+        }
+        if len > self.max_message {
+            return Err(SendErrorKind::TooLong { len, max: self.max_message });
+        }
+        if self.has_room() { Ok(()) } else { Err(SendErrorKind::WouldBlock) }
+    }
+
+    /// Whether the peer's window and the send queue both have room for data.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        let credit = self.framing == Framing::Raw || self.tx.available_for_data() > 0;
+        credit && self.sends.len() + (CONTROL_SENDS as usize) < self.send_slots
+    }
+
+    /// Whether a control message can be sent now.
+    pub(crate) fn has_room_for_control(&self) -> bool {
+        self.tx.available() > 0 && self.sends.len() < self.send_slots
+    }
+
+    /// The control message to send now, if one is due. Data that is going out anyway carries grants and shows life.
+    pub(crate) fn due_control(&self) -> Option<Kind> {
+        if self.phase != Phase::Open {
+            return None;
+        }
+        let kind = match self.owes {
+            _ if !self.chain.is_empty() => return None,
+            Owes { pong: true, .. } => Kind::Pong,
+            Owes { ping: true, .. } => Kind::Ping,
+            _ if self.rx.update_due() => Kind::Credit,
+            _ => return None,
+        };
+        self.has_room_for_control().then_some(kind)
+    }
+
+    /// Names the next data send.
+    #[inline]
+    pub(crate) fn next_send_id(&mut self) -> SendId {
+        let id = SendId(self.next_send);
+        self.next_send += 1;
+        id
+    }
+
+    /// Adds a send to the chain; takes its credit.
+    #[inline]
+    pub(crate) fn push_send(&mut self, buffer: Posted, sge: Sge, id: Option<SendId>) {
+        if self.framing == Framing::Credits {
+            self.tx.take();
+        }
+        let sequence = self.sends_done.wrapping_add(self.sends.len() as u16);
+        let wr_id = WorkId { kind: WorkKind::Send, connection: self.id, sequence }.pack();
+        self.sends.push_back(Send { buffer, id });
+        // An unsignaled send frees its slot only with a later signaled one: never more than half a queue of them.
+        self.unsignaled += 1;
+        let signaled = self.unsignaled * 2 >= self.send_slots;
+        if signaled {
+            self.unsignaled = 0;
+        }
+        let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        self.chain.push(SendWr { wr_id, op: SendOp::Send, sges: SgeList::one(sge), flags });
+    }
+
+    /// Sends that the queue pair has.
+    pub(crate) fn posted_sends(&self) -> usize {
+        self.sends.len() - self.chain.len()
+    }
+
+    /// How many sends a completion of `sequence` ends; `None` when there is no such send.
+    #[inline]
+    pub(crate) fn sends_ended_by(&self, sequence: u16) -> Option<usize> {
+        let count = usize::from(sequence.wrapping_sub(self.sends_done)) + 1;
+        (count <= self.posted_sends()).then_some(count)
+    }
+
+    /// Ends the oldest send.
+    #[inline]
+    pub(crate) fn pop_send(&mut self) -> Option<Send> {
+        let send = self.sends.pop_front()?;
+        self.sends_done = self.sends_done.wrapping_add(1);
+        Some(send)
+    }
+
+    /// Work requests the queue pair still has.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.posted_sends() + self.receives.len()
+    }
+
+    /// Bytes in front of every payload.
+    pub(crate) const fn header_len(&self) -> usize {
+        match self.framing {
+            Framing::Credits => HEADER_LEN,
+            Framing::Raw => 0,
+        }
+    }
+
+    /// Whether the peer may still be heard: it closed, but what it sent before is delivered.
+    pub(crate) fn delivers(&self) -> bool {
+        match self.phase {
+            Phase::Open => true,
+            Phase::Flushing => !matches!(
+                self.ending,
+                None | Some(Ending::Silent | Ending::ConnectError(_))
+                    | Some(Ending::Disconnect(DisconnectReason::Local | DisconnectReason::PeerViolation(_)))
+            ),
+            _ => false,
+        }
+    }
+}

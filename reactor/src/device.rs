@@ -1,0 +1,132 @@
+//! A device as the reactor uses it: its buffer pool and its completion queues.
+
+use std::sync::Arc;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, LocalKey, MrId};
+use rdma_transport::provider::{CqId, DeviceId, Provider};
+
+use crate::buffer::Home;
+use crate::config::Config;
+use crate::error::Error;
+use crate::frame::HEADER_LEN;
+use crate::pool::{Exhausted, Pool};
+
+/// A completion queue and the room left on it.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) id: CqId,
+    /// Entries no connection has claimed.
+    free: u32,
+    /// Claims given back; usable once the queue was seen empty, because completions may linger in it.
+    released: u32,
+    pub(crate) armed: bool,
+    /// On the list of queues to poll.
+    pub(crate) ready: bool,
+}
+
+impl CompletionQueue {
+    /// Notes that the queue is empty.
+    pub(crate) fn drained(&mut self) {
+        self.free += std::mem::take(&mut self.released);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) id: DeviceId,
+    pub(crate) pool: Pool,
+    regions: Vec<MrId>,
+    pub(crate) cqs: Vec<CompletionQueue>,
+    pub(crate) home: Home,
+}
+
+/// Why a device has no room for another connection.
+pub(crate) type Refusal = Error;
+
+impl From<Exhausted> for Error {
+    fn from(_: Exhausted) -> Self {
+        Self::Limit { limit: "max_memory", value: 0 }
+    }
+}
+
+fn register(
+    provider: &mut dyn Provider,
+    regions: &mut Vec<MrId>,
+    id: DeviceId,
+    bytes: usize,
+) -> Result<(Arc<Memory>, LocalKey), Error> {
+    let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+    let memory = Arc::new(memory);
+    // Local access only: a pool is never reachable from a peer.
+    let region = provider.register(id, &memory, Access::LOCAL_WRITE)?;
+    regions.push(region.id);
+    Ok((memory, region.local_key))
+}
+
+impl Device {
+    pub(crate) fn new(id: DeviceId, config: &Config, home: Home) -> Self {
+        let pool = Pool::new(config.max_message as usize + HEADER_LEN, config.max_memory);
+        Self { id, pool, regions: Vec::new(), cqs: Vec::new(), home }
+    }
+
+    /// Buffers of one connection.
+    fn buffers(config: &Config) -> usize {
+        (config.receive_depth + config.send_slots()) as usize
+    }
+
+    /// Claims buffers and completion entries for a connection; returns the index of its completion queue.
+    pub(crate) fn claim(&mut self, provider: &mut dyn Provider, config: &Config) -> Result<usize, Refusal> {
+        let room = config.completion_room();
+        let cq = match self.cqs.iter().position(|cq| cq.free >= room) {
+            Some(index) => index,
+            None => {
+                let entries = config.completion_queue;
+                let id = provider.create_cq(self.id, entries)?;
+                self.cqs.push(CompletionQueue { id, free: entries, released: 0, armed: false, ready: false });
+                self.cqs.len() - 1
+            }
+        };
+        let (id, regions) = (self.id, &mut self.regions);
+        let reserved: Result<(), Error> =
+            self.pool.reserve(Self::buffers(config), |bytes| register(provider, regions, id, bytes));
+        reserved.map_err(|error| match error {
+            Error::Limit { limit, .. } => Error::Limit { limit, value: config.max_memory as u64 },
+            other => other,
+        })?;
+        self.cqs[cq].free -= room;
+        Ok(cq)
+    }
+
+    /// Gives a connection's claim back. Buffers that the user still has stay counted until they come home.
+    pub(crate) fn release(&mut self, cq: usize, config: &Config, detached: usize) {
+        self.cqs[cq].released += config.completion_room();
+        self.pool.unreserve(Self::buffers(config));
+        self.pool.lend(detached);
+    }
+
+    /// Takes a buffer for the user to fill, growing the pool when all others are promised.
+    pub(crate) fn take_for_user(&mut self, provider: &mut dyn Provider) -> Option<crate::pool::Buffer> {
+        let (id, regions) = (self.id, &mut self.regions);
+        let grown: Result<(), Error> = self.pool.reserve(1, |bytes| register(provider, regions, id, bytes));
+        grown.ok()?;
+        self.pool.unreserve(1);
+        let buffer = self.pool.take()?;
+        self.pool.lend(1);
+        Some(buffer)
+    }
+
+    /// Deregisters everything. The connections are gone by now.
+    pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
+        for cq in self.cqs.drain(..) {
+            if let Err(error) = provider.destroy_cq(cq.id) {
+                log::warn!("destroying a completion queue: {error}");
+            }
+        }
+        for region in self.regions.drain(..) {
+            if let Err(error) = provider.deregister(region) {
+                log::warn!("deregistering a memory region: {error}");
+            }
+        }
+    }
+}

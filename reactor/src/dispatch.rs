@@ -1,0 +1,248 @@
+//! Stage 7: completions become callbacks.
+
+use std::sync::Arc;
+
+use rdma_transport::cm::DisconnectCause;
+use rdma_transport::wc::{WcStatus, WorkCompletion};
+
+use crate::buffer::{Home, Message};
+use crate::config::Framing;
+use crate::connection::{Ending, Phase};
+use crate::context::Context;
+use crate::core::Core;
+use crate::error::{DisconnectReason, Outcome, PeerViolation};
+use crate::frame::{HEADER_LEN, Header, Kind};
+use crate::handler::Handler;
+use crate::id::{ConnectionId, WorkId, WorkKind};
+use crate::pool::{Buffer, Slabs};
+
+impl Core {
+    /// Handles a batch of completions of one device.
+    pub(crate) fn completions<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        device: usize,
+        batch: &[WorkCompletion],
+    ) {
+        self.stats.completions += batch.len() as u64;
+        let Some(dev) = self.devices[device].as_ref() else { return };
+        // Messages borrow these, not the core: the callbacks get the core.
+        let (mut slabs, mut home) = (Arc::clone(dev.pool.slabs()), dev.home.clone());
+        for wc in batch {
+            let Some(work) = WorkId::unpack(wc.wr_id) else {
+                self.stats.stale_completions += 1;
+                continue;
+            };
+            if self.connections.get(work.connection.0).is_none() {
+                self.stats.stale_completions += 1;
+                continue;
+            }
+            match work.kind {
+                WorkKind::Send => self.send_completed(handler, work.connection, work.sequence, wc.status),
+                WorkKind::Recv => self.received(handler, work.connection, wc, &mut slabs, &mut home),
+            }
+        }
+    }
+
+    fn send_completed<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        sequence: u16,
+        status: WcStatus,
+    ) {
+        let Some(count) = self.connections.get(id.0).and_then(|c| c.sends_ended_by(sequence)) else {
+            log::warn!("{id}: a completion of a send that is not posted ({status})");
+            self.stats.stale_completions += 1;
+            return;
+        };
+        for nth in 1..=count {
+            // Sends before the one that failed were only not signaled.
+            let outcome = if status.is_success() || nth < count { Outcome::Sent } else { Outcome::Failed(status) };
+            self.end_send(handler, id, outcome);
+        }
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if c.blocked {
+            self.writable.push(id);
+        }
+        if !status.is_success() && c.phase < Phase::Flushing {
+            self.work_request_failed(id, status);
+        }
+    }
+
+    /// A work request of a connection that nobody ended: whatever ended it is about to be known.
+    fn work_request_failed(&mut self, id: ConnectionId, status: WcStatus) {
+        self.end(id, Ending::Disconnect(DisconnectReason::Transport(DisconnectCause::WorkRequest(status))));
+        if let Some(c) = self.connections.get_mut(id.0) {
+            c.provisional = status == WcStatus::Flushed && matches!(c.ending, Some(Ending::Disconnect(_)));
+        }
+    }
+
+    /// Ends the oldest send of a connection and tells the user.
+    pub(crate) fn end_send<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, outcome: Outcome) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        let Some(send) = c.pop_send() else { return };
+        if let Some(device) = self.devices[c.device].as_mut() {
+            device.pool.give(send.buffer.done());
+        }
+        if let Some(send) = send.id {
+            handler.on_send_complete(&mut Context { core: self }, id, send, outcome);
+        }
+    }
+
+    fn received<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        wc: &WorkCompletion,
+        slabs: &mut Arc<Slabs>,
+        home: &mut Home,
+    ) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        let Some(buffer) = c.receives.pop_front().map(crate::pool::Posted::done) else {
+            log::warn!("{id}: a completion of a receive that is not posted ({})", wc.status);
+            self.stats.stale_completions += 1;
+            return;
+        };
+        if !wc.status.is_success() {
+            let status = wc.status;
+            let flushing = c.phase == Phase::Flushing;
+            self.recycle(id, buffer);
+            if !flushing {
+                self.work_request_failed(id, status);
+            }
+            return;
+        }
+        c.last_heard = self.now;
+        c.pinged = false;
+        let len = wc.byte_len as usize;
+        if c.framing == Framing::Raw {
+            if c.phase == Phase::Accepting {
+                self.announce(handler, id);
+            }
+            self.deliver(handler, id, buffer, 0, len, slabs, home);
+            return;
+        }
+        let header = Header::parse(slabs.bytes(&buffer, len)).map(|(header, _)| header);
+        let violation = match header {
+            None => Some(PeerViolation::MalformedMessage),
+            Some(_) if !c.rx.received() => Some(PeerViolation::CreditOverrun),
+            Some(header) if c.tx.grant(header.grant).is_err() => Some(PeerViolation::InvalidGrant),
+            // The hello opens a connection, and only that does.
+            Some(header) if c.phase < Phase::Open && header.kind != Kind::Hello => {
+                Some(PeerViolation::MalformedMessage)
+            }
+            Some(header) if c.phase >= Phase::Open && header.kind == Kind::Hello => {
+                Some(PeerViolation::MalformedMessage)
+            }
+            Some(_) => None,
+        };
+        if let Some(violation) = violation {
+            log::warn!("{id}: {} broke the protocol: {violation}", c.peer);
+            self.recycle(id, buffer);
+            self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(violation)));
+            return;
+        }
+        if c.blocked {
+            self.writable.push(id);
+        }
+        match header.map(|header| header.kind) {
+            Some(Kind::Data) => self.deliver(handler, id, buffer, HEADER_LEN, len, slabs, home),
+            Some(Kind::Hello) => {
+                self.recycle(id, buffer);
+                self.announce(handler, id);
+            }
+            Some(Kind::Ping) => {
+                c.owes.pong = true;
+                self.recycle(id, buffer);
+            }
+            Some(Kind::Credit | Kind::Pong) | None => self.recycle(id, buffer),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of one message, used once")]
+    fn deliver<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        buffer: Buffer,
+        start: usize,
+        end: usize,
+        slabs: &mut Arc<Slabs>,
+        home: &Home,
+    ) {
+        if !self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
+            self.recycle(id, buffer);
+            return;
+        }
+        self.stats.messages_received += 1;
+        self.stats.bytes_received += (end - start) as u64;
+        let mut slot = Some(buffer);
+        let message = Message { start, end, connection: id, buffer: &mut slot, slabs, home };
+        handler.on_recv(&mut Context { core: self }, id, message);
+        match slot {
+            Some(buffer) => self.recycle(id, buffer),
+            None => {
+                if let Some(c) = self.connections.get_mut(id.0) {
+                    c.detached += 1;
+                }
+            }
+        }
+        // The callback may have grown the pool.
+        if let Some(device) = self.devices[home.pool].as_ref()
+            && !Arc::ptr_eq(slabs, device.pool.slabs())
+        {
+            *slabs = Arc::clone(device.pool.slabs());
+        }
+    }
+
+    /// A receive buffer is free again: posted at the end of the turn, or given back when nothing is posted any more.
+    #[inline]
+    pub(crate) fn recycle(&mut self, id: ConnectionId, buffer: Buffer) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if c.phase >= Phase::Draining {
+            if let Some(device) = self.devices[c.device].as_mut() {
+                device.pool.give(buffer);
+            }
+            return;
+        }
+        c.reposts.push(buffer);
+        self.mark_dirty(id);
+    }
+
+    /// Tells users that there is room again: once per refusal.
+    pub(crate) fn writables<H: Handler + ?Sized>(&mut self, handler: &mut H) {
+        let mut candidates = std::mem::take(&mut self.writable);
+        for id in candidates.drain(..) {
+            let Some(c) = self.connections.get_mut(id.0) else { continue };
+            if c.blocked && c.phase == Phase::Open && c.has_room() {
+                c.blocked = false;
+                handler.on_writable(&mut Context { core: self }, id);
+            }
+        }
+        // Callbacks complete nothing, so nothing was added meanwhile: keep the capacity.
+        if self.writable.is_empty() {
+            self.writable = candidates;
+        }
+    }
+
+    /// Stage 9: buffers that came home from the user.
+    pub(crate) fn take_returned(&mut self) {
+        while let Ok(returned) = self.returned.try_recv() {
+            let live = returned.receive_of.and_then(|id| self.connections.get_mut(id.0));
+            match live {
+                Some(c) => {
+                    c.detached -= 1;
+                    let id = c.id;
+                    self.recycle(id, returned.buffer);
+                }
+                None => {
+                    if let Some(device) = self.devices.get_mut(returned.pool).and_then(Option::as_mut) {
+                        device.pool.unlend();
+                        device.pool.give(returned.buffer);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What the reactor's calls fail with, and why connections end.
+
+use std::fmt;
+use std::io;
+
+use rdma_transport::cm::{ConnectFailure, DisconnectCause};
+use rdma_transport::wc::WcStatus;
+
+use crate::buffer::SendBuffer;
+use crate::frame::RejectReason;
+
+/// Why the reactor could not be made, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting outside its range.
+    #[error("{setting} is {value}: it must be {range}")]
+    Config {
+        /// The setting.
+        setting: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// What is possible.
+        range: &'static str,
+    },
+    /// No provider of this name is in this build.
+    #[error("the provider {provider} is not available: {reason}")]
+    NoProvider {
+        /// Its name.
+        provider: &'static str,
+        /// What is missing, and the cure.
+        reason: String,
+    },
+    /// The provider refused.
+    #[error(transparent)]
+    Transport(#[from] rdma_transport::Error),
+    /// The poller failed.
+    #[error("polling failed: {0}")]
+    Poll(#[source] io::Error),
+    /// A connection, listener or timer that is gone.
+    #[error("the {0} is gone")]
+    Gone(&'static str),
+    /// A limit of the configuration is reached.
+    #[error("{limit} is reached ({value})")]
+    Limit {
+        /// The setting that sets it.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// More private data than fits beside the greeting.
+    #[error("{len} bytes of private data: at most {max} fit")]
+    PrivateDataTooLong {
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes possible.
+        max: usize,
+    },
+}
+
+/// Why a send was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendErrorKind {
+    /// The peer's window or the send queue is full: `on_writable` follows, once, when there is room.
+    #[error("the window is closed: wait for on_writable")]
+    WouldBlock,
+    /// The message is longer than the peer takes.
+    #[error("a message of {len} bytes: the peer takes at most {max}")]
+    TooLong {
+        /// Its length, bytes.
+        len: usize,
+        /// The peer's limit, bytes.
+        max: usize,
+    },
+    /// The connection is closed, closing, not open yet, or never was.
+    #[error("the connection is not open")]
+    Closed,
+}
+
+/// A send that was not taken, with its buffer.
+#[derive(Debug)]
+pub struct SendError {
+    /// Why.
+    pub kind: SendErrorKind,
+    /// The buffer, unchanged.
+    pub buffer: SendBuffer,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)
+    }
+}
+
+impl std::error::Error for SendError {}
+
+/// How a send ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The transport has taken responsibility for it; its buffer is free. Proof that the peer's program has seen it
+    /// is only an answer of that program.
+    Sent,
+    /// The connection ended first; whether the peer got it is not known.
+    Failed(WcStatus),
+}
+
+impl Outcome {
+    /// Whether it was sent.
+    #[must_use]
+    pub const fn is_sent(self) -> bool {
+        matches!(self, Self::Sent)
+    }
+}
+
+/// Why a connection could not be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The peer's side refused, with its private data.
+    Rejected {
+        /// Why, as far as the peer says.
+        reason: RejectReason,
+        /// What the peer's handler had to say.
+        private_data: Vec<u8>,
+    },
+    /// Not established within `Config::connect_timeout`.
+    Timeout,
+    /// The transport failed.
+    Transport(ConnectFailure),
+    /// A limit on this side.
+    Local(String),
+    /// Closed before it was established.
+    Cancelled,
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected { reason, .. } => write!(f, "rejected: {reason}"),
+            Self::Timeout => f.write_str("no connection within the connect timeout"),
+            Self::Transport(failure) => failure.fmt(f),
+            Self::Local(why) => f.write_str(why),
+            Self::Cancelled => f.write_str("closed before it was established"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// Why an open connection ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DisconnectReason {
+    /// `close` was called here.
+    Local,
+    /// The peer closed, or its process ended.
+    Peer,
+    /// Nothing was heard for `Config::keepalive_timeout`.
+    KeepaliveTimeout,
+    /// The peer broke the protocol of this library.
+    PeerViolation(PeerViolation),
+    /// The transport gave up.
+    Transport(DisconnectCause),
+    /// The device is gone.
+    DeviceRemoved,
+    /// The connection could not go on for a reason of this side.
+    Internal(String),
+}
+
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("closed here"),
+            Self::Peer => f.write_str("closed by the peer"),
+            Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
+            Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
+            Self::Transport(cause) => cause.fmt(f),
+            Self::DeviceRemoved => f.write_str("the device was removed"),
+            Self::Internal(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What a peer did that an honest one does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerViolation {
+    /// It sent without a credit.
+    CreditOverrun,
+    /// It granted more than any window holds.
+    InvalidGrant,
+    /// A message that is too short, of an unknown kind, or out of place.
+    MalformedMessage,
+}
+
+impl fmt::Display for PeerViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CreditOverrun => "it sent without a credit",
+            Self::InvalidGrant => "it granted more than any window holds",
+            Self::MalformedMessage => "a malformed message",
+        })
+    }
+}

@@ -1,0 +1,301 @@
+//! Stage 4: connection-manager events, from resolving an address to a connection that is up.
+
+use std::net::SocketAddr;
+
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause};
+use rdma_transport::provider::DeviceId;
+
+use crate::config::Framing;
+use crate::connection::{Ending, Phase};
+use crate::context::Context;
+use crate::core::{Core, Owner, TimerKind};
+use crate::credit::{MAX_WINDOW, MIN_WINDOW, SendWindow};
+use crate::error::{ConnectError, DisconnectReason, Error};
+use crate::frame::{Greeting, MAX_USER_PRIVATE_DATA, RejectReason};
+use crate::handler::{ConnectRequest, Decision, Handler};
+use crate::id::{ConnectionId, ListenerId};
+
+/// Events handled in one turn before the other stages get theirs.
+const EVENTS_PER_TURN: usize = 256;
+
+impl Core {
+    /// Runs the stage; `true` when it stopped with events left.
+    pub(crate) fn connection_manager<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        progressed: &mut bool,
+    ) -> Result<bool, Error> {
+        for _ in 0..EVENTS_PER_TURN {
+            match self.provider.next_cm_event(self.now)? {
+                Some(event) => self.cm_event(handler, event),
+                None => return Ok(false),
+            }
+            *progressed = true;
+        }
+        Ok(true)
+    }
+
+    fn cm_event<H: Handler + ?Sized>(&mut self, handler: &mut H, event: CmEvent) {
+        log::trace!("connection manager: {event:?}");
+        let CmEvent { id: cm, kind } = event;
+        if let CmEventKind::ConnectRequest { listener, device, peer, private_data } = kind {
+            self.connect_request(handler, cm, listener, device, peer, &private_data);
+            return;
+        }
+        let id = match self.owner(cm) {
+            Some(Owner::Connection(id)) => id,
+            Some(Owner::Listener(id)) => {
+                if matches!(kind, CmEventKind::DeviceRemoval) {
+                    log::warn!("the device of listener {id:?} was removed: it no longer listens");
+                    self.close_listener(id);
+                }
+                return;
+            }
+            // Late, for an id that is gone.
+            None => return,
+        };
+        match kind {
+            CmEventKind::Resolved { device } => {
+                if let Err(error) = self.resolved(id, device) {
+                    self.end(id, Ending::ConnectError(ConnectError::Local(error.to_string())));
+                }
+            }
+            CmEventKind::Established { private_data } => self.established(handler, id, &private_data),
+            CmEventKind::Rejected { private_data } => {
+                let error = match Greeting::parse(&private_data) {
+                    Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },
+                    Err(_) => {
+                        ConnectError::Rejected { reason: RejectReason::Refused, private_data: private_data.into_vec() }
+                    }
+                };
+                self.end(id, Ending::ConnectError(error));
+            }
+            CmEventKind::ConnectFailed(failure) => {
+                let error = match failure {
+                    ConnectFailure::Timeout => ConnectError::Timeout,
+                    other => ConnectError::Transport(other),
+                };
+                self.end(id, Ending::ConnectError(error));
+            }
+            CmEventKind::Disconnected(cause) => self.disconnected(id, cause),
+            CmEventKind::DeviceRemoval => self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved)),
+            CmEventKind::TimewaitExit => {}
+            other => log::debug!("{id}: {other:?} ignored"),
+        }
+    }
+
+    /// Ours is on a device: queue pair, receives, and the question to the peer.
+    fn resolved(&mut self, id: ConnectionId, device: DeviceId) -> Result<(), Error> {
+        match self.connections.get_mut(id.0) {
+            Some(c) if c.phase == Phase::Resolving => c.phase = Phase::Connecting,
+            _ => return Ok(()),
+        }
+        self.equip(id, device)?;
+        let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
+        let greeting = match c.framing {
+            Framing::Raw => std::mem::take(&mut c.private_data),
+            Framing::Credits => Greeting {
+                window: self.config.receive_depth,
+                max_message: self.config.max_message,
+                reason: RejectReason::Refused,
+                user: &c.private_data,
+            }
+            .emit(),
+        };
+        let param = ConnectParam { private_data: &greeting, ..ConnectParam::default() };
+        self.provider.connect(c.cm, &param)?;
+        Ok(())
+    }
+
+    /// Theirs asks: nothing is allocated before the handler has said yes.
+    fn connect_request<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        cm: CmId,
+        listener: CmId,
+        device: DeviceId,
+        peer: SocketAddr,
+        private_data: &[u8],
+    ) {
+        let Some(Owner::Listener(listener)) = self.owner(listener) else {
+            self.refuse(cm, Framing::Raw, RejectReason::Busy, &[]);
+            return;
+        };
+        let Some(framing) = self.listeners.get(listener.0).map(|l| l.framing) else { return };
+        let greeting = match framing {
+            Framing::Raw => Greeting::reject(RejectReason::Refused, private_data),
+            Framing::Credits => match Greeting::parse(private_data).and_then(check_limits) {
+                Ok(greeting) => greeting,
+                Err(reason) => {
+                    log::info!("{peer} is refused: {reason}");
+                    self.refuse(cm, framing, reason, &[]);
+                    return;
+                }
+            },
+        };
+        let full = self.connections.len() >= self.config.max_connections as usize;
+        if full || self.pending >= self.config.max_pending {
+            let limit = if full { "max_connections" } else { "max_pending" };
+            log::warn!("{peer} is refused: {limit} is reached");
+            self.refuse(cm, framing, RejectReason::Busy, &[]);
+            return;
+        }
+        let request = ConnectRequest { listener, peer, private_data: greeting.user };
+        let answer = match handler.on_connect_request(&mut Context { core: self }, request) {
+            Decision::Accept => Vec::new(),
+            Decision::AcceptWith(data) => data,
+            Decision::Reject(data) => {
+                self.refuse(cm, framing, RejectReason::Refused, &data);
+                return;
+            }
+        };
+        if let Err(error) = self.accept(cm, listener, device, peer, &greeting, &answer, framing) {
+            log::warn!("{peer} is refused: {error}");
+            self.refuse(cm, framing, RejectReason::Busy, &[]);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of one request, used once")]
+    fn accept(
+        &mut self,
+        cm: CmId,
+        listener: ListenerId,
+        device: DeviceId,
+        peer: SocketAddr,
+        greeting: &Greeting<'_>,
+        answer: &[u8],
+        framing: Framing,
+    ) -> Result<(), Error> {
+        if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
+            return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
+        }
+        log::debug!("{peer} is accepted on {listener:?}");
+        let id = self.insert(cm, peer, framing, Phase::Accepting, greeting.user.to_vec());
+        if let Err(error) = self.equip(id, device) {
+            self.forget(id);
+            return Err(error);
+        }
+        let reply = match framing {
+            Framing::Raw => answer.to_vec(),
+            Framing::Credits => Greeting {
+                window: self.config.receive_depth,
+                max_message: self.config.max_message,
+                reason: RejectReason::Refused,
+                user: answer,
+            }
+            .emit(),
+        };
+        if let Some(c) = self.connections.get_mut(id.0) {
+            c.tx = SendWindow::new(greeting.window);
+            c.max_message = peer_limit(framing, greeting, self.config.max_message);
+        }
+        self.pending += 1;
+        self.set_phase_timer(id, self.config.handshake_timeout);
+        let param = ConnectParam { private_data: &reply, ..ConnectParam::default() };
+        if let Err(error) = self.provider.accept(cm, &param, self.now) {
+            // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
+            log::debug!("{id}: accepting {peer}: {error}");
+            self.end(id, Ending::Silent);
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, cm: CmId, framing: Framing, reason: RejectReason, user: &[u8]) {
+        self.stats.refused += 1;
+        let user = &user[..user.len().min(MAX_USER_PRIVATE_DATA)];
+        let data = match framing {
+            Framing::Raw => user.to_vec(),
+            Framing::Credits => Greeting::reject(reason, user).emit(),
+        };
+        if let Err(error) = self.provider.reject(cm, &data, self.now) {
+            log::debug!("rejecting: {error}");
+        }
+    }
+
+    fn established<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, private_data: &[u8]) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        match (c.phase, c.framing) {
+            (Phase::Accepting, Framing::Credits) => c.phase = Phase::Greeting,
+            (Phase::Accepting, Framing::Raw) => self.announce(handler, id),
+            (Phase::Connecting, Framing::Raw) => {
+                c.private_data = private_data.to_vec();
+                c.max_message = self.config.max_message as usize;
+                self.announce(handler, id);
+            }
+            (Phase::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(check_limits) {
+                Ok(greeting) => {
+                    c.tx = SendWindow::new(greeting.window);
+                    c.max_message = peer_limit(c.framing, &greeting, self.config.max_message);
+                    c.private_data = greeting.user.to_vec();
+                    self.queue_hello(id);
+                    self.announce(handler, id);
+                }
+                Err(reason) => {
+                    let error = ConnectError::Rejected { reason, private_data: Vec::new() };
+                    self.end(id, Ending::ConnectError(error));
+                }
+            },
+            // Twice, or implied by data that came before it.
+            _ => {}
+        }
+    }
+
+    /// Tells the user that a connection is up.
+    pub(crate) fn announce<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
+        let interval = self.config.keepalive_interval;
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if !c.active {
+            self.pending = self.pending.saturating_sub(1);
+        }
+        c.phase = Phase::Open;
+        c.last_heard = self.now;
+        if let Some(timer) = c.phase_timer.take() {
+            self.timers.cancel(timer);
+        }
+        if c.framing == Framing::Credits {
+            c.keepalive_timer = Some(self.timers.insert(self.now + interval, TimerKind::Keepalive(id)));
+        }
+        self.stats.connected += 1;
+        self.mark_dirty(id);
+        handler.on_connect(&mut Context { core: self }, id);
+    }
+
+    fn disconnected(&mut self, id: ConnectionId, cause: DisconnectCause) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if std::mem::take(&mut c.provisional) {
+            let reason = match cause {
+                DisconnectCause::Peer => DisconnectReason::Peer,
+                // Only that we flushed it ourselves.
+                DisconnectCause::Local => return,
+                cause => DisconnectReason::Transport(cause),
+            };
+            if let Some(Ending::Disconnect(guess)) = &mut c.ending {
+                *guess = reason;
+            }
+            return;
+        }
+        let ending = match (c.phase, cause) {
+            (Phase::Connecting, cause) => {
+                Ending::ConnectError(ConnectError::Transport(ConnectFailure::Protocol(cause.to_string())))
+            }
+            (_, DisconnectCause::Peer) => Ending::Disconnect(DisconnectReason::Peer),
+            (_, DisconnectCause::Local) => Ending::Disconnect(DisconnectReason::Local),
+            (_, cause) => Ending::Disconnect(DisconnectReason::Transport(cause)),
+        };
+        self.end(id, ending);
+    }
+}
+
+/// A window or message size that the protocol cannot work with.
+fn check_limits(greeting: Greeting<'_>) -> Result<Greeting<'_>, RejectReason> {
+    let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&greeting.window) && greeting.max_message > 0;
+    if sound { Ok(greeting) } else { Err(RejectReason::Limits) }
+}
+
+/// Largest payload to send: the peer's limit, and what a buffer of ours holds.
+fn peer_limit(framing: Framing, greeting: &Greeting<'_>, own: u32) -> usize {
+    match framing {
+        Framing::Credits => greeting.max_message.min(own) as usize,
+        Framing::Raw => own as usize,
+    }
+}

@@ -1,0 +1,67 @@
+//! What a program implements.
+
+use std::net::SocketAddr;
+
+use crate::buffer::Message;
+use crate::context::Context;
+use crate::error::{ConnectError, DisconnectReason, Outcome};
+use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
+
+/// A peer that wants a connection. Nothing is allocated for it yet.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ConnectRequest<'a> {
+    /// The listener it came to.
+    pub listener: ListenerId,
+    /// Its address.
+    pub peer: SocketAddr,
+    /// What it has to say. Not authenticated.
+    pub private_data: &'a [u8],
+}
+
+/// Answer to a connect request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Decision {
+    /// Take it.
+    #[default]
+    Accept,
+    /// Take it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    AcceptWith(Vec<u8>),
+    /// Refuse it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    Reject(Vec<u8>),
+}
+
+/// Callbacks of a reactor. All run on the thread that calls [`crate::Reactor::turn`] or [`crate::Reactor::run`], one
+/// at a time; any method of [`Context`] may be called in any of them. A callback that takes long delays all others.
+///
+/// Per connection: `on_connect` comes first; `on_disconnect` comes last, once, after every accepted send had its
+/// `on_send_complete`. A connection that never came up has `on_connect_error` instead, if it was ours to open, and
+/// nothing otherwise.
+#[allow(unused_variables)]
+pub trait Handler {
+    /// A peer wants a connection. Default: accept.
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        Decision::Accept
+    }
+
+    /// A connection is up, either way: send.
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
+
+    /// A message came.
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
+
+    /// A send has ended, in the order of sending.
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
+
+    /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal.
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
+
+    /// A connection is gone. The id is stale when this returns.
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
+
+    /// A connection of [`Context::connect`] did not come up. The id is stale when this returns.
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {}
+
+    /// A timer of [`Context::set_timer`] is due.
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
+}

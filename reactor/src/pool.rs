@@ -1,0 +1,260 @@
+//! The buffer pool of a device: equal buffers in slabs that are registered once.
+//!
+//! A [`Buffer`] is the right to touch one buffer; it cannot be copied, so there is one holder at a time: the pool, a
+//! work request ([`Posted`]), a message, or the user. All unsafe code of this crate is here and rests on that.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::LocalKey;
+use rdma_transport::wr::Sge;
+
+/// Slabs are about this large, so that a pool grows in few registrations.
+const SLAB_BYTES: usize = 4 << 20;
+
+/// The right to touch one buffer.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped is lost to its pool"]
+pub(crate) struct Buffer(u32);
+
+/// A buffer that a work request holds: nobody touches it until the work request is done.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped is lost to its pool"]
+pub(crate) struct Posted(Buffer);
+
+impl Posted {
+    /// Changes bytes of a send that is not posted yet: the provider has not seen it.
+    pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
+        slabs.bytes_mut(&mut self.0)[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The work request is done, or its queue pair is destroyed.
+    pub(crate) fn done(self) -> Buffer {
+        self.0
+    }
+}
+
+/// The memory behind the buffers. Shared with messages that outlive a callback, so that it outlives them.
+pub(crate) struct Slabs {
+    stride: usize,
+    per_slab: usize,
+    memories: Vec<Arc<Memory>>,
+}
+
+impl fmt::Debug for Slabs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slabs").field("stride", &self.stride).field("slabs", &self.memories.len()).finish()
+    }
+}
+
+impl Slabs {
+    #[inline]
+    fn base(&self, buffer: &Buffer) -> NonNull<u8> {
+        let index = buffer.0 as usize;
+        let memory = &self.memories[index / self.per_slab];
+        let offset = (index % self.per_slab) * self.stride;
+        debug_assert!(offset + self.stride <= memory.len());
+        // SAFETY: the pool makes per_slab buffers of stride bytes in each slab, so the offset is inside it, and the
+        // start of a mapping is not null.
+        unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
+    }
+
+    /// The first `len` bytes.
+    #[inline]
+    pub(crate) fn bytes<'a>(&'a self, buffer: &'a Buffer, len: usize) -> &'a [u8] {
+        let len = len.min(self.stride);
+        // SAFETY: `base` is valid for stride bytes while self lives; holding the Buffer means that no work request and
+        // no one else writes it.
+        unsafe { slice::from_raw_parts(self.base(buffer).as_ptr(), len) }
+    }
+
+    /// The whole buffer, to fill.
+    #[inline]
+    pub(crate) fn bytes_mut<'a>(&'a self, buffer: &'a mut Buffer) -> &'a mut [u8] {
+        // SAFETY: as in `bytes`; `&mut Buffer` makes this the only reference.
+        unsafe { slice::from_raw_parts_mut(self.base(buffer).as_ptr(), self.stride) }
+    }
+}
+
+/// Buffers of one device.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slabs: Arc<Slabs>,
+    keys: Vec<LocalKey>,
+    /// Last in, first out: the buffer most likely to be in a cache.
+    free: Vec<Buffer>,
+    /// Buffers promised to connections.
+    reserved: usize,
+    /// Buffers in the user's hands that no promise covers.
+    lent: usize,
+    max_buffers: usize,
+}
+
+/// A pool may not grow any further.
+#[derive(Debug)]
+pub(crate) struct Exhausted;
+
+impl Pool {
+    /// A pool of buffers of at least `size` bytes, together at most `max_bytes`; empty until something is reserved.
+    pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
+        let stride = size.next_multiple_of(64);
+        let per_slab = (SLAB_BYTES / stride).max(1);
+        Self {
+            slabs: Arc::new(Slabs { stride, per_slab, memories: Vec::new() }),
+            keys: Vec::new(),
+            free: Vec::new(),
+            reserved: 0,
+            lent: 0,
+            max_buffers: (max_bytes / stride).min(u32::MAX as usize),
+        }
+    }
+
+    /// The memory, to hold while buffers are out of the pool.
+    pub(crate) fn slabs(&self) -> &Arc<Slabs> {
+        &self.slabs
+    }
+
+    /// Promises `count` buffers, growing by as many slabs as that takes; `register` makes a slab known to the device.
+    pub(crate) fn reserve<E: From<Exhausted>>(
+        &mut self,
+        count: usize,
+        mut register: impl FnMut(usize) -> Result<(Arc<Memory>, LocalKey), E>,
+    ) -> Result<(), E> {
+        let wanted = self.reserved + self.lent + count;
+        if wanted > self.max_buffers {
+            return Err(Exhausted.into());
+        }
+        while self.capacity() < wanted {
+            let (memory, key) = register(self.slabs.per_slab * self.slabs.stride)?;
+            self.grow(memory, key);
+        }
+        self.reserved += count;
+        Ok(())
+    }
+
+    fn grow(&mut self, memory: Arc<Memory>, key: LocalKey) {
+        let first = self.capacity();
+        let mut memories = self.slabs.memories.clone();
+        memories.push(memory);
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, per_slab: self.slabs.per_slab, memories });
+        self.keys.push(key);
+        self.free.reserve(self.slabs.per_slab);
+        self.free.extend((first..first + self.slabs.per_slab).rev().map(|index| Buffer(index as u32)));
+    }
+
+    /// Takes a promise back; the memory stays for the next connection.
+    pub(crate) fn unreserve(&mut self, count: usize) {
+        self.reserved -= count;
+    }
+
+    /// Counts buffers that leave for the user without a promise.
+    pub(crate) fn lend(&mut self, count: usize) {
+        self.lent += count;
+    }
+
+    /// Counts one of them as back, or as a connection's own from now on.
+    pub(crate) fn unlend(&mut self) {
+        debug_assert!(self.lent > 0, "a buffer came home that was not lent");
+        self.lent = self.lent.saturating_sub(1);
+    }
+
+    /// Buffers that exist.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slabs.memories.len() * self.slabs.per_slab
+    }
+
+    /// Buffers nobody holds.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a buffer.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Buffer> {
+        self.free.pop()
+    }
+
+    /// Takes a buffer back.
+    #[inline]
+    pub(crate) fn give(&mut self, buffer: Buffer) {
+        debug_assert!(self.free.len() < self.capacity(), "a buffer came home twice");
+        self.free.push(buffer);
+    }
+
+    /// Hands the first `len` bytes of a buffer to a work request.
+    #[inline]
+    pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
+        let key = self.keys[buffer.0 as usize / self.slabs.per_slab];
+        let len = len.min(self.slabs.stride) as u32;
+        // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered; the
+        // Buffer goes into Posted, which gives no access until the work request is done.
+        let sge = unsafe { Sge::new(self.slabs.base(&buffer), len, key) };
+        (Posted(buffer), sge)
+    }
+
+    /// Bytes of one buffer.
+    pub(crate) fn stride(&self) -> usize {
+        self.slabs.stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(len: usize) -> Result<(Arc<Memory>, LocalKey), Exhausted> {
+        Ok((Arc::new(Memory::new(len).unwrap()), LocalKey(7)))
+    }
+
+    #[test]
+    fn buffers_do_not_overlap_and_all_come_home() {
+        let mut pool = Pool::new(100, 1 << 20);
+        pool.reserve(10, memory).unwrap();
+        let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(taken.len(), pool.capacity());
+        let slabs = Arc::clone(pool.slabs());
+        for (i, buffer) in taken.iter_mut().enumerate() {
+            slabs.bytes_mut(buffer).fill(i as u8);
+        }
+        for (i, buffer) in taken.iter().enumerate() {
+            assert!(slabs.bytes(buffer, 128).iter().all(|&b| b == i as u8));
+        }
+        for buffer in taken {
+            pool.give(buffer);
+        }
+        assert_eq!(pool.available(), pool.capacity());
+    }
+
+    #[test]
+    fn growth_keeps_old_buffers_and_stops_at_the_limit() {
+        let mut pool = Pool::new(1 << 20, 6 << 20);
+        pool.reserve(4, memory).unwrap();
+        let mut first = pool.take().unwrap();
+        let slabs = Arc::clone(pool.slabs());
+        slabs.bytes_mut(&mut first)[0] = 42;
+        pool.reserve(2, memory).unwrap();
+        assert_eq!(pool.capacity(), 8);
+        assert_eq!(pool.slabs().bytes(&first, 1), [42]);
+        assert!(pool.reserve(1, memory).is_err());
+        pool.unreserve(2);
+        pool.reserve(1, memory).unwrap();
+        assert_eq!(pool.capacity(), 8, "no growth for what was given back");
+        pool.give(first);
+    }
+
+    #[test]
+    fn a_posted_buffer_names_its_own_memory() {
+        let mut pool = Pool::new(64, 1 << 20);
+        pool.reserve(2, memory).unwrap();
+        let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
+        let (a, sge_a) = pool.post(first, 10);
+        let (b, sge_b) = pool.post(second, 999);
+        assert_eq!((sge_a.len(), sge_b.len()), (10, 64));
+        assert_ne!(sge_a.address(), sge_b.address());
+        pool.give(a.done());
+        pool.give(b.done());
+    }
+}

@@ -1,0 +1,446 @@
+//! The loop: one turn, stage by stage, in the order of `docs/loop.md`.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::provider::{DeviceId, Drive, Provider};
+use rdma_transport::wc::WorkCompletion;
+
+use crate::config::{Config, Wait};
+use crate::context::Context;
+use crate::core::Core;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy};
+use crate::remote::{Remote, WakeFlag};
+use crate::stats::Stats;
+
+/// Completions taken from a queue at a time.
+const BATCH: usize = 256;
+
+/// While there is always work, the operating system is still asked this often for edges.
+const LOOK_AROUND: Duration = Duration::from_micros(50);
+
+/// The poller's token of the connection-manager channel; completion channels follow, by device.
+const CM_CHANNEL: usize = 0;
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Turn {
+    /// Something happened: a callback ran or a connection moved on.
+    pub progressed: bool,
+    /// A stage stopped at its bound with work left: take another turn soon. The reactor's descriptor is readable.
+    pub more: bool,
+}
+
+/// What a reactor runs on; [`Reactor::new`] brings the real ones, a simulation its own.
+#[derive(Debug)]
+pub struct Parts {
+    /// Carries the connections.
+    pub provider: Box<dyn Provider>,
+    /// Readiness.
+    pub poller: Box<dyn Poller>,
+    /// Time.
+    pub clock: Box<dyn Clock>,
+}
+
+/// The loop: drives one provider, and calls a [`Handler`].
+///
+/// It may be sent to another thread, and is used from one at a time. No call but [`Reactor::run`] and
+/// [`Reactor::turn`] blocks. Dropping it closes every connection at once, without callbacks; see
+/// [`Reactor::shutdown`] for the polite way.
+#[derive(Debug)]
+pub struct Reactor {
+    core: Core,
+    poller: Box<dyn Poller>,
+    clock: Box<dyn Clock>,
+    /// Tokens of this turn's edges.
+    edges: Vec<usize>,
+    batch: Vec<WorkCompletion>,
+    /// The queue that `batch` was polled from, before its turn came.
+    batch_of: Option<(usize, usize)>,
+    /// Completion queues to poll: device, index. Round robin.
+    ready: VecDeque<(usize, usize)>,
+    /// The connection-manager stage stopped at its bound, or may have events without an edge.
+    cm_pending: bool,
+    /// The provider stopped at its bound.
+    provider_pending: bool,
+    timers_pending: bool,
+    last_wait: Instant,
+    last_turn: Instant,
+}
+
+impl Reactor {
+    /// A reactor on the provider of `config`.
+    ///
+    /// # Errors
+    /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        config.validate()?;
+        let provider = crate::choose::open(&config, system_entropy())?;
+        let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
+        Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })
+    }
+
+    /// A reactor on parts of your own.
+    ///
+    /// # Errors
+    /// A setting is out of its range, or the poller refused the provider's channel.
+    pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
+        config.validate()?;
+        let Parts { provider, mut poller, mut clock } = parts;
+        poller.register(provider.cm_channel(), CM_CHANNEL).map_err(Error::Poll)?;
+        let wake = Arc::new(WakeFlag::new(poller.waker()));
+        let now = clock.now();
+        Ok(Self {
+            core: Core::new(config, provider, wake, now),
+            poller,
+            clock,
+            edges: Vec::with_capacity(16),
+            batch: Vec::with_capacity(BATCH),
+            batch_of: None,
+            ready: VecDeque::new(),
+            cm_pending: true,
+            provider_pending: false,
+            timers_pending: false,
+            last_wait: now,
+            last_turn: now,
+        })
+    }
+
+    /// The same operations as in a callback, from outside.
+    pub fn context(&mut self) -> Context<'_> {
+        self.core.now = self.clock.now();
+        Context { core: &mut self.core }
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn remote(&self) -> Remote {
+        Remote { flag: Arc::clone(&self.core.wake) }
+    }
+
+    /// Name of the provider that carries the connections.
+    #[must_use]
+    pub fn provider_name(&self) -> &'static str {
+        self.core.provider.name()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.core.stats
+    }
+
+    /// Pooled buffers that exist, and those that nobody holds.
+    #[must_use]
+    pub fn pool_levels(&self) -> (usize, usize) {
+        let pools = self.core.devices.iter().flatten().map(|device| &device.pool);
+        pools.fold((0, 0), |(all, free), pool| (all + pool.capacity(), free + pool.available()))
+    }
+
+    /// When a turn is due at the latest, though nothing becomes readable. `None`: no timer is set.
+    pub fn next_deadline(&mut self) -> Option<Instant> {
+        [self.core.timers.next(), self.core.provider.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Turns until [`Context::stop`] or [`Remote::stop`]. Connections stay open.
+    ///
+    /// # Errors
+    /// The poller or the provider as a whole failed; connections that fail are the handler's business.
+    pub fn run<H: Handler + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
+        while !std::mem::take(&mut self.core.stop) {
+            self.turn_once(handler, None)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is).
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    pub fn turn<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+        let turn = self.turn_once(handler, timeout)?;
+        if turn.more {
+            // An outer loop may sleep on the descriptor now, and an edge that was seen does not come again.
+            self.core.wake.wake();
+        }
+        Ok(turn)
+    }
+
+    /// Closes every listener and connection, and turns until all are gone or `deadline` has passed.
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    pub fn shutdown<H: Handler + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
+        let until = self.context().now() + deadline;
+        for key in self.core.listeners.keys() {
+            self.core.close_listener(crate::id::ListenerId(key));
+        }
+        while !self.core.connections.is_empty() && self.core.now < until {
+            for key in self.core.connections.keys() {
+                self.core.close(crate::id::ConnectionId(key));
+            }
+            let left = until.saturating_duration_since(self.core.now);
+            self.turn_once(handler, Some(left))?;
+        }
+        Ok(())
+    }
+
+    fn turn_once<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+        let mut progressed = false;
+        self.core.stats.turns += 1;
+        self.core.now = self.clock.now();
+        self.register_devices()?;
+        // A connect or send from outside a turn is posted before anything sleeps.
+        self.core.flush();
+
+        // 1. spin  2. arm  3. wait
+        let sleep_until = timeout.map(|timeout| self.core.now.checked_add(timeout));
+        self.spin(sleep_until)?;
+        let asleep_from = self.core.now;
+        self.arm_and_wait(sleep_until)?;
+        // Time asleep is not time behind: the stall is what the callbacks before took.
+        let behind = asleep_from.saturating_duration_since(self.last_turn) > self.core.config.keepalive_interval / 2;
+
+        // 4. connection-manager channel  (5. devices' asynchronous events: no provider has any yet)
+        if self.take_edge(CM_CHANNEL) {
+            self.core.stats.cm_edges += 1;
+            self.cm_pending = true;
+        }
+        if self.cm_pending {
+            self.cm_pending = self.core.connection_manager(handler, &mut progressed)?;
+            self.register_devices()?;
+        }
+        // 6. completion channels
+        self.completion_channels()?;
+        // 7. completion queues
+        self.completion_queues(handler, &mut progressed)?;
+        self.core.writables(handler);
+        // 8. timers
+        let behind = behind || self.has_completions() || self.provider_pending;
+        self.timers_pending = self.core.run_timers(handler, behind, &mut progressed);
+        // 9. other threads
+        if self.core.wake.take() {
+            progressed = true;
+            self.core.take_returned();
+            self.core.stop |= self.core.wake.take_stop();
+        }
+        // 10. ends
+        self.core.finish_endings(handler, &mut progressed);
+        // 11. flush
+        self.core.flush();
+        // What a flush found out is an end, too; sends that it completed are found by the next turn.
+        self.last_turn = self.core.now;
+        Ok(Turn { progressed, more: self.has_more() })
+    }
+
+    fn has_more(&self) -> bool {
+        self.cm_pending || self.provider_pending || self.timers_pending || self.has_completions()
+    }
+
+    fn has_completions(&self) -> bool {
+        self.batch_of.is_some() || !self.ready.is_empty()
+    }
+
+    /// Watches the completion channels of devices that came into use.
+    fn register_devices(&mut self) -> Result<(), Error> {
+        while let Some(device) = self.core.new_devices.pop() {
+            let fd = self.core.provider.completion_channel(device)?;
+            self.poller.register(fd, CM_CHANNEL + 1 + device.0 as usize).map_err(Error::Poll)?;
+        }
+        Ok(())
+    }
+
+    fn take_edge(&mut self, token: usize) -> bool {
+        let before = self.edges.len();
+        self.edges.retain(|&edge| edge != token);
+        self.edges.len() < before
+    }
+
+    /// Stage 1: polls without sleeping while the budget lasts.
+    fn spin(&mut self, sleep_until: Option<Option<Instant>>) -> Result<(), Error> {
+        let Wait::Spin(budget) = self.core.config.wait else { return Ok(()) };
+        if self.has_more() {
+            return Ok(());
+        }
+        let mut until = self.core.now.checked_add(budget);
+        for deadline in [sleep_until.flatten(), self.next_deadline()].into_iter().flatten() {
+            until = Some(until.map_or(deadline, |until| until.min(deadline)));
+        }
+        loop {
+            self.core.stats.spins += 1;
+            let more = self.core.provider.progress(self.core.now, Drive::Spin);
+            if self.poll_any()? {
+                self.core.stats.spin_hits += 1;
+                self.provider_pending |= more;
+                return Ok(());
+            }
+            self.core.now = self.clock.now();
+            if until.is_some_and(|until| self.core.now >= until) || more {
+                self.provider_pending |= more;
+                return Ok(());
+            }
+            if self.core.now.saturating_duration_since(self.last_wait) > LOOK_AROUND {
+                self.look(Some(Duration::ZERO))?;
+                if !self.edges.is_empty() || self.core.wake.is_pending() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Polls the completion queues until one has something; whether one has.
+    fn poll_any(&mut self) -> Result<bool, Error> {
+        if self.has_completions() {
+            return Ok(true);
+        }
+        for (d, device) in self.core.devices.iter_mut().enumerate() {
+            let Some(device) = device else { continue };
+            for (i, cq) in device.cqs.iter_mut().enumerate() {
+                self.batch.clear();
+                if self.core.provider.poll_cq(cq.id, BATCH, &mut self.batch)? > 0 {
+                    self.batch_of = Some((d, i));
+                    return Ok(true);
+                }
+                cq.drained();
+            }
+        }
+        Ok(false)
+    }
+
+    /// Stages 2 and 3: arms what is not armed, looks once more, and sleeps only if there is nothing to do.
+    fn arm_and_wait(&mut self, sleep_until: Option<Option<Instant>>) -> Result<(), Error> {
+        let mut timeout = None;
+        let mut busy = self.has_more() || !self.edges.is_empty() || self.poll_any()?;
+        if !busy {
+            self.arm()?;
+            if self.poll_any()? {
+                self.core.stats.arm_races += 1;
+                busy = true;
+            }
+        }
+        if busy || self.core.wake.is_pending() {
+            if self.core.now.saturating_duration_since(self.last_wait) < LOOK_AROUND {
+                return Ok(());
+            }
+            timeout = Some(Duration::ZERO);
+        } else {
+            for deadline in [sleep_until.flatten(), self.next_deadline()].into_iter().flatten() {
+                let left = deadline.saturating_duration_since(self.core.now);
+                timeout = Some(timeout.map_or(left, |t: Duration| t.min(left)));
+            }
+        }
+        self.look(timeout)
+    }
+
+    fn arm(&mut self) -> Result<(), Error> {
+        for device in self.core.devices.iter_mut().flatten() {
+            for cq in &mut device.cqs {
+                if !cq.armed {
+                    self.core.provider.req_notify(cq.id)?;
+                    cq.armed = true;
+                    self.core.stats.arms += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the operating system for edges.
+    fn look(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        let before = self.edges.len();
+        self.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
+        self.core.stats.waits += 1;
+        self.core.stats.empty_waits += u64::from(self.edges.len() == before);
+        self.core.now = self.clock.now();
+        self.last_wait = self.core.now;
+        Ok(())
+    }
+
+    /// Stage 6: lets the provider move, and takes completion events until there are none.
+    fn completion_channels(&mut self) -> Result<(), Error> {
+        let now = self.core.now;
+        let due = self.core.provider.next_deadline().is_some_and(|deadline| deadline <= now);
+        self.core.stats.completion_edges += self.edges.len() as u64;
+        if !self.edges.is_empty() || due || self.provider_pending {
+            self.provider_pending = self.core.provider.progress(now, Drive::Full);
+            // A deadline or a byte may have ended a connection: that is connection-manager news.
+            self.cm_pending |= due;
+        }
+        for d in 0..self.core.devices.len() {
+            if self.core.devices[d].is_none() {
+                continue;
+            }
+            while let Some(cq_id) = self.core.provider.next_completion_event(DeviceId(d as u32))? {
+                self.core.stats.completion_events += 1;
+                let Some(device) = self.core.devices[d].as_mut() else { break };
+                let Some(index) = device.cqs.iter().position(|cq| cq.id == cq_id) else { continue };
+                device.cqs[index].armed = false;
+                self.mark_ready(d, index);
+            }
+        }
+        self.edges.clear();
+        Ok(())
+    }
+
+    /// Stage 7: completion queues in turn, each until it is empty or the turn's budget is used up.
+    fn completion_queues<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) -> Result<(), Error> {
+        let mut budget = self.core.config.completions_per_turn as usize;
+        if let Some((d, i)) = self.batch_of.take() {
+            budget = budget.saturating_sub(self.batch.len());
+            self.dispatch(handler, d, i);
+            *progressed = true;
+        }
+        while budget > 0 {
+            let Some((d, i)) = self.ready.pop_front() else { break };
+            let Some(device) = self.core.devices[d].as_mut() else { continue };
+            let cq = &mut device.cqs[i];
+            cq.ready = false;
+            self.batch.clear();
+            let count = self.core.provider.poll_cq(cq.id, BATCH.min(budget), &mut self.batch)?;
+            if count == 0 {
+                cq.drained();
+                continue;
+            }
+            *progressed = true;
+            budget -= count;
+            self.dispatch(handler, d, i);
+        }
+        Ok(())
+    }
+
+    /// Hands the batch to the callbacks; its queue may hold more.
+    fn dispatch<H: Handler + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
+        self.mark_ready(d, i);
+        self.core.completions(handler, d, &self.batch);
+    }
+
+    fn mark_ready(&mut self, d: usize, i: usize) {
+        if let Some(cq) = self.core.devices[d].as_mut().and_then(|device| device.cqs.get_mut(i))
+            && !cq.ready
+        {
+            cq.ready = true;
+            self.ready.push_back((d, i));
+        }
+    }
+}
+
+impl AsRawFd for Reactor {
+    /// The descriptor to nest in an outer loop: readable when a turn has something to do.
+    fn as_raw_fd(&self) -> RawFd {
+        self.poller.fd()
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.core.teardown();
+        for device in self.core.devices.iter_mut().flatten() {
+            device.close(&mut *self.core.provider);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Stages 8 and 10: what time brings to a connection, and its end.
+
+use rdma_transport::wc::WcStatus;
+
+use crate::connection::{Ending, Phase};
+use crate::context::Context;
+use crate::core::{Core, TimerKind};
+use crate::error::{ConnectError, DisconnectReason, Outcome};
+use crate::handler::Handler;
+use crate::id::{ConnectionId, TimerId};
+
+/// Timers fired in one turn before the other stages get theirs.
+const TIMERS_PER_TURN: usize = 1024;
+
+impl Core {
+    /// Stage 8; `true` when it stopped with due timers left. `behind`: this side was not listening for a while, or
+    /// still has messages to look at, so that silence proves nothing.
+    pub(crate) fn run_timers<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        behind: bool,
+        progressed: &mut bool,
+    ) -> bool {
+        for _ in 0..TIMERS_PER_TURN {
+            let Some((key, kind)) = self.timers.pop_due(self.now) else { return false };
+            *progressed = true;
+            match kind {
+                TimerKind::User(token) => handler.on_timer(&mut Context { core: self }, TimerId(key), token),
+                TimerKind::Phase(id) => self.phase_expired(id),
+                TimerKind::Keepalive(id) => self.keepalive(id, behind),
+            }
+        }
+        true
+    }
+
+    fn phase_expired(&mut self, id: ConnectionId) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        c.phase_timer = None;
+        match c.phase {
+            Phase::Resolving | Phase::Connecting => self.end(id, Ending::ConnectError(ConnectError::Timeout)),
+            Phase::Accepting | Phase::Greeting => {
+                log::info!("{} was not up within the handshake timeout", c.peer);
+                self.end(id, Ending::Silent);
+            }
+            Phase::Draining => self.start_flush(id),
+            // The device does not flush: stage 10 finishes it without.
+            Phase::Open | Phase::Flushing => {}
+        }
+    }
+
+    fn keepalive(&mut self, id: ConnectionId, behind: bool) {
+        let (interval, timeout) = (self.config.keepalive_interval, self.config.keepalive_timeout);
+        let now = self.now;
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        c.keepalive_timer = None;
+        if c.phase != Phase::Open {
+            return;
+        }
+        let silence = now.saturating_duration_since(c.last_heard);
+        let next = if behind {
+            now + interval / 2
+        } else if silence >= timeout && c.pinged {
+            self.stats.keepalive_timeouts += 1;
+            self.end(id, Ending::Disconnect(DisconnectReason::KeepaliveTimeout));
+            return;
+        } else if silence >= interval {
+            // Asked once per silence, and again when the first could not be sent.
+            c.owes.ping |= !c.pinged;
+            c.pinged = true;
+            let next = (c.last_heard + timeout).max(now + interval / 4).min(now + interval);
+            self.mark_dirty(id);
+            next
+        } else {
+            c.last_heard + interval
+        };
+        let timer = self.timers.insert(next, TimerKind::Keepalive(id));
+        if let Some(c) = self.connections.get_mut(id.0) {
+            c.keepalive_timer = Some(timer);
+        }
+    }
+
+    /// Stage 10: finishes the connections that have nothing outstanding, or whose time is up.
+    pub(crate) fn finish_endings<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
+        if self.ending.is_empty() {
+            return;
+        }
+        for id in std::mem::take(&mut self.ending) {
+            let Some(c) = self.connections.get(id.0) else { continue };
+            if c.phase == Phase::Draining && c.sends.is_empty() {
+                self.start_flush(id);
+            }
+            let Some(c) = self.connections.get(id.0) else { continue };
+            let flushed = c.qp.is_none() || (c.outstanding() == 0 && !c.provisional);
+            let done = c.phase == Phase::Flushing && (flushed || c.phase_timer.is_none());
+            if done {
+                *progressed = true;
+                self.finish(handler, id);
+            } else {
+                self.ending.push(id);
+            }
+        }
+    }
+
+    /// The end of a connection: its last callbacks, then nothing is left of it.
+    fn finish<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if c.outstanding() > 0 {
+            log::warn!("{id}: the device did not flush {} work requests in time", c.outstanding());
+        }
+        // From here on nothing touches the buffers: those still posted are free.
+        let cm = c.cm;
+        self.provider.destroy_id(cm, self.now);
+        c.qp = None;
+        c.chain.clear();
+        self.disown(cm);
+        while self.connections.get(id.0).is_some_and(|c| !c.sends.is_empty()) {
+            self.end_send(handler, id, Outcome::Failed(WcStatus::Flushed));
+        }
+        match self.connections.get_mut(id.0).and_then(|c| c.ending.take()) {
+            Some(Ending::Disconnect(reason)) => {
+                self.stats.disconnected += 1;
+                handler.on_disconnect(&mut Context { core: self }, id, reason);
+            }
+            Some(Ending::ConnectError(error)) => {
+                self.stats.connect_errors += 1;
+                handler.on_connect_error(&mut Context { core: self }, id, error);
+            }
+            Some(Ending::Silent) | None => self.stats.refused += 1,
+        }
+        self.release(id);
+    }
+
+    /// Drops a connection of which nobody has heard and whose connection-manager id lives on.
+    pub(crate) fn forget(&mut self, id: ConnectionId) {
+        if let Some(c) = self.connections.get(id.0) {
+            self.disown(c.cm);
+            self.release(id);
+        }
+    }
+
+    /// Drops everything at once, without callbacks.
+    pub(crate) fn teardown(&mut self) {
+        for key in self.listeners.keys() {
+            self.close_listener(crate::id::ListenerId(key));
+        }
+        for key in self.connections.keys() {
+            let id = ConnectionId(key);
+            if let Some(c) = self.connections.get_mut(key) {
+                self.provider.destroy_id(c.cm, self.now);
+                c.chain.clear();
+                while let Some(send) = c.pop_send() {
+                    if let Some(device) = self.devices[c.device].as_mut() {
+                        device.pool.give(send.buffer.done());
+                    }
+                }
+            }
+            self.release(id);
+        }
+    }
+
+    /// Gives back all that a connection holds and frees its slot.
+    fn release(&mut self, id: ConnectionId) {
+        let Some(mut c) = self.connections.remove(id.0) else { return };
+        for timer in [c.phase_timer.take(), c.keepalive_timer.take()].into_iter().flatten() {
+            self.timers.cancel(timer);
+        }
+        let Some(device) = self.devices.get_mut(c.device).and_then(Option::as_mut) else { return };
+        for posted in c.receives.drain(..) {
+            device.pool.give(posted.done());
+        }
+        for buffer in c.reposts.drain(..) {
+            device.pool.give(buffer);
+        }
+        if c.equipped {
+            device.release(c.cq, &self.config, c.detached);
+        }
+    }
+}

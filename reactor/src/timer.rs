@@ -1,0 +1,106 @@
+//! Timers: a heap of deadlines; cancelling is O(1), a cancelled entry is dropped when it surfaces.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Instant;
+
+use rdma_transport::slab::{Key, Slab};
+
+/// Deadlines with a value each.
+#[derive(Debug)]
+pub(crate) struct Timers<T> {
+    heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
+    live: Slab<T>,
+    /// Order among equal deadlines: as set.
+    sequence: u64,
+}
+
+impl<T> Default for Timers<T> {
+    fn default() -> Self {
+        Self { heap: BinaryHeap::new(), live: Slab::default(), sequence: 0 }
+    }
+}
+
+impl<T> Timers<T> {
+    /// Sets a timer.
+    pub(crate) fn insert(&mut self, at: Instant, value: T) -> Key {
+        let key = self.live.insert(value);
+        self.heap.push(Reverse((at, self.sequence, key)));
+        self.sequence += 1;
+        key
+    }
+
+    /// Takes a timer back; `None` when it has fired or was cancelled before.
+    pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
+        let value = self.live.remove(key);
+        // Cancelled entries sleep in the heap: do not let them outnumber the live ones by much.
+        if self.heap.len() > 64 && self.heap.len() > 2 * self.live.len() {
+            let live = &self.live;
+            self.heap.retain(|Reverse((_, _, key))| live.get(*key).is_some());
+        }
+        value
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next(&mut self) -> Option<Instant> {
+        while let Some(Reverse((at, _, key))) = self.heap.peek() {
+            if self.live.get(*key).is_some() {
+                return Some(*at);
+            }
+            self.heap.pop();
+        }
+        None
+    }
+
+    /// Takes the earliest timer that is due.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Key, T)> {
+        if self.next()? > now {
+            return None;
+        }
+        let Reverse((_, _, key)) = self.heap.pop()?;
+        self.live.remove(key).map(|value| (key, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[allow(clippy::disallowed_methods, reason = "a test needs some instant")]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn fires_in_order_and_once() {
+        let t0 = start();
+        let ms = Duration::from_millis;
+        let mut timers = Timers::default();
+        timers.insert(t0 + ms(3), 'c');
+        timers.insert(t0 + ms(1), 'a');
+        let b = timers.insert(t0 + ms(2), 'b');
+        timers.insert(t0 + ms(3), 'd');
+        assert_eq!(timers.next(), Some(t0 + ms(1)));
+        assert!(timers.pop_due(t0).is_none());
+        assert_eq!(timers.cancel(b), Some('b'));
+        assert_eq!(timers.cancel(b), None);
+        let mut fired = Vec::new();
+        while let Some((_, value)) = timers.pop_due(t0 + ms(9)) {
+            fired.push(value);
+        }
+        assert_eq!(fired, ['a', 'c', 'd']);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn cancelled_timers_do_not_pile_up() {
+        let t0 = start();
+        let mut timers = Timers::default();
+        for _ in 0..10_000 {
+            let key = timers.insert(t0 + Duration::from_secs(3600), ());
+            timers.cancel(key);
+        }
+        assert!(timers.heap.len() <= 128, "{} entries for no timer", timers.heap.len());
+    }
+}

@@ -1,0 +1,139 @@
+//! The end of connections.
+
+use rdma_reactor::{DisconnectReason, SendErrorKind};
+
+use super::harness::{Event, Pair, Probe, Setup};
+
+/// What was accepted before `close` arrives, and the end comes last on both sides.
+pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
+    for count in [0, 1, 30] {
+        let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+        let conn = p.connect();
+        let mut cx = p.client.context();
+        for i in 0..count {
+            cx.send(conn, &[i; 1000]).expect("room");
+        }
+        cx.close(conn);
+        cx.close(conn);
+        p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+        assert_eq!(p.s.received, u64::from(count));
+        assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
+        assert!(matches!(p.s.events.last(), Some(Event::Disconnect(_, DisconnectReason::Peer))), "{:?}", p.s.events);
+        p.finish();
+    }
+}
+
+/// `close` is legal in every callback; nothing follows but completions and the one end.
+pub fn close_in_every_callback(setup: &Setup) {
+    type Condition = fn(&Event) -> bool;
+    let conditions: [Condition; 5] = [
+        |e| matches!(e, Event::Connect(..)),
+        |e| matches!(e, Event::Recv(..)),
+        |e| matches!(e, Event::Sent(..)),
+        |e| matches!(e, Event::Writable(..)),
+        |e| matches!(e, Event::Disconnect(..)),
+    ];
+    for server_closes in [false, true] {
+        for condition in conditions {
+            let closer = move |closes: bool| {
+                Probe::new(move |cx, event| {
+                    if let Event::Connect(conn, _) = event {
+                        while cx.send(*conn, &[0; 100]).is_ok() {}
+                    }
+                    if closes && condition(event) {
+                        let (Event::Connect(conn, _)
+                        | Event::Recv(conn, _)
+                        | Event::Sent(conn, ..)
+                        | Event::Writable(conn)
+                        | Event::Disconnect(conn, _)) = event
+                        else {
+                            return;
+                        };
+                        cx.close(*conn);
+                        assert_eq!(cx.send(*conn, b"no"), Err(SendErrorKind::Closed));
+                        assert_eq!(cx.writable(*conn), 0);
+                    }
+                })
+            };
+            let mut p = Pair::new(setup, setup.config(), closer(server_closes), closer(!server_closes));
+            let conn = p.client.context().connect(p.address).expect("connecting");
+            p.until("the client is up", |p| p.c.connection().is_some());
+            if condition(&Event::Disconnect(conn, DisconnectReason::Local)) {
+                p.until("the server is up", |p| p.s.connection().is_some());
+                p.client.context().close(conn);
+            }
+            p.until("the end", |p| p.s.live() + p.c.live() == 0 && p.client.stats().disconnected == 1);
+            p.finish();
+        }
+    }
+}
+
+/// A stale id is an error everywhere, even when its slot is in use again.
+pub fn stale_ids_are_errors(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let old = p.connect();
+    p.client.context().close(old);
+    p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+    let new = p.connect();
+    assert_eq!(old.slot(), new.slot());
+    assert_ne!(old, new);
+    let mut cx = p.client.context();
+    assert_eq!(cx.send(old, b"x"), Err(SendErrorKind::Closed));
+    assert!(cx.buffer(old).is_none());
+    assert_eq!((cx.writable(old), cx.user(old), cx.peer_address(old)), (0, None, None));
+    cx.set_user(old, 5);
+    assert_eq!(cx.user(new), Some(0));
+    cx.close(old);
+    cx.send(new, b"x").expect("the new one is open");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}
+
+/// Both sides close at the same time: one end each.
+pub fn both_close_at_once(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    for _ in 0..20 {
+        p.connect();
+        let ends = p.client.stats().disconnected + p.server.stats().disconnected;
+        let last = |probe: &Probe| {
+            probe.events.iter().rev().find_map(|e| if let Event::Connect(id, _) = e { Some(*id) } else { None })
+        };
+        let (c, s) = (last(&p.c).expect("connected"), last(&p.s).expect("connected"));
+        p.client.context().close(c);
+        p.server.context().close(s);
+        p.until("both ends", |p| p.client.stats().disconnected + p.server.stats().disconnected == ends + 2);
+    }
+    p.finish();
+}
+
+/// A reactor that is dropped is a peer that closed; nobody hangs.
+pub fn dropped_reactor_is_a_closed_peer(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let conn = p.connect();
+    p.client.context().send(conn, b"hello").expect("room");
+    p.until("the echo", |p| p.c.received == 1);
+    let Pair { server, s, mut client, mut c, address: _ } = p;
+    drop(server);
+    drop(s);
+    while c.live() > 0 {
+        client.turn(&mut c, Some(std::time::Duration::from_millis(10))).expect("a turn");
+    }
+    assert!(matches!(c.events.last(), Some(Event::Disconnect(_, DisconnectReason::Peer))), "{:?}", c.events);
+}
+
+/// Closing a listener leaves its connections, and refuses new ones.
+pub fn listener_closes_connections_stay(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let conn = p.connect();
+    let listener = p.server.context().listen(setup.address).expect("a second listener");
+    let address = p.server.context().local_address(listener).expect("an address");
+    p.server.context().close_listener(listener);
+    p.server.context().close_listener(listener);
+    assert_eq!(p.server.context().local_address(listener), None);
+    p.turn();
+    p.client.context().connect(address).expect("connecting starts");
+    p.until("the refusal", |p| p.client.stats().connect_errors == 1);
+    p.client.context().send(conn, b"x").expect("open");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}

@@ -1,0 +1,156 @@
+//! Connecting, and not connecting.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rdma_reactor::transport::cm::ConnectFailure;
+use rdma_reactor::{
+    ConnectError, ConnectOptions, Decision, DisconnectReason, Error, Framing, MAX_USER_PRIVATE_DATA, Reactor,
+    RejectReason,
+};
+
+use super::harness::{Event, Pair, Probe, Setup};
+
+/// Private data goes both ways, exactly as long as it was.
+pub fn exchanges_private_data(setup: &Setup) {
+    for len in [0, 1, MAX_USER_PRIVATE_DATA] {
+        let mut s = Probe::default();
+        s.decision = Decision::AcceptWith(vec![7; len]);
+        let mut p = Pair::new(setup, setup.config(), s, Probe::default());
+        let options = ConnectOptions::new().private_data(vec![9; len]);
+        let conn = p.client.context().connect_with(p.address, options).expect("connecting");
+        p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
+        assert_eq!(p.c.events, [Event::Connect(conn, vec![7; len])]);
+        assert_eq!(p.s.events[0], Event::Request(vec![9; len]));
+        assert!(p.client.context().peer_address(conn).is_some_and(|peer| peer == p.address));
+        p.finish();
+    }
+}
+
+/// The passive side may send in its `on_connect`, before the active side has.
+pub fn passive_side_may_speak_first(setup: &Setup) {
+    let s = Probe::new(|cx, event| {
+        if let Event::Connect(conn, _) = event {
+            for i in 0..10 {
+                cx.send(*conn, &[i]).expect("the window is open");
+            }
+        }
+    });
+    let mut p = Pair::new(setup, setup.config(), s, Probe::default());
+    p.connect();
+    p.until("ten messages", |p| p.c.received == 10);
+    let expected: Vec<Vec<u8>> = (0..10).map(|i| vec![i]).collect();
+    assert_eq!(p.c.messages(), expected);
+    p.finish();
+}
+
+/// A reject comes with what the handler had to say, and leaves nothing behind.
+pub fn reject_carries_its_reason(setup: &Setup) {
+    let mut s = Probe::default();
+    s.decision = Decision::Reject(b"not today".to_vec());
+    let mut p = Pair::new(setup, setup.config(), s, Probe::default());
+    let conn = p.client.context().connect(p.address).expect("connecting");
+    p.until("the reject", |p| !p.c.events.is_empty());
+    let error = ConnectError::Rejected { reason: RejectReason::Refused, private_data: b"not today".to_vec() };
+    assert_eq!(p.c.events, [Event::ConnectError(conn, error)]);
+    assert_eq!(p.s.events, [Event::Request(vec![])]);
+    p.finish();
+}
+
+/// Nothing listening is a typed error, promptly.
+pub fn nothing_listening_is_refused(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let mut gone = p.address;
+    {
+        let mut other = Reactor::new(setup.config()).expect("a reactor");
+        let listener = other.context().listen(setup.address).expect("listening");
+        gone.set_port(other.context().local_address(listener).expect("an address").port());
+    }
+    let conn = p.client.context().connect(gone).expect("connecting starts");
+    p.until("the refusal", |p| !p.c.events.is_empty());
+    let refused = ConnectError::Transport(ConnectFailure::Refused);
+    assert_eq!(p.c.events, [Event::ConnectError(conn, refused)]);
+    p.finish();
+}
+
+/// Private data that does not fit is an error at once, never cut.
+pub fn too_much_private_data_is_refused(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let options = ConnectOptions::new().private_data(vec![0; MAX_USER_PRIVATE_DATA + 1]);
+    let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
+    assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
+    assert_eq!(p.client.context().connections(), 0);
+    p.finish();
+}
+
+/// A second listener on the same address is refused, with the address.
+pub fn address_in_use_is_named(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let address = p.address;
+    let error = p.client.context().listen(address).expect_err("it is taken");
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    p.finish();
+}
+
+/// Closing a connection before it is up ends in `on_connect_error`, and the peer keeps nothing.
+pub fn cancelled_before_it_is_up(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    for turns in 0..6 {
+        let conn = p.client.context().connect(p.address).expect("connecting");
+        for _ in 0..turns {
+            p.turn();
+        }
+        let announced = p.c.live() == 1;
+        p.client.context().close(conn);
+        p.until("the end", |p| p.client.stats().connect_errors + p.client.stats().disconnected == turns + 1);
+        match p.c.events.pop().expect("the last event") {
+            Event::ConnectError(id, ConnectError::Cancelled) => assert!(id == conn && !announced),
+            Event::Disconnect(id, DisconnectReason::Local) => assert!(id == conn && announced),
+            other => panic!("{other:?}"),
+        }
+    }
+    p.until("the server forgets them", |p| p.s.live() == 0);
+    p.finish();
+}
+
+/// At `max_connections`, one more is refused with `Busy`, and the others go on.
+pub fn connections_are_limited(setup: &Setup) {
+    let server = setup.config().max_connections(2);
+    let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
+    let first = p.connect();
+    p.connect();
+    let third = p.client.context().connect(p.address).expect("connecting");
+    p.until("the refusal", |p| p.client.stats().connect_errors == 1);
+    let busy = ConnectError::Rejected { reason: RejectReason::Busy, private_data: vec![] };
+    assert_eq!(p.c.events.last(), Some(&Event::ConnectError(third, busy)));
+    p.client.context().send(first, b"still here").expect("open");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}
+
+/// Without framing, messages are what they are, and nothing else is on the wire.
+pub fn raw_framing_talks_plain_messages(setup: &Setup) {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let sink = Rc::clone(&seen);
+    let s = Probe::new(move |cx, event| {
+        if let Event::Recv(conn, bytes) = event {
+            sink.borrow_mut().push(bytes.clone());
+            cx.send(*conn, bytes).expect("room");
+        }
+    });
+    let mut p = Pair::new(setup, setup.config(), s, Probe::default());
+    let listener = p.server.context().listen_with(setup.address, Framing::Raw).expect("listening");
+    let address = p.server.context().local_address(listener).expect("an address");
+    let options = ConnectOptions::new().framing(Framing::Raw).private_data(b"as it is".to_vec());
+    let conn = p.client.context().connect_with(address, options).expect("connecting");
+    p.until("the active side is up", |p| p.c.live() == 1);
+    let mut buffer = p.client.context().buffer(conn).expect("a buffer");
+    buffer.set_len(3);
+    buffer.copy_from_slice(b"abc");
+    p.client.context().send_buffer(conn, buffer).expect("room");
+    p.client.context().send(conn, b"").expect("room");
+    p.until("two echoes", |p| p.c.received == 2);
+    assert_eq!(*seen.borrow(), [b"abc".to_vec(), vec![]]);
+    assert_eq!(p.s.events[0], Event::Request(b"as it is".to_vec()));
+    p.finish();
+}

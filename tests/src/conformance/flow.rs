@@ -1,0 +1,179 @@
+//! Flow control, timers, threads, and silence.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::{DisconnectReason, SendErrorKind};
+
+use super::harness::{Event, Pair, Probe, Setup, now};
+
+/// A closed window refuses, opens with exactly one `on_writable`, and loses nothing.
+pub fn window_closes_and_opens_once(setup: &Setup) {
+    let config = setup.config().receive_depth(8).send_depth(64);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    let mut sent = 0_u32;
+    for _ in 0..20 {
+        let writable = p.client.context().writable(conn);
+        let mut accepted = 0;
+        let refusal = loop {
+            match p.client.context().send(conn, &sent.to_le_bytes()) {
+                Ok(_) => accepted += 1,
+                Err(kind) => break kind,
+            }
+            sent += 1;
+        };
+        assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock, writable));
+        // Refused again: still one on_writable.
+        assert!(p.client.context().send(conn, b"").is_err());
+        let before = p.c.count(|e| matches!(e, Event::Writable(_)));
+        p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) > before);
+        p.turn_for(Duration::from_millis(5));
+        assert_eq!(p.c.count(|e| matches!(e, Event::Writable(_))), before + 1, "once per refusal");
+    }
+    p.until("all are delivered", |p| p.s.received == u64::from(sent));
+    for (i, message) in p.s.messages().iter().enumerate() {
+        assert_eq!(*message, (i as u32).to_le_bytes());
+    }
+    p.finish();
+}
+
+/// Both sides push as much as the windows take, for a while: nobody gets stuck.
+pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
+    fn pusher(budget: &Rc<Cell<u32>>) -> Probe {
+        let budget = Rc::clone(budget);
+        let mut probe = Probe::new(move |cx, event| {
+            if let Event::Connect(conn, _) | Event::Writable(conn) | Event::Sent(conn, ..) = event {
+                while budget.get() > 0 && cx.send(*conn, &[1; 500]).is_ok() {
+                    budget.set(budget.get() - 1);
+                }
+            }
+        });
+        probe.record_messages = false;
+        probe
+    }
+    for (depth, sends) in [(4, 1), (4, 64), (5, 3), (64, 64), (64, 2)] {
+        let budgets = [Rc::new(Cell::new(5000)), Rc::new(Cell::new(5000))];
+        let config = setup.config().receive_depth(depth).send_depth(sends);
+        let mut p = Pair::new(setup, config, pusher(&budgets[0]), pusher(&budgets[1]));
+        p.connect();
+        p.until("all are delivered", |p| p.s.received == 5000 && p.c.received == 5000);
+        p.finish();
+    }
+}
+
+/// Messages that the user keeps withhold the peer's credit, and give it back from any thread.
+#[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
+pub fn detached_messages_withhold_credit(setup: &Setup) {
+    let config = setup.config().receive_depth(8);
+    let mut s = Probe::default();
+    s.keep = Some(Vec::new());
+    let mut p = Pair::new(setup, config, s, Probe::default());
+    let conn = p.connect();
+    while p.client.context().send(conn, b"keep me").is_ok() {
+        p.turn();
+    }
+    p.turn_for(Duration::from_millis(20));
+    let held = p.s.received;
+    assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock));
+    let kept = p.s.keep.take().expect("kept messages");
+    assert_eq!(kept.len() as u64, held);
+    let releaser = std::thread::spawn(move || {
+        for message in kept {
+            assert_eq!(&*message, b"keep me");
+        }
+    });
+    p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
+    releaser.join().expect("the releasing thread");
+    p.client.context().send(conn, b"room again").expect("room");
+    p.until("the message", |p| p.s.received == held + 1);
+    // One that outlives its connection, and its reactor.
+    p.s.keep = Some(Vec::new());
+    p.client.context().send(conn, b"the last").expect("room");
+    p.until("the last message", |p| p.s.received == held + 2);
+    let kept = p.s.keep.take().expect("kept messages");
+    p.client.context().close(conn);
+    p.until("the end", |p| p.s.live() == 0 && p.c.live() == 0);
+    assert_eq!(&*kept[0], b"the last");
+    drop(kept);
+    p.finish();
+}
+
+/// Timers fire in order, not early, once; a cancelled one never.
+pub fn timers_fire_in_order(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let start = now();
+    let ms = Duration::from_millis;
+    let cancelled = {
+        let mut cx = p.client.context();
+        cx.set_timer(ms(30), 3);
+        cx.set_timer(ms(10), 1);
+        cx.set_timer(Duration::MAX, 99);
+        let cancelled = cx.set_timer(ms(20), 2);
+        assert!(cx.cancel_timer(cancelled));
+        cancelled
+    };
+    assert!(p.client.next_deadline().is_some_and(|at| at <= start + ms(200)));
+    p.until("the last timer", |p| p.c.events.contains(&Event::Timer(3)));
+    assert!(now() - start >= ms(30));
+    assert_eq!(p.c.events, [Event::Timer(1), Event::Timer(3)]);
+    assert!(!p.client.context().cancel_timer(cancelled));
+    p.finish();
+}
+
+/// Another thread stops the loop, and a handle to a reactor that is gone is harmless.
+#[allow(clippy::disallowed_methods, reason = "the stop is to come from another thread")]
+pub fn remote_stops_the_loop(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let remote = p.client.remote();
+    let from_thread = remote.clone();
+    let stopper = std::thread::spawn(move || from_thread.stop());
+    p.client.run(&mut p.c).expect("running");
+    stopper.join().expect("the stopping thread");
+    p.finish();
+    remote.stop();
+    remote.wake();
+}
+
+/// A peer that says nothing any more is given up within the keepalive timeout.
+pub fn silent_peer_is_given_up(setup: &Setup) {
+    let config = setup.config().keepalive(Duration::from_millis(50), Duration::from_millis(200));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    // Both alive and idle: nobody is given up.
+    p.turn_for(Duration::from_millis(600));
+    assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
+    assert!(p.client.stats().pings > 0);
+    // The server stops turning: as good as dead.
+    let start = now();
+    while p.c.live() == 1 {
+        assert!(now() - start < Duration::from_secs(10));
+        p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
+    }
+    assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::KeepaliveTimeout)));
+    assert!(now() - start >= Duration::from_millis(100));
+    p.until("the server notices too", |p| p.s.live() == 0);
+    p.finish();
+}
+
+/// A callback that blocks its own loop for longer than the keepalive timeout does not cost a connection.
+#[allow(clippy::disallowed_methods, reason = "the stall is the test")]
+pub fn own_stall_is_not_the_peers(setup: &Setup) {
+    let patient = setup.config();
+    let hasty = setup.config().keepalive(Duration::from_millis(20), Duration::from_millis(60));
+    let c = Probe::new(|_, event| {
+        if let Event::Timer(_) = event {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    });
+    let mut p = Pair::with_configs(setup, patient, hasty, Probe::echo(), c);
+    let conn = p.connect();
+    p.client.context().set_timer(Duration::from_millis(1), 0);
+    p.until("the stall", |p| p.c.events.contains(&Event::Timer(0)));
+    p.turn_for(Duration::from_millis(300));
+    assert_eq!(p.c.live(), 1);
+    p.client.context().send(conn, b"alive").expect("open");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}

@@ -1,0 +1,320 @@
+//! Two reactors in one thread, and a handler that writes down what it is told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectRequest, ConnectionId, Context, Decision, DetachedMessage, DisconnectReason, Handler,
+    Message, Outcome, ProviderChoice, Reactor, SendId, TimerId,
+};
+
+/// How to reach a provider under test.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The provider.
+    pub provider: ProviderChoice,
+    /// Address of a listener, port 0.
+    pub address: SocketAddr,
+}
+
+impl Setup {
+    /// The embedded provider on 127.0.0.1.
+    #[must_use]
+    pub fn iwarp() -> Self {
+        Self { provider: ProviderChoice::Iwarp, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
+    }
+
+    /// Default settings on this provider.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        Config::default().provider(self.provider).max_memory(2 << 30)
+    }
+}
+
+/// Longest time a test may take.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// Runs a test; a hang ends the process with the test's name instead of hanging the run.
+#[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
+pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
+    let _ = env_logger::builder().is_test(true).try_init();
+    let (done, watch) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if watch.recv_timeout(WATCHDOG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{name} hangs: {} s", WATCHDOG.as_secs());
+            std::process::abort();
+        }
+    });
+    test();
+    drop(done);
+}
+
+/// The time, in tests only.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "a test's own clock")]
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// What a handler was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `on_connect_request`, with its private data.
+    Request(Vec<u8>),
+    /// `on_connect`, with the peer's private data.
+    Connect(ConnectionId, Vec<u8>),
+    /// `on_recv`.
+    Recv(ConnectionId, Vec<u8>),
+    /// `on_send_complete`.
+    Sent(ConnectionId, u64, Outcome),
+    /// `on_writable`.
+    Writable(ConnectionId),
+    /// `on_disconnect`.
+    Disconnect(ConnectionId, DisconnectReason),
+    /// `on_connect_error`.
+    ConnectError(ConnectionId, ConnectError),
+    /// `on_timer`, with its token.
+    Timer(u64),
+}
+
+/// A callback of a [`Probe`]: sees each event right after it was written down.
+pub type React = Box<dyn FnMut(&mut Context<'_>, &Event)>;
+
+/// A handler that writes down what it is told, and checks the order of what it is told.
+pub struct Probe {
+    /// All events, oldest first.
+    pub events: Vec<Event>,
+    /// Answer to connect requests.
+    pub decision: Decision,
+    /// What to do on each event.
+    pub react: React,
+    /// Keep messages instead of letting them go.
+    pub keep: Option<Vec<DetachedMessage>>,
+    /// Write messages down; off for floods.
+    pub record_messages: bool,
+    /// Messages received, recorded or not.
+    pub received: u64,
+    /// Sends completed, recorded or not.
+    pub sent: u64,
+    live: BTreeMap<ConnectionId, u64>,
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Probe").field("events", &self.events).finish_non_exhaustive()
+    }
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self::new(|_, _| {})
+    }
+}
+
+impl Probe {
+    /// A probe that reacts to events.
+    pub fn new(react: impl FnMut(&mut Context<'_>, &Event) + 'static) -> Self {
+        Self {
+            events: Vec::new(),
+            decision: Decision::Accept,
+            react: Box::new(react),
+            keep: None,
+            record_messages: true,
+            received: 0,
+            sent: 0,
+            live: BTreeMap::new(),
+        }
+    }
+
+    /// A probe that sends every message back.
+    #[must_use]
+    pub fn echo() -> Self {
+        let mut probe = Self::new(|cx, event| {
+            if let Event::Recv(conn, bytes) = event {
+                cx.send(*conn, bytes).expect("an echo never has more out than came in");
+            }
+        });
+        probe.record_messages = false;
+        probe
+    }
+
+    /// Connections it was told of and not told the end of.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// The first connection it was told of.
+    #[must_use]
+    pub fn connection(&self) -> Option<ConnectionId> {
+        self.events.iter().find_map(|event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None })
+    }
+
+    /// Messages written down.
+    #[must_use]
+    pub fn messages(&self) -> Vec<&[u8]> {
+        self.events.iter().filter_map(|e| if let Event::Recv(_, bytes) = e { Some(&bytes[..]) } else { None }).collect()
+    }
+
+    /// How many events satisfy a condition.
+    pub fn count(&self, condition: impl Fn(&Event) -> bool) -> usize {
+        self.events.iter().filter(|event| condition(event)).count()
+    }
+
+    fn tell(&mut self, cx: &mut Context<'_>, event: Event) {
+        let noisy = matches!(event, Event::Recv(..) | Event::Sent(..));
+        (self.react)(cx, &event);
+        if self.record_messages || !noisy {
+            self.events.push(event);
+        }
+    }
+
+    fn assert_live(&self, conn: ConnectionId, what: &str) {
+        assert!(self.live.contains_key(&conn), "{what} of {conn} outside on_connect..on_disconnect");
+    }
+}
+
+impl Handler for Probe {
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        self.tell(cx, Event::Request(request.private_data.to_vec()));
+        self.decision.clone()
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        assert!(self.live.insert(conn, 0).is_none(), "{conn} connected twice");
+        let private_data = cx.private_data(conn).to_vec();
+        self.tell(cx, Event::Connect(conn, private_data));
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.assert_live(conn, "on_recv");
+        self.received += 1;
+        let bytes = message.to_vec();
+        if let Some(kept) = &mut self.keep {
+            kept.push(message.detach());
+        }
+        self.tell(cx, Event::Recv(conn, bytes));
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        let next = self.live.get_mut(&conn).expect("on_send_complete between on_connect and on_disconnect");
+        assert_eq!(send.sequence(), *next, "sends complete once, in order");
+        *next += 1;
+        self.sent += 1;
+        self.tell(cx, Event::Sent(conn, send.sequence(), outcome));
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.assert_live(conn, "on_writable");
+        self.tell(cx, Event::Writable(conn));
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        assert!(self.live.remove(&conn).is_some(), "{conn} ended, but was never announced or ended before");
+        self.tell(cx, Event::Disconnect(conn, reason));
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        assert!(!self.live.contains_key(&conn), "{conn} was up: its end is on_disconnect");
+        self.tell(cx, Event::ConnectError(conn, error));
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _timer: TimerId, token: u64) {
+        self.tell(cx, Event::Timer(token));
+    }
+}
+
+/// A server and a client.
+#[derive(Debug)]
+pub struct Pair {
+    /// The listening reactor.
+    pub server: Reactor,
+    /// Its handler.
+    pub s: Probe,
+    /// The connecting reactor.
+    pub client: Reactor,
+    /// Its handler.
+    pub c: Probe,
+    /// Where the server listens.
+    pub address: SocketAddr,
+}
+
+impl Pair {
+    /// Two reactors with the same settings, the first one listening.
+    #[must_use]
+    pub fn new(setup: &Setup, config: Config, s: Probe, c: Probe) -> Self {
+        Self::with_configs(setup, config.clone(), config, s, c)
+    }
+
+    /// Two reactors, the first one listening.
+    #[must_use]
+    pub fn with_configs(setup: &Setup, server: Config, client: Config, s: Probe, c: Probe) -> Self {
+        let mut server = Reactor::new(server).expect("the server's reactor");
+        let client = Reactor::new(client).expect("the client's reactor");
+        let listener = server.context().listen(setup.address).expect("listening");
+        let address = server.context().local_address(listener).expect("the listener's address");
+        Self { server, s, client, c, address }
+    }
+
+    /// Connects, and waits until both sides know.
+    pub fn connect(&mut self) -> ConnectionId {
+        let before = (self.s.live(), self.c.live());
+        let conn = self.client.context().connect(self.address).expect("connecting");
+        self.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (before.0 + 1, before.1 + 1));
+        conn
+    }
+
+    /// Turns both reactors once.
+    pub fn turn(&mut self) {
+        let wait = Some(Duration::from_micros(200));
+        self.server.turn(&mut self.s, wait).expect("the server's turn");
+        self.client.turn(&mut self.c, wait).expect("the client's turn");
+    }
+
+    /// Turns until a condition holds; panics after 20 s.
+    pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        self.until_within(Duration::from_secs(20), what, condition);
+    }
+
+    /// Turns until a condition holds; panics after a time.
+    pub fn until_within(&mut self, limit: Duration, what: &str, condition: impl Fn(&Self) -> bool) {
+        let deadline = now() + limit;
+        while !condition(self) {
+            assert!(now() < deadline, "not within {limit:?}: {what}\nserver {:?}\nclient {:?}", self.s, self.c);
+            self.turn();
+        }
+    }
+
+    /// Turns for a while.
+    pub fn turn_for(&mut self, time: Duration) {
+        let deadline = now() + time;
+        while now() < deadline {
+            self.turn();
+        }
+    }
+
+    /// Closes the client's connection and checks that nothing is left on either side.
+    pub fn finish(mut self) {
+        self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
+        self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
+        self.until("all buffers are home", |p| {
+            [&p.server, &p.client].iter().all(|r| r.pool_levels().0 == r.pool_levels().1)
+        });
+    }
+}
+
+/// Bytes that depend on where they are.
+#[must_use]
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(31) ^ seed.wrapping_mul(131) ^ (i >> 8)) as u8).collect()
+}
+
+/// Open descriptors of this process.
+///
+/// # Panics
+/// Without `/proc`.
+#[must_use]
+pub fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count()
+}

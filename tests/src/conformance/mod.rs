@@ -1,0 +1,49 @@
+//! What every provider must do, written once: each public function of the submodules is one test. The macro
+//! [`crate::conformance!`] instantiates all of them for a provider.
+
+pub mod close;
+pub mod connect;
+pub mod flow;
+pub mod harness;
+pub mod scale;
+pub mod traffic;
+
+pub use harness::Setup;
+
+/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics when what it
+/// needs, a device for example, is not there.
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                connect: exchanges_private_data, passive_side_may_speak_first, reject_carries_its_reason,
+                    nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
+                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
+                    too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
+                flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock,
+                    detached_messages_withhold_credit, timers_fire_in_order, remote_stops_the_loop,
+                    silent_peer_is_given_up, own_stall_is_not_the_peers;
+                close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
+                    both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
+            );
+        }
+    };
+    // Counts the descriptors of its process: in a test binary of its own.
+    (scale $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup; scale: a_thousand_connections, connect_and_close_cycles;);
+        }
+    };
+    (@tests $setup:expr; $($module:ident: $($test:ident),+;)+) => {
+        $($(
+            #[test]
+            fn $test() {
+                $crate::conformance::harness::with_watchdog(stringify!($test), || {
+                    $crate::conformance::$module::$test(&$setup);
+                });
+            }
+        )+)+
+    };
+}

@@ -1,0 +1,86 @@
+//! Many connections, at once and one after another.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::harness::{Event, Pair, Probe, Setup, open_descriptors};
+
+/// A thousand connections in one reactor, each with a hundred echoes; afterwards everything is back.
+pub fn a_thousand_connections(setup: &Setup) {
+    const CONNECTIONS: usize = 1000;
+    const ECHOES: u32 = 100;
+    let _alone = alone();
+    raise_descriptor_limit();
+    let descriptors = open_descriptors();
+    {
+        let config = setup.config().receive_depth(8).send_depth(8).max_message(256).completion_queue(4096);
+        let progress: Rc<RefCell<BTreeMap<usize, u32>>> = Rc::default();
+        let counts = Rc::clone(&progress);
+        let mut c = Probe::new(move |cx, event| match event {
+            Event::Connect(conn, _) => {
+                cx.send(*conn, &0_u32.to_le_bytes()).expect("room");
+            }
+            Event::Recv(conn, bytes) => {
+                let mut counts = counts.borrow_mut();
+                let count = counts.entry(conn.slot()).or_insert(0);
+                assert_eq!(bytes[..], count.to_le_bytes(), "{conn}: echoes in order");
+                *count += 1;
+                if *count < ECHOES {
+                    cx.send(*conn, &count.to_le_bytes()).expect("room");
+                }
+            }
+            _ => {}
+        });
+        c.record_messages = false;
+        let mut p = Pair::new(setup, config, Probe::echo(), c);
+        for _ in 0..CONNECTIONS {
+            p.client.context().connect(p.address).expect("connecting");
+        }
+        let total = CONNECTIONS as u64 * u64::from(ECHOES);
+        p.until_within(Duration::from_secs(90), "all echoes", |p| p.c.received == total);
+        assert!(progress.borrow().values().all(|&count| count == ECHOES));
+        assert_eq!(p.c.live(), CONNECTIONS);
+        p.finish();
+    }
+    assert_eq!(open_descriptors(), descriptors, "descriptors are back to the start");
+}
+
+/// Connections that come and go leave nothing behind.
+pub fn connect_and_close_cycles(setup: &Setup) {
+    let _alone = alone();
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    p.c.record_messages = false;
+    let mut descriptors = 0;
+    for cycle in 0..500 {
+        let conn = p.connect();
+        p.client.context().send(conn, b"x").expect("room");
+        p.until("the echo", |p| p.c.received == cycle + 1);
+        p.client.context().close(conn);
+        p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+        p.s.events.clear();
+        p.c.events.clear();
+        if cycle == 50 {
+            descriptors = open_descriptors();
+        }
+    }
+    // A few may still linger, to deliver what was sent last.
+    assert!(open_descriptors() <= descriptors + 4, "{descriptors} descriptors at first, {} now", open_descriptors());
+    let (all, free) = p.client.pool_levels();
+    assert_eq!(all, free);
+    p.finish();
+}
+
+/// One test at a time: they count what the process has open.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Both ends of a thousand connections are in this process.
+fn raise_descriptor_limit() {
+    let limit = rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
+    assert!(limit > 2300, "this test needs 2,300 descriptors, the limit is {limit}: raise it with `ulimit -n`");
+}

@@ -1,0 +1,135 @@
+//! Messages.
+
+use std::time::Duration;
+
+use rdma_reactor::{Outcome, SendErrorKind, Wait};
+
+use super::harness::{Event, Pair, Probe, Setup, now, pattern};
+
+/// Every size from nothing to the limit comes back as it went.
+pub fn every_size_arrives_intact(setup: &Setup) {
+    let max = 300_000;
+    let config = setup.config().max_message(max).receive_depth(8).send_depth(8);
+    let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
+    let conn = p.connect();
+    assert_eq!(p.client.context().max_message(conn), Some(max as usize));
+    let sizes = [
+        0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 247, 248, 249, 255, 256, 257, 1000, 1415, 1416, 1417, 1423, 1424, 1425, 1448,
+        4095, 4096, 4097, 65_400, 65_475, 65_500, 65_527, 65_528, 65_535, 65_536, 65_537, 131_072, 299_999, 300_000,
+    ];
+    for (i, &size) in sizes.iter().enumerate() {
+        p.client.context().send(conn, &pattern(i, size)).expect("room");
+        p.until("the echo", |p| p.c.received == i as u64 + 1);
+        assert_eq!(p.c.messages()[i], pattern(i, size), "{size} bytes");
+    }
+    p.finish();
+}
+
+/// Every accepted send completes once, in order, as sent (the probe checks); batches too.
+pub fn sends_complete_once_and_in_order(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let conn = p.connect();
+    let mut accepted = 0_u64;
+    for round in 0..200 {
+        for i in 0..=round % 17 {
+            if p.client.context().send(conn, &pattern(i, 10 * i)).is_ok() {
+                accepted += 1;
+            }
+        }
+        p.turn();
+    }
+    p.until("all completed and delivered", |p| p.c.sent == accepted && p.s.received == accepted);
+    assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Sent))) as u64, accepted);
+    p.finish();
+}
+
+/// Buffers filled in place, in order with copied sends; an unsent one goes home.
+pub fn in_place_buffers(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let conn = p.connect();
+    for i in 0..20_usize {
+        let mut cx = p.client.context();
+        if i % 2 == 0 {
+            let mut buffer = cx.buffer(conn).expect("a buffer");
+            assert!(buffer.is_empty() && buffer.capacity() == 8192);
+            buffer.set_len(i * 100);
+            buffer.copy_from_slice(&pattern(i, i * 100));
+            cx.send_buffer(conn, buffer).expect("room");
+        } else {
+            cx.send(conn, &pattern(i, i * 100)).expect("room");
+        }
+    }
+    drop(p.client.context().buffer(conn).expect("a buffer"));
+    p.until("twenty messages", |p| p.s.received == 20);
+    for (i, message) in p.s.messages().iter().enumerate() {
+        assert_eq!(*message, pattern(i, i * 100));
+    }
+    p.finish();
+}
+
+/// What cannot be sent is refused with a reason, and a buffer comes back.
+pub fn too_long_and_closed_are_refused(setup: &Setup) {
+    let server = setup.config().max_message(100);
+    let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
+    let conn = p.connect();
+    let mut cx = p.client.context();
+    assert_eq!(cx.send(conn, &[0; 101]), Err(SendErrorKind::TooLong { len: 101, max: 100 }));
+    assert!(cx.send(conn, &[0; 100]).is_ok());
+    let buffer = cx.buffer(conn).expect("a buffer");
+    assert_eq!(buffer.capacity(), 100);
+    cx.close(conn);
+    assert_eq!(cx.send(conn, b"late"), Err(SendErrorKind::Closed));
+    let refused = cx.send_buffer(conn, buffer).expect_err("it is closing");
+    assert_eq!(refused.kind, SendErrorKind::Closed);
+    drop(refused);
+    p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+    assert_eq!(p.s.received, 1);
+    p.finish();
+}
+
+/// The same traffic in each wait mode.
+pub fn both_wait_modes(setup: &Setup) {
+    for wait in [Wait::Event, Wait::Spin(Duration::from_micros(50)), Wait::Spin(Duration::from_secs(1))] {
+        let config = setup.config().wait(wait);
+        let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
+        let conn = p.connect();
+        for i in 0..50 {
+            p.client.context().send(conn, &pattern(i, 64)).expect("room");
+            p.until("the echo", |p| p.c.received == i as u64 + 1);
+        }
+        p.finish();
+    }
+}
+
+/// A turn handles what its budget allows, says that there is more, and waits no longer than it was told.
+pub fn turns_are_bounded_and_say_so(setup: &Setup) {
+    let config = setup.config().completions_per_turn(4);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    for i in 0..40 {
+        p.client.context().send(conn, &[i]).expect("room");
+    }
+    p.until("all are delivered", |p| p.s.received == 40);
+    // The same again with the server not turning: it finds them all waiting.
+    for i in 0..40 {
+        while p.client.context().send(conn, &[i]).is_err() {
+            p.turn();
+        }
+    }
+    for _ in 0..10 {
+        p.client.turn(&mut p.c, Some(Duration::from_millis(1))).expect("a turn");
+    }
+    let mut said_more = 0;
+    while p.s.received < 80 {
+        let before = p.s.received;
+        let turn = p.server.turn(&mut p.s, Some(Duration::from_millis(100))).expect("a turn");
+        assert!(p.s.received - before <= 4, "{} messages in a turn of 4", p.s.received - before);
+        said_more += usize::from(turn.more);
+        p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("a turn");
+    }
+    assert!(said_more > 0, "40 messages in turns of 4, and never more to do");
+    let before = now();
+    p.server.turn(&mut p.s, Some(Duration::from_millis(20))).expect("a turn");
+    assert!(now() - before < Duration::from_secs(2));
+    p.finish();
+}

@@ -1,0 +1,4 @@
+//! What the tests share: the conformance suite, the simulation, recorded exchanges.
+
+pub mod pcap;
+pub mod conformance;

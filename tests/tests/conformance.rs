@@ -1,0 +1,5 @@
+//! The conformance suite, once per provider.
+
+use rdma_reactor_tests::conformance;
+
+conformance!(iwarp, rdma_reactor_tests::conformance::Setup::iwarp());

@@ -1,0 +1,81 @@
+//! Settings of the embedded provider.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// Whether FPDUs carry a checked CRC32c (RFC 5044 §4.4). A connection uses it if either side asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CrcPolicy {
+    /// Ask for it: TCP's own checksum lets one error in some ten million damaged packets through.
+    #[default]
+    Require,
+    /// Do not ask; it is used all the same with a peer that does.
+    Off,
+}
+
+/// Settings of [`crate::iwarp::Iwarp`]; the defaults suit a server on a network it does not control.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct IwarpConfig {
+    /// CRC of FPDUs.
+    pub crc: CrcPolicy,
+    /// Connections whose handshake the peer or the user has not finished; one more is closed at once.
+    pub max_handshakes: usize,
+    /// Closed sockets that still deliver what was sent; one more is closed without.
+    pub max_lingering: usize,
+    /// From a TCP connection to its complete MPA request.
+    pub request_timeout: Duration,
+    /// From the request to the user's accept or reject; then the peer is rejected.
+    pub accept_timeout: Duration,
+    /// From accept to the first bytes of a peer that promised to send some.
+    pub ready_timeout: Duration,
+    /// From our end of the stream to the peer's.
+    pub linger: Duration,
+    /// How long a server's sends are held after the reply to a client that promised no first bytes.
+    pub reply_grace: Duration,
+    /// Pause after the system had no descriptor for a new connection.
+    pub accept_backoff: Duration,
+    /// Try once more with MPA revision 1 when a peer hangs up on revision 2.
+    pub retry_v1: bool,
+    /// RDMA Reads outstanding per direction where the user names none.
+    pub read_depth: u16,
+    /// Bytes received per connection and call of progress before the next connection has its turn.
+    pub receive_budget: usize,
+}
+
+impl Default for IwarpConfig {
+    fn default() -> Self {
+        Self {
+            crc: CrcPolicy::default(),
+            max_handshakes: 128,
+            max_lingering: 1024,
+            request_timeout: Duration::from_secs(5),
+            accept_timeout: Duration::from_secs(10),
+            ready_timeout: Duration::from_secs(10),
+            linger: Duration::from_secs(1),
+            reply_grace: Duration::from_millis(10),
+            accept_backoff: Duration::from_millis(100),
+            retry_v1: true,
+            read_depth: 16,
+            receive_budget: 512 * 1024,
+        }
+    }
+}
+
+impl IwarpConfig {
+    /// Refuses what cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
+        let range = |what, value, range| Err(Error::OutOfRange { what, value, range });
+        if self.max_handshakes == 0 {
+            return range("max_handshakes", 0, "at least 1");
+        }
+        if self.read_depth == 0 || self.read_depth > super::startup::MAX_READ_DEPTH {
+            return range("read_depth", self.read_depth.into(), "1 to 128");
+        }
+        if self.receive_budget == 0 {
+            return range("receive_budget", 0, "at least 1");
+        }
+        Ok(())
+    }
+}

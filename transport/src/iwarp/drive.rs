@@ -1,0 +1,337 @@
+//! What happens on the completion channel and on deadlines: bytes move, connections end.
+
+use std::cmp::Reverse;
+use std::io::{self, IoSliceMut};
+use std::time::Instant;
+
+use super::endpoint::{Endpoint, State, lost, never_up};
+use super::net::{Channel, Net, Ready, SocketId};
+use super::provider::{Iwarp, Owner};
+use super::receive::Fault;
+use super::startup;
+use super::wire::{Quote, TerminateCause};
+use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
+use crate::provider::Drive;
+use crate::slab::Key;
+
+/// Of this many rounds of a busy poll one looks at all connections.
+const SPIN_FULL: u32 = 8;
+/// Receive calls per connection before the next connection has its turn.
+const RECEIVES: usize = 4;
+
+/// How a receive call went.
+enum Received {
+    /// Bytes in place, bytes in the staging buffer, and whether the socket had no more.
+    Bytes(usize, usize, bool),
+    Nothing,
+    End,
+    Lost(io::Error),
+}
+
+impl<N: Net> Iwarp<N> {
+    /// Moves bytes and runs timers; whether there is more to do.
+    pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
+        if drive == Drive::Spin
+            && self.ready.is_empty()
+            && let Some(hot) = self.hot
+        {
+            self.spins = self.spins.wrapping_add(1);
+            let full = if self.live > 1 { 2 } else { SPIN_FULL };
+            if !self.spins.is_multiple_of(full) {
+                if self.receive(hot, now) {
+                    self.enqueue(hot);
+                }
+                return !self.ready.is_empty();
+            }
+        }
+        let more = match self.collect(Channel::Completion, now) {
+            Ok(more) => more,
+            Err(error) => {
+                log::error!("poll: {error}");
+                false
+            }
+        };
+        for _ in 0..self.ready.len() {
+            let Some(key) = self.ready.pop_front() else { break };
+            if let Some(endpoint) = self.endpoints.get_mut(key) {
+                endpoint.queued = false;
+                if self.receive(key, now) {
+                    self.enqueue(key);
+                }
+            }
+        }
+        self.timers(now);
+        more || !self.ready.is_empty()
+    }
+
+    fn enqueue(&mut self, key: Key) {
+        if let Some(endpoint) = self.endpoints.get_mut(key)
+            && !endpoint.queued
+        {
+            endpoint.queued = true;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Takes the edges of a channel and acts on them; whether there are more.
+    pub(super) fn collect(&mut self, channel: Channel, now: Instant) -> io::Result<bool> {
+        let mut edges = std::mem::take(&mut self.edges);
+        let more = self.net.poll(channel, &mut edges);
+        for (socket, ready) in edges.drain(..) {
+            self.edge(socket, ready, now);
+        }
+        self.edges = edges;
+        more
+    }
+
+    fn edge(&mut self, socket: SocketId, ready: Ready, now: Instant) {
+        match self.owner(socket) {
+            Some(Owner::Endpoint(key)) => match self.endpoints.get_mut(key) {
+                Some(endpoint @ Endpoint { state: State::Live, .. }) => {
+                    endpoint.closed |= ready.closed;
+                    endpoint.readable |= ready.readable;
+                    if ready.writable && endpoint.is_blocked() {
+                        self.transmit(key);
+                    }
+                    if ready.readable {
+                        self.enqueue(key);
+                    }
+                }
+                Some(Endpoint { state: State::Listening, .. }) => self.accept_some(key, now),
+                Some(endpoint) => {
+                    // Bytes behind a frame in progress become an edge when the socket is promoted.
+                    endpoint.closed |= ready.closed;
+                    self.advance(key, now);
+                }
+                None => {}
+            },
+            Some(Owner::Linger(key)) => {
+                if let Some(linger) = self.lingers.get_mut(key)
+                    && linger.serve(&mut self.net, &mut self.staging)
+                {
+                    self.lingers.remove(key);
+                    self.close(socket, false);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Receives on a live connection, within its budget; whether bytes may be left.
+    fn receive(&mut self, key: Key, now: Instant) -> bool {
+        let mut budget = self.config.receive_budget;
+        for _ in 0..RECEIVES {
+            let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else {
+                if self.hot == Some(key) {
+                    self.hot = None;
+                }
+                return false;
+            };
+            let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return false };
+            let received = receive_once(&mut self.net, socket, qp.direct(), &mut self.staging);
+            let (direct, staged, drained) = match received {
+                Received::Bytes(direct, staged, drained) => (direct, staged, drained && !endpoint.closed),
+                Received::Nothing => {
+                    endpoint.readable = false;
+                    if let Some(error) = endpoint.broken.take() {
+                        self.end(key, lost(&error), None, now);
+                    }
+                    return false;
+                }
+                Received::End => {
+                    self.end(key, DisconnectCause::Peer, None, now);
+                    return false;
+                }
+                Received::Lost(error) => {
+                    self.end(key, lost(&error), None, now);
+                    return false;
+                }
+            };
+            let result = qp.input(direct, &self.staging[..staged], &mut self.cqs);
+            if qp.is_held() && qp.has_received() {
+                qp.release();
+                self.announce(key);
+                self.set_deadline(key, None);
+                self.transmit(key);
+            } else if qp.has_output() {
+                self.transmit(key);
+            }
+            self.hot = Some(key);
+            match result {
+                Ok(()) => {}
+                Err(Fault::Violation(cause, quote)) => {
+                    self.end(key, DisconnectCause::PeerViolation(cause.to_string()), Some((cause, quote)), now);
+                    return false;
+                }
+                Err(Fault::Terminated(what)) => {
+                    self.end(key, DisconnectCause::TerminatedByPeer(what), None, now);
+                    return false;
+                }
+            }
+            if drained {
+                if let Some(endpoint) = self.endpoints.get_mut(key) {
+                    endpoint.readable = false;
+                    return endpoint.broken.is_some();
+                }
+                return false;
+            }
+            budget = budget.saturating_sub(direct + staged);
+            if budget == 0 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Hands a connection's output to TCP. When that fails, the next progress finds out why.
+    pub(super) fn transmit(&mut self, key: Key) {
+        let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else { return };
+        if endpoint.broken.is_some() {
+            return;
+        }
+        let result = match endpoint.send_frame(&mut self.net) {
+            Ok(true) => {
+                let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return };
+                endpoint.transmissions = endpoint.transmissions.wrapping_add(1);
+                if endpoint.transmissions % 1024 == 16
+                    && let Ok(max_segment) = self.net.max_segment(socket)
+                {
+                    qp.set_max_segment(max_segment);
+                }
+                let net = &mut self.net;
+                qp.transmit(&mut |bufs| net.send(socket, bufs), &mut self.cqs).map(|_| ())
+            }
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let Err(error) = result else { return };
+        // What the peer said last may still be there to read.
+        endpoint.broken = Some(error);
+        endpoint.closed = true;
+        self.enqueue(key);
+        self.net.wake(Channel::Completion);
+    }
+
+    /// Raises `Established`, once.
+    pub(super) fn announce(&mut self, key: Key) {
+        if let Some(endpoint) = self.endpoints.get_mut(key)
+            && !endpoint.announced
+        {
+            endpoint.announced = true;
+            self.raise(key, CmEventKind::Established { private_data: Box::default() });
+        }
+    }
+
+    /// Ends a live connection: flushes its queues, tells the user once, and the peer if it is there to hear it.
+    pub(super) fn end(
+        &mut self,
+        key: Key,
+        cause: DisconnectCause,
+        terminate: Option<(TerminateCause, Option<Quote>)>,
+        now: Instant,
+    ) {
+        let Some(State::Live) = self.transition(key, State::Dead) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
+        endpoint.deadline = None;
+        let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.cqs)).unwrap_or_default();
+        let rest = endpoint.unsent(rest);
+        let announced = endpoint.announced;
+        let socket = endpoint.socket.take();
+        if self.hot == Some(key) {
+            self.hot = None;
+        }
+        if let Some(socket) = socket {
+            match cause {
+                DisconnectCause::Peer | DisconnectCause::Path(_) => self.close(socket, false),
+                _ => self.linger(socket, rest, now),
+            }
+        }
+        let kind = match cause {
+            cause if announced || cause == DisconnectCause::Local => CmEventKind::Disconnected(cause),
+            cause => CmEventKind::ConnectFailed(never_up(cause)),
+        };
+        self.raise(key, kind);
+    }
+
+    /// Acts on the deadlines that have passed.
+    pub(super) fn timers(&mut self, now: Instant) {
+        while let Some(&Reverse((at, owner))) = self.deadlines.peek()
+            && at <= now
+        {
+            self.deadlines.pop();
+            if !self.is_due(at, owner) {
+                continue;
+            }
+            match owner {
+                Owner::Endpoint(key) => self.expire(key, now),
+                Owner::Linger(key) => {
+                    if let Some(linger) = self.lingers.remove(key) {
+                        self.close(linger.socket, false);
+                    }
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self, key: Key, now: Instant) {
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
+        endpoint.deadline = None;
+        match &endpoint.state {
+            State::Listening => self.accept_some(key, now),
+            State::Requesting { peer, .. } => {
+                log::debug!("{peer}: no MPA request in time");
+                if let Some(socket) = self.remove(key) {
+                    self.close(socket, true);
+                }
+            }
+            State::Offered(asked) => {
+                let reply = startup::reject(asked, &[]);
+                self.fail(key, Some(ConnectFailure::Timeout), Some(reply), now);
+            }
+            State::Resolved(_) | State::Connecting(..) | State::Replying(..) => {
+                self.fail(key, Some(ConnectFailure::Timeout), None, now);
+            }
+            State::Live if !endpoint.announced => {
+                self.transition(key, State::Dead);
+                self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
+            }
+            State::Live => {
+                let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
+                if !endpoint.frame.is_empty() || !acknowledged {
+                    self.set_deadline(key, Some(now + self.config.reply_grace));
+                } else if let Some(qp) = endpoint.qp.as_mut()
+                    && qp.is_held()
+                {
+                    qp.release();
+                    self.transmit(key);
+                }
+            }
+            State::Dead => {}
+        }
+    }
+}
+
+fn receive_once(net: &mut impl Net, socket: SocketId, direct: Option<crate::mem::Sge>, staging: &mut [u8]) -> Received {
+    loop {
+        let (result, room, capacity) = match direct {
+            Some(mut sge) => {
+                let (room, capacity) = (sge.len(), sge.len() + staging.len());
+                let bufs = &mut [IoSliceMut::new(sge.bytes_mut()), IoSliceMut::new(staging)];
+                (net.recv(socket, bufs), room, capacity)
+            }
+            None => (net.recv(socket, &mut [IoSliceMut::new(staging)]), 0, staging.len()),
+        };
+        match result {
+            Ok(0) => return Received::End,
+            Ok(n) => {
+                let n = n.min(capacity);
+                return Received::Bytes(n.min(room), n - n.min(room), n < capacity);
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Received::Nothing,
+                _ => return Received::Lost(error),
+            },
+        }
+    }
+}

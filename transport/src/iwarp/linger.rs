@@ -1,0 +1,50 @@
+//! A socket that has outlived its connection: what was sent still goes out, what still comes in is discarded, since
+//! closing over unread bytes would reset the stream and destroy what the peer has not read.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::time::Instant;
+
+use super::net::{Net, SocketId};
+
+#[derive(Debug)]
+pub(crate) struct Linger {
+    pub(crate) socket: SocketId,
+    pub(crate) deadline: Instant,
+    rest: Vec<u8>,
+    sent: usize,
+    finished: bool,
+}
+
+impl Linger {
+    /// Takes over `socket` with bytes that are still to be sent.
+    pub(crate) fn new(socket: SocketId, rest: Vec<u8>, deadline: Instant) -> Self {
+        Self { socket, deadline, rest, sent: 0, finished: false }
+    }
+
+    /// Moves what can be moved; `true` when the socket can be closed.
+    pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
+        while self.sent < self.rest.len() {
+            match net.send(self.socket, &[IoSlice::new(&self.rest[self.sent..])]) {
+                Ok(n) => self.sent += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return true,
+            }
+        }
+        if self.sent >= self.rest.len() && !self.finished {
+            self.finished = true;
+            net.shutdown(self.socket);
+        }
+        // A peer that never stops sending is cut off by the deadline; each edge costs it a bounded read.
+        for _ in 0..16 {
+            match net.recv(self.socket, &mut [IoSliceMut::new(scratch)]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,35 @@
+//! The embedded provider: iWARP in user space over TCP, on the wire that adapters and the kernel's `siw` speak.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`wire`] | parse and emit of MPA, DDP and RDMAP |
+//! | `startup` | the MPA handshake: frames, and what the two sides agree on |
+//! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
+//! | `queue_pair`, `cq` | both together, and where they complete |
+//! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
+//! | `handshake`, `drive` | what happens on an edge or a deadline |
+//! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
+//! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
+//!
+//! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
+#![forbid(unsafe_code)]
+
+mod config;
+mod cq;
+mod drive;
+mod endpoint;
+mod handshake;
+mod linger;
+pub mod net;
+pub mod provider;
+mod queue_pair;
+mod receive;
+mod startup;
+pub mod tcp;
+mod transmit;
+pub mod wire;
+
+pub use config::{CrcPolicy, IwarpConfig};
+pub use net::Net;
+pub use provider::{Entropy, Iwarp};
+pub use tcp::{TcpConfig, TcpNet};

@@ -1,0 +1,520 @@
+//! [`Iwarp`]: the embedded provider behind the [`Provider`] seam.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::config::IwarpConfig;
+use super::cq::Completions;
+use super::endpoint::{Attempt, Endpoint, State};
+use super::linger::Linger;
+use super::net::{Channel, Net, Ready, SocketId};
+use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, reservations};
+use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, MAX_READ_DEPTH, Terms};
+use super::transmit::MAX_INLINE;
+use super::wire::StartupKind;
+use crate::caps::{Capabilities, Features};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause};
+use crate::error::{Error, Result};
+use crate::mem::Memory;
+use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use crate::qp::{QpAttr, QpId};
+use crate::slab::{Key, Slab};
+use crate::wc::WorkCompletion;
+use crate::wr::{RecvWr, SendWr};
+
+/// Name of the provider.
+pub(crate) const NAME: &str = "iwarp";
+const DEVICE: DeviceId = DeviceId(0);
+/// Bytes received at a time for all connections together.
+const STAGING: usize = 256 * 1024;
+const STALE_ID: Error = Error::Stale { object: "connection id" };
+const STALE_QP: Error = Error::Stale { object: "queue pair" };
+
+/// A source of randomness: fills what it gets.
+pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// What a socket belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    Endpoint(Key),
+    Linger(Key),
+}
+
+#[derive(Debug)]
+struct Region {
+    stag: u32,
+    /// Kept for as long as a work request or a peer may reach it.
+    _memory: Arc<Memory>,
+    _access: Access,
+}
+
+/// iWARP in user space. It is driven by one thread and does nothing between two calls.
+pub struct Iwarp<N: Net> {
+    pub(super) config: IwarpConfig,
+    pub(super) net: N,
+    entropy: Entropy,
+    device: DeviceInfo,
+    pub(super) endpoints: Slab<Endpoint>,
+    pub(super) lingers: Slab<Linger>,
+    /// By socket slot.
+    owners: Vec<Option<(SocketId, Owner)>>,
+    pub(super) cqs: Completions,
+    pub(super) cm_events: VecDeque<CmEvent>,
+    regions: Slab<Region>,
+    stags: BTreeMap<u32, Key>,
+    /// Earliest first; an entry holds only while its owner still has that deadline.
+    pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
+    /// Connections with work left.
+    pub(super) ready: VecDeque<Key>,
+    /// Listeners with connections left.
+    pub(super) backlog: VecDeque<Key>,
+    pub(super) staging: Box<[u8]>,
+    pub(super) edges: Vec<(SocketId, Ready)>,
+    pub(super) handshakes: usize,
+    /// Connections that were refused for one of the limits.
+    pub(super) refused: u64,
+    /// The connection that received last.
+    pub(super) hot: Option<Key>,
+    pub(super) live: usize,
+    pub(super) spins: u32,
+    /// Inside the getter of the CM channel: whatever is raised now it will return.
+    pub(super) within_cm: bool,
+}
+
+impl<N: Net> fmt::Debug for Iwarp<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iwarp")
+            .field("net", &self.net)
+            .field("endpoints", &self.endpoints.len())
+            .field("live", &self.live)
+            .field("handshakes", &self.handshakes)
+            .field("lingering", &self.lingers.len())
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<N: Net> Iwarp<N> {
+    /// A provider on `net`. Keys of memory regions are as unpredictable as `entropy`.
+    ///
+    /// # Errors
+    /// For settings out of range.
+    pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
+        config.check()?;
+        let mut capabilities = Capabilities::portable(Features::SERVER_SENDS_FIRST);
+        capabilities.max_inline = MAX_INLINE as u32;
+        capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
+        capabilities.max_completion_queue = 1 << 22;
+        capabilities.max_private_data = MAX_PRIVATE_DATA_OUT;
+        capabilities.max_message = MAX_MESSAGE;
+        capabilities.max_read_depth = MAX_READ_DEPTH;
+        Ok(Self {
+            config,
+            net,
+            entropy,
+            device: DeviceInfo { name: "iwarp0".into(), capabilities },
+            endpoints: Slab::default(),
+            lingers: Slab::default(),
+            owners: Vec::new(),
+            cqs: Completions::default(),
+            cm_events: VecDeque::new(),
+            regions: Slab::default(),
+            stags: BTreeMap::new(),
+            deadlines: BinaryHeap::new(),
+            ready: VecDeque::new(),
+            backlog: VecDeque::new(),
+            staging: vec![0; STAGING].into_boxed_slice(),
+            edges: Vec::with_capacity(256),
+            handshakes: 0,
+            refused: 0,
+            hot: None,
+            live: 0,
+            spins: 0,
+            within_cm: false,
+        })
+    }
+
+    /// The sockets.
+    pub const fn net(&self) -> &N {
+        &self.net
+    }
+
+    /// The sockets, for a simulation to act on.
+    pub const fn net_mut(&mut self) -> &mut N {
+        &mut self.net
+    }
+
+    /// Connections refused since the start because of [`IwarpConfig::max_handshakes`].
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    pub(super) fn owner(&self, socket: SocketId) -> Option<Owner> {
+        let (id, owner) = (*self.owners.get(socket.0.slot() as usize)?)?;
+        (id == socket).then_some(owner)
+    }
+
+    pub(super) fn own(&mut self, socket: SocketId, owner: Owner) {
+        let slot = socket.0.slot() as usize;
+        if slot >= self.owners.len() {
+            self.owners.resize(slot + 1, None);
+        }
+        self.owners[slot] = Some((socket, owner));
+    }
+
+    pub(super) fn close(&mut self, socket: SocketId, reset: bool) {
+        if let Some(owner) = self.owners.get_mut(socket.0.slot() as usize)
+            && owner.is_some_and(|(id, _)| id == socket)
+        {
+            *owner = None;
+        }
+        self.net.close(socket, reset);
+    }
+
+    /// Lets a socket go: what is left is sent, then it is closed.
+    pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
+        if self.lingers.len() >= self.config.max_lingering {
+            self.close(socket, false);
+            return;
+        }
+        let mut linger = Linger::new(socket, rest, now + self.config.linger);
+        if linger.serve(&mut self.net, &mut self.staging) {
+            self.close(socket, false);
+            return;
+        }
+        let deadline = linger.deadline;
+        let owner = Owner::Linger(self.lingers.insert(linger));
+        self.own(socket, owner);
+        self.push_deadline(deadline, owner);
+    }
+
+    /// Sets or clears the one deadline of an endpoint.
+    pub(super) fn set_deadline(&mut self, key: Key, deadline: Option<Instant>) {
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.deadline = deadline;
+            if let Some(deadline) = deadline {
+                self.push_deadline(deadline, Owner::Endpoint(key));
+            }
+        }
+    }
+
+    fn push_deadline(&mut self, deadline: Instant, owner: Owner) {
+        if self.deadlines.len() > 64 + 4 * (self.endpoints.len() + self.lingers.len()) {
+            let mut deadlines = std::mem::take(&mut self.deadlines);
+            deadlines.retain(|&Reverse((at, owner))| self.is_due(at, owner));
+            self.deadlines = deadlines;
+        }
+        self.deadlines.push(Reverse((deadline, owner)));
+    }
+
+    /// Whether `owner` still has this deadline.
+    pub(super) fn is_due(&self, at: Instant, owner: Owner) -> bool {
+        match owner {
+            Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
+            Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
+        }
+    }
+
+    /// Queues an event of the CM channel.
+    pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
+        if self.cm_events.is_empty() && !self.within_cm {
+            self.net.wake(Channel::Cm);
+        }
+        self.cm_events.push_back(CmEvent { id: CmId(key), kind });
+    }
+
+    /// Changes state, and what is counted by it; returns the previous one.
+    pub(super) fn transition(&mut self, key: Key, state: State) -> Option<State> {
+        let endpoint = self.endpoints.get_mut(key)?;
+        self.handshakes += usize::from(state.is_handshake());
+        self.live += usize::from(matches!(state, State::Live));
+        let previous = std::mem::replace(&mut endpoint.state, state);
+        self.handshakes -= usize::from(previous.is_handshake());
+        self.live -= usize::from(matches!(previous, State::Live));
+        Some(previous)
+    }
+
+    /// Gives completion events that came outside of progress an edge.
+    pub(super) fn wake_completions(&mut self) {
+        if self.cqs.take_edge() {
+            self.net.wake(Channel::Completion);
+        }
+    }
+
+    fn endpoint(&self, id: CmId) -> Result<&Endpoint> {
+        self.endpoints.get(id.0).filter(|e| !matches!(e.state, State::Requesting { .. })).ok_or(STALE_ID)
+    }
+
+    fn is_device(device: DeviceId) -> Result<()> {
+        if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
+    }
+
+    fn private_data(data: &[u8]) -> Result<()> {
+        let (len, max) = (data.len(), MAX_PRIVATE_DATA_OUT);
+        if len > max { Err(Error::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
+    }
+
+    fn terms(&self, param: &ConnectParam<'_>) -> Terms {
+        let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
+        Terms::new(self.config.crc, or_default(param.responder_resources), or_default(param.initiator_depth))
+    }
+
+    fn random(&mut self) -> u32 {
+        let mut bytes = [0; 4];
+        (self.entropy)(&mut bytes);
+        u32::from_ne_bytes(bytes)
+    }
+}
+
+impl<N: Net> Provider for Iwarp<N> {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
+        (device == DEVICE).then_some(&self.device)
+    }
+
+    fn cm_channel(&self) -> RawFd {
+        self.net.channel(Channel::Cm)
+    }
+
+    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
+        Self::is_device(device)?;
+        Ok(self.net.channel(Channel::Completion))
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.peek().map(|Reverse((at, _))| *at)
+    }
+
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        let more = self.drive(now, drive);
+        // The caller gets completion events next: no edge is needed.
+        self.cqs.take_edge();
+        more
+    }
+
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        let socket = self.net.listen(address, backlog).map_err(|source| Error::Listen { address, source })?;
+        let key = self.endpoints.insert(Endpoint::new(State::Listening, Some(socket)));
+        self.own(socket, Owner::Endpoint(key));
+        Ok(CmId(key))
+    }
+
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
+        self.net.local_address(self.endpoint(id).ok()?.socket?).ok()
+    }
+
+    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+        let key = self.endpoints.insert(Endpoint::new(State::Resolved(peer), None));
+        self.set_deadline(key, Some(deadline));
+        self.raise(key, CmEventKind::Resolved { device: DEVICE });
+        Ok(CmId(key))
+    }
+
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
+        Self::private_data(param.private_data)?;
+        let endpoint = self.endpoint(id)?;
+        let State::Resolved(peer) = endpoint.state else {
+            return Err(Error::InvalidState { call: "connect", state: endpoint.state.name() });
+        };
+        if endpoint.qp.is_none() {
+            return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
+        }
+        let attempt = Attempt {
+            terms: self.terms(param),
+            private_data: param.private_data.to_vec(),
+            reader: FrameReader::new(StartupKind::Reply),
+        };
+        self.open(id.0, Box::new(attempt), peer);
+        self.wake_completions();
+        Ok(())
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        Self::private_data(param.private_data)?;
+        let terms = self.terms(param);
+        let key = id.0;
+        let endpoint = self.endpoint(id)?;
+        let (State::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
+            return Err(Error::InvalidState { call: "accept", state: endpoint.state.name() });
+        };
+        if endpoint.qp.is_none() {
+            return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
+        }
+        let (frame, agreement) = startup::accept(&terms, asked, param.private_data);
+        self.transition(key, State::Live);
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.frame = frame;
+        }
+        self.begin(key, socket, Role::Responder, &agreement, now);
+        self.wake_completions();
+        Ok(())
+    }
+
+    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
+        Self::private_data(private_data)?;
+        let endpoint = self.endpoint(id)?;
+        let State::Offered(asked) = endpoint.state else {
+            return Err(Error::InvalidState { call: "reject", state: endpoint.state.name() });
+        };
+        let reply = startup::reject(&asked, private_data);
+        if let Some(socket) = self.remove(id.0) {
+            self.linger(socket, reply, now);
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
+        let key = id.0;
+        let endpoint = self.endpoint(id)?;
+        match &endpoint.state {
+            State::Listening => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            State::Requesting { .. } | State::Dead => {}
+            State::Live => self.end(key, DisconnectCause::Local, None, now),
+            State::Offered(asked) => {
+                let reply = startup::reject(asked, &[]);
+                self.fail(key, None, Some(reply), now);
+            }
+            State::Resolved(_) => self.fail(key, None, None, now),
+            State::Connecting(..) | State::Replying(..) => {
+                let failure = ConnectFailure::System("disconnected here while connecting".into());
+                self.fail(key, Some(failure), None, now);
+            }
+        }
+        self.wake_completions();
+        Ok(())
+    }
+
+    fn destroy_id(&mut self, id: CmId, now: Instant) {
+        let key = id.0;
+        if self.endpoint(id).is_err() {
+            return;
+        }
+        let rest = match self.endpoints.get_mut(key) {
+            Some(endpoint) => match &endpoint.state {
+                State::Offered(asked) => Some(startup::reject(asked, &[])),
+                State::Live => {
+                    let rest = endpoint.qp.as_mut().map(|qp| qp.abandon()).unwrap_or_default();
+                    Some(endpoint.unsent(rest))
+                }
+                _ => None,
+            },
+            None => None,
+        };
+        if let Some(socket) = self.remove(key) {
+            match rest {
+                Some(rest) => self.linger(socket, rest, now),
+                None => self.close(socket, false),
+            }
+        }
+    }
+
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        self.within_cm = true;
+        let event = self.next_event(now);
+        self.within_cm = false;
+        self.wake_completions();
+        event
+    }
+
+    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
+        Self::is_device(device)?;
+        let mut stag = self.random();
+        // 1 stands for no region in an RTR.
+        while stag <= 1 || self.stags.contains_key(&stag) {
+            stag = self.random().wrapping_add(stag).wrapping_add(1);
+        }
+        let key = self.regions.insert(Region { stag, _memory: Arc::clone(memory), _access: access });
+        self.stags.insert(stag, key);
+        Ok(MemoryRegion { id: MrId(key), local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
+    }
+
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        let region = self.regions.remove(region.0).ok_or(Error::Stale { object: "memory region" })?;
+        self.stags.remove(&region.stag);
+        Ok(())
+    }
+
+    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+        Self::is_device(device)?;
+        if entries == 0 || entries > self.device.capabilities.max_completion_queue {
+            let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
+            return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
+        }
+        Ok(self.cqs.create(entries as usize))
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
+        self.cqs.destroy(cq)
+    }
+
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        let endpoint = self.endpoint(id)?;
+        if !matches!(endpoint.state, State::Resolved(_) | State::Offered(_)) {
+            return Err(Error::InvalidState { call: "create_qp", state: endpoint.state.name() });
+        }
+        if endpoint.qp.is_some() {
+            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+        }
+        let qp = QueuePair::new(QpId(id.0), attr)?;
+        let [send, recv] = reservations(attr);
+        self.cqs.reserve(send.0, send.1)?;
+        if let Err(error) = self.cqs.reserve(recv.0, recv.1) {
+            self.cqs.release(send.0, send.1, 0);
+            return Err(error);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(id.0) {
+            endpoint.qp = Some(Box::new(qp));
+        }
+        Ok(QpId(id.0))
+    }
+
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let Some(qp) = self.endpoints.get_mut(qp.0).and_then(|endpoint| endpoint.qp.as_mut()) else {
+            return Err(PostError { posted: 0, error: STALE_QP });
+        };
+        let result = qp.post_recv(chain, &mut self.cqs);
+        self.wake_completions();
+        result
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+        let key = qp.0;
+        let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) else {
+            return Err(PostError { posted: 0, error: STALE_QP });
+        };
+        let result = qp.post_send(chain, &mut self.cqs);
+        self.transmit(key);
+        self.wake_completions();
+        result
+    }
+
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let start = out.len();
+        let count = self.cqs.poll(cq, max, out)?;
+        for completion in &out[start..] {
+            match self.endpoints.get_mut(completion.qp.0).and_then(|endpoint| endpoint.qp.as_mut()) {
+                Some(qp) => qp.polled(completion.opcode),
+                None => self.cqs.release_orphan(cq),
+            }
+        }
+        Ok(count)
+    }
+
+    fn req_notify(&mut self, cq: CqId) -> Result<()> {
+        self.cqs.arm(cq)
+    }
+
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        Self::is_device(device)?;
+        Ok(self.cqs.next_event())
+    }
+}

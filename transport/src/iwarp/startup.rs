@@ -1,0 +1,424 @@
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reading a startup frame without a byte too many, and what the two
+//! sides make of each other's.
+
+use super::config::CrcPolicy;
+use super::wire::TerminateCause;
+use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_HEADER_LEN};
+use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
+
+/// The most private data we send: siw counts in a byte, the enhanced block included.
+pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
+/// The most RDMA Reads outstanding that peers take.
+pub(crate) const MAX_READ_DEPTH: u16 = 128;
+
+/// Reads one startup frame. Bytes behind it stay in the socket: they are FPDUs.
+#[derive(Debug)]
+pub(crate) struct FrameReader {
+    kind: StartupKind,
+    buffer: [u8; STARTUP_HEADER_LEN + MAX_PRIVATE_DATA],
+    have: usize,
+    need: usize,
+    header: Option<StartupHeader>,
+}
+
+impl FrameReader {
+    pub(crate) fn new(kind: StartupKind) -> Self {
+        let buffer = [0; STARTUP_HEADER_LEN + MAX_PRIVATE_DATA];
+        Self { kind, buffer, have: 0, need: STARTUP_HEADER_LEN, header: None }
+    }
+
+    /// Where the next bytes go: exactly as many as may be read now.
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.have..self.need]
+    }
+
+    /// Whether nothing has come yet.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.have == 0
+    }
+
+    /// Takes note of `n` bytes put into [`FrameReader::space`]; the header once the frame is complete.
+    pub(crate) fn filled(&mut self, n: usize) -> Result<Option<StartupHeader>, StartupError> {
+        self.have = (self.have + n).min(self.need);
+        if self.have < self.need {
+            return Ok(None);
+        }
+        if self.header.is_none()
+            && let Some(bytes) = self.buffer.first_chunk::<STARTUP_HEADER_LEN>()
+        {
+            let header = StartupHeader::parse(bytes)?;
+            if header.kind != self.kind {
+                return Err(StartupError::BadKey);
+            }
+            self.need += usize::from(header.private_data_len).min(MAX_PRIVATE_DATA);
+            self.header = Some(header);
+        }
+        Ok(self.header.filter(|_| self.have == self.need))
+    }
+
+    /// The enhanced block, if the frame has one, and the user's private data of a complete frame.
+    pub(crate) fn body(&self) -> (Option<Enhanced>, &[u8]) {
+        let body = &self.buffer[STARTUP_HEADER_LEN.min(self.have)..self.have];
+        match (self.header, body.split_first_chunk::<ENHANCED_LEN>()) {
+            (Some(header), Some((block, rest))) if header.enhanced && header.revision >= 2 => {
+                (Some(Enhanced::parse(*block)), rest)
+            }
+            _ => (None, body),
+        }
+    }
+}
+
+/// The message with which an initiator shows that it is there (RFC 6581 §5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadyToReceive {
+    Write,
+    Read,
+    Send,
+}
+
+/// What both sides agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreement {
+    pub(crate) crc: bool,
+    /// RDMA Reads the peer may have outstanding here.
+    pub(crate) ird: u16,
+    /// RDMA Reads we may have outstanding there.
+    pub(crate) ord: u16,
+    /// The initiator sends this first; `None` without the peer-to-peer model.
+    pub(crate) rtr: Option<ReadyToReceive>,
+}
+
+/// What our side brings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) crc: CrcPolicy,
+    pub(crate) ird: u16,
+    pub(crate) ord: u16,
+    pub(crate) revision: u8,
+}
+
+impl Terms {
+    /// Brings the depths into the range that is ever sent.
+    pub(crate) fn new(crc: CrcPolicy, ird: u16, ord: u16) -> Self {
+        Self { crc, ird: ird.min(MAX_READ_DEPTH), ord: ord.min(MAX_READ_DEPTH), revision: 2 }
+    }
+
+    fn wants_crc(&self) -> bool {
+        self.crc == CrcPolicy::Require
+    }
+}
+
+fn frame(mut header: StartupHeader, enhanced: Option<Enhanced>, private_data: &[u8]) -> Vec<u8> {
+    debug_assert!(private_data.len() <= MAX_PRIVATE_DATA_OUT);
+    header.enhanced = enhanced.is_some();
+    header.private_data_len = (private_data.len() + enhanced.map_or(0, |_| ENHANCED_LEN)) as u16;
+    let mut out = Vec::with_capacity(STARTUP_HEADER_LEN + usize::from(header.private_data_len));
+    out.extend_from_slice(&header.emit());
+    out.extend_from_slice(enhanced.map(|block| block.emit()).as_ref().map_or(&[], |block| block.as_slice()));
+    out.extend_from_slice(private_data);
+    out
+}
+
+fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
+    StartupHeader {
+        kind,
+        markers: false,
+        crc,
+        reject: false,
+        enhanced: false,
+        reserved: 0,
+        revision,
+        private_data_len: 0,
+    }
+}
+
+/// The initiator's request. An offer of Reads needs at least one to be outstanding.
+pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
+    let enhanced = (terms.revision >= 2).then(|| Enhanced {
+        peer_to_peer: true,
+        rtr_send: false,
+        ird: terms.ird,
+        rtr_write: true,
+        rtr_read: true,
+        ord: terms.ord.max(1),
+    });
+    frame(header(StartupKind::Request, terms.revision, terms.wants_crc()), enhanced, private_data)
+}
+
+/// What an initiator makes of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Accepted(Agreement),
+    Rejected,
+    /// Cannot work; the peer is told why with a Terminate, if there is one for it.
+    Failed(&'static str, Option<(TerminateCause, bool)>),
+}
+
+/// Judges a reply to `terms`.
+pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option<Enhanced>) -> Verdict {
+    if reply.reject {
+        return Verdict::Rejected;
+    }
+    let crc = terms.wants_crc() || reply.crc;
+    if reply.markers {
+        return Verdict::Failed("it requires MPA markers", None);
+    }
+    if reply.revision > terms.revision {
+        return Verdict::Failed("its MPA revision is above ours", Some((TerminateCause::LLP_STARTUP, crc)));
+    }
+    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None };
+    let Some(enhanced) = enhanced.filter(|_| terms.revision >= 2) else { return Verdict::Accepted(agreement) };
+    if enhanced.ird != NO_NEGOTIATION {
+        agreement.ord = agreement.ord.min(enhanced.ird);
+    }
+    if enhanced.ord != NO_NEGOTIATION {
+        if enhanced.ord > terms.ird {
+            let what = "it wants more RDMA Reads outstanding than we serve";
+            return Verdict::Failed(what, Some((TerminateCause::LLP_IRD, crc)));
+        }
+        agreement.ird = enhanced.ord;
+    }
+    if enhanced.peer_to_peer {
+        agreement.rtr = Some(match enhanced {
+            Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
+            Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
+            _ => {
+                let what = "it chose no ready-to-receive message that we offered";
+                return Verdict::Failed(what, Some((TerminateCause::LLP_RTR, crc)));
+            }
+        });
+    }
+    Verdict::Accepted(agreement)
+}
+
+/// A peer's request, as far as the answer depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    revision: u8,
+    crc: bool,
+    enhanced: Option<Enhanced>,
+}
+
+/// What a responder makes of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    Acceptable(Asked),
+    /// Rejected without asking the user.
+    Refused(&'static str, Asked),
+    /// Not worth an answer.
+    Unknown(&'static str),
+}
+
+/// Judges a request.
+pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>) -> Judgement {
+    let asked = Asked { revision: request.revision, crc: request.crc, enhanced };
+    if request.revision > 2 {
+        Judgement::Unknown("an MPA revision above 2")
+    } else if request.reject {
+        Judgement::Unknown("a request that rejects")
+    } else if request.markers {
+        Judgement::Refused("it requires MPA markers", asked)
+    } else {
+        Judgement::Acceptable(asked)
+    }
+}
+
+/// The reply that accepts, and what is agreed with it.
+pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
+    let mut agreement = Agreement { crc: asked.crc || terms.wants_crc(), ird: terms.ird, ord: terms.ord, rtr: None };
+    let block = asked.enhanced.map(|asked| {
+        let mut block = Enhanced { peer_to_peer: asked.peer_to_peer, ..Enhanced::default() };
+        block.ird = NO_NEGOTIATION;
+        block.ord = NO_NEGOTIATION;
+        if asked.ord != NO_NEGOTIATION {
+            agreement.ird = terms.ird.max(asked.ord).min(MAX_READ_DEPTH);
+            block.ird = agreement.ird;
+        }
+        if asked.ird != NO_NEGOTIATION {
+            agreement.ord = terms.ord.min(asked.ird);
+            block.ord = agreement.ord;
+        }
+        if asked.peer_to_peer {
+            let choice = match asked {
+                Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
+                Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
+                Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
+                // As siw: whatever it sends first will do.
+                _ => ReadyToReceive::Write,
+            };
+            block.rtr_write = choice == ReadyToReceive::Write;
+            block.rtr_read = choice == ReadyToReceive::Read;
+            block.rtr_send = choice == ReadyToReceive::Send;
+            agreement.rtr = Some(choice);
+        }
+        block
+    });
+    (frame(header(StartupKind::Reply, asked.revision, agreement.crc), block, private_data), agreement)
+}
+
+/// The reply that rejects.
+pub(crate) fn reject(asked: &Asked, private_data: &[u8]) -> Vec<u8> {
+    let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
+    header.reject = true;
+    frame(header, asked.enhanced.map(|_| Enhanced::default()), private_data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(kind: StartupKind, bytes: &[u8]) -> (StartupHeader, Option<Enhanced>, Vec<u8>) {
+        let mut reader = FrameReader::new(kind);
+        let mut at = 0;
+        loop {
+            // One byte at a time, and never one that is not of the frame.
+            reader.space()[0] = bytes[at];
+            at += 1;
+            if let Some(header) = reader.filled(1).unwrap() {
+                assert_eq!(at, bytes.len());
+                let (enhanced, private_data) = reader.body();
+                return (header, enhanced, private_data.to_vec());
+            }
+        }
+    }
+
+    fn terms(crc: CrcPolicy, revision: u8) -> Terms {
+        Terms { revision, ..Terms::new(crc, 4, 8) }
+    }
+
+    #[test]
+    fn both_sides_agree() {
+        use CrcPolicy::{Off, Require};
+        for revision in [1, 2] {
+            for (ours, theirs) in [(Off, Off), (Off, Require), (Require, Off), (Require, Require)] {
+                let offer = terms(ours, revision);
+                let bytes = request(&offer, b"question");
+                let (header, enhanced, private_data) = read(StartupKind::Request, &bytes);
+                assert_eq!(private_data, b"question");
+                let Judgement::Acceptable(asked) = judge_request(&header, enhanced) else { panic!() };
+                let (bytes, passive) = accept(&terms(theirs, 2), &asked, b"answer");
+                let (header, enhanced, private_data) = read(StartupKind::Reply, &bytes);
+                assert_eq!((header.revision, private_data.as_slice()), (revision, b"answer".as_slice()));
+                let Verdict::Accepted(active) = judge_reply(&offer, &header, enhanced) else { panic!() };
+                assert_eq!((active.crc, active.rtr), (passive.crc, passive.rtr));
+                assert_eq!(active.crc, (ours, theirs) != (Off, Off));
+                assert_eq!(active.rtr, (revision == 2).then_some(ReadyToReceive::Write));
+                if revision == 2 {
+                    assert_eq!((active.ord, active.ird), (passive.ird.min(8), passive.ord));
+                    assert_eq!((active.ord, active.ird), (8, 4));
+                }
+                let (header, enhanced, private_data) = read(StartupKind::Reply, &reject(&asked, b"no"));
+                assert_eq!(judge_reply(&offer, &header, enhanced), Verdict::Rejected);
+                assert_eq!(private_data, b"no");
+            }
+        }
+    }
+
+    #[test]
+    fn ready_to_receive_of_every_kind() {
+        for bits in 0..8u8 {
+            let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+            let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
+            let asked = Asked { revision: 2, crc: true, enhanced: Some(block) };
+            let (bytes, agreement) = accept(&terms(CrcPolicy::Require, 2), &asked, b"");
+            let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
+            assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
+            assert!(chosen.peer_to_peer && agreement.rtr.is_some());
+            if bits != 0 {
+                assert!(!chosen.rtr_write || rtr_write);
+                assert!(!chosen.rtr_read || rtr_read);
+                assert!(!chosen.rtr_send || rtr_send);
+            }
+            // As a reply to us.
+            let reply = header(StartupKind::Reply, 2, true);
+            let want = match bits {
+                _ if rtr_write => Some(ReadyToReceive::Write),
+                _ if rtr_read => Some(ReadyToReceive::Read),
+                _ => None,
+            };
+            match judge_reply(&terms(CrcPolicy::Require, 2), &reply, Some(block)) {
+                Verdict::Accepted(agreement) => assert_eq!(agreement.rtr, want),
+                Verdict::Failed(_, Some((cause, _))) => assert_eq!((cause, want), (TerminateCause::LLP_RTR, None)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The bytes of a kernel peer: siw rejects markers with the same.
+    #[test]
+    fn markers_are_refused() {
+        let mut asks = header(StartupKind::Request, 2, false);
+        asks.markers = true;
+        let Judgement::Refused(_, asked) = judge_request(&asks, Some(Enhanced::default())) else { panic!() };
+        assert_eq!(reject(&asked, b"")[16..], [0x30, 2, 0, 4, 0, 0, 0, 0]);
+        let Judgement::Refused(_, asked) = judge_request(&StartupHeader { revision: 1, ..asks }, None) else {
+            panic!()
+        };
+        assert_eq!(reject(&asked, b"")[16..], [0x20, 1, 0, 0]);
+        let mut reply = header(StartupKind::Reply, 2, false);
+        reply.markers = true;
+        let verdict = judge_reply(&terms(CrcPolicy::Require, 2), &reply, Some(Enhanced::default()));
+        assert!(matches!(verdict, Verdict::Failed(_, None)));
+    }
+
+    #[test]
+    fn depths() {
+        let ours = terms(CrcPolicy::Require, 2);
+        let reply = header(StartupKind::Reply, 2, true);
+        let answer = |ird, ord| judge_reply(&ours, &reply, Some(Enhanced { ird, ord, ..Enhanced::default() }));
+        assert!(matches!(answer(3, 2), Verdict::Accepted(Agreement { ird: 2, ord: 3, .. })));
+        assert!(matches!(answer(200, 4), Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
+        assert!(matches!(answer(3, 5), Verdict::Failed(_, Some((TerminateCause::LLP_IRD, true)))));
+        let open = answer(NO_NEGOTIATION, NO_NEGOTIATION);
+        assert!(matches!(open, Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
+        let asked = |ird, ord| {
+            let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
+            let (bytes, agreement) = accept(&ours, &Asked { revision: 2, crc: false, enhanced }, b"");
+            let block = read(StartupKind::Reply, &bytes).1.unwrap();
+            (block.ird, block.ord, agreement.ird, agreement.ord)
+        };
+        assert_eq!(asked(2, 100), (100, 2, 100, 2));
+        assert_eq!(asked(1000, 1000), (128, 8, 128, 8));
+        assert_eq!(asked(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
+    }
+
+    #[test]
+    fn no_frame_is_too_long_for_siw() {
+        let data = [1; MAX_PRIVATE_DATA_OUT];
+        let frame = request(&terms(CrcPolicy::Require, 2), &data);
+        assert_eq!(frame.len() - STARTUP_HEADER_LEN, 255);
+        assert_eq!(read(StartupKind::Request, &frame).2, data);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_does_no_harm(kind: bool, tail: [u8; 4], noise in prop::collection::vec(any::<u8>(), 600)) {
+            let kind = if kind { StartupKind::Request } else { StartupKind::Reply };
+            let mut bytes = header(kind, 2, true).emit().to_vec();
+            bytes[16..].copy_from_slice(&tail);
+            bytes.extend_from_slice(&noise);
+            let mut reader = FrameReader::new(kind);
+            let mut at = 0;
+            while at < bytes.len() {
+                let n = reader.space().len().min(7);
+                prop_assert!(n > 0);
+                reader.space()[..n].copy_from_slice(&bytes[at..at + n]);
+                at += n;
+                match reader.filled(n) {
+                    Ok(None) => {}
+                    Ok(Some(header)) => {
+                        let (enhanced, _) = reader.body();
+                        let _ = judge_reply(&terms(CrcPolicy::Off, 2), &header, enhanced);
+                        if let Judgement::Acceptable(asked) = judge_request(&header, enhanced) {
+                            let frame = accept(&terms(CrcPolicy::Off, 2), &asked, b"").0;
+                            prop_assert!(frame.len() <= STARTUP_HEADER_LEN + 4);
+                        }
+                        break;
+                    }
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+}

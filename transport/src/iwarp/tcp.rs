@@ -1,0 +1,436 @@
+//! The sockets of the embedded provider: TCP, with one inner epoll set for each of the two channels.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use super::net::{Channel, Net, Ready, SocketId};
+use crate::slab::{Key, Slab};
+
+/// Edges taken from a channel at a time.
+const EVENTS: usize = 256;
+const WAKE: Token = Token(usize::MAX);
+
+/// Settings of [`TcpNet`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TcpConfig {
+    /// Silence after which the peer is probed; `None` never probes.
+    pub keepalive: Option<Duration>,
+    /// How long sent bytes may stay unacknowledged before the connection is given up (`TCP_USER_TIMEOUT`).
+    pub user_timeout: Option<Duration>,
+    /// Size of the socket's send buffer; `None` leaves it to the system's tuning.
+    pub send_buffer: Option<usize>,
+    /// Size of the socket's receive buffer; `None` leaves it to the system's tuning.
+    pub recv_buffer: Option<usize>,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            keepalive: Some(Duration::from_secs(15)),
+            user_timeout: Some(Duration::from_secs(20)),
+            send_buffer: None,
+            recv_buffer: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    socket: Socket,
+    channel: Channel,
+}
+
+#[derive(Debug)]
+struct Set {
+    poll: Poll,
+    waker: Waker,
+    events: Events,
+}
+
+impl Set {
+    fn new() -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKE)?;
+        Ok(Self { poll, waker, events: Events::with_capacity(EVENTS) })
+    }
+}
+
+/// TCP sockets of the system, non-blocking and edge-triggered.
+pub struct TcpNet {
+    config: TcpConfig,
+    cm: Set,
+    completion: Set,
+    sockets: Slab<Entry>,
+}
+
+impl fmt::Debug for TcpNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpNet").field("config", &self.config).field("sockets", &self.sockets.len()).finish()
+    }
+}
+
+fn token(key: Key) -> Token {
+    Token((u64::from(key.generation()) << 32 | u64::from(key.slot())) as usize)
+}
+
+fn key(token: Token) -> Key {
+    let token = token.0 as u64;
+    Key::new(token as u32, (token >> 32) as u32)
+}
+
+fn gone() -> io::Error {
+    io::ErrorKind::NotConnected.into()
+}
+
+impl TcpNet {
+    /// No sockets yet.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        Self::with_config(TcpConfig::default())
+    }
+
+    /// As [`TcpNet::new`], with settings.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn with_config(config: TcpConfig) -> io::Result<Self> {
+        Ok(Self { config, cm: Set::new()?, completion: Set::new()?, sockets: Slab::with_generation_bits(31) })
+    }
+
+    fn set(&self, channel: Channel) -> &Set {
+        match channel {
+            Channel::Cm => &self.cm,
+            Channel::Completion => &self.completion,
+        }
+    }
+
+    #[inline]
+    fn socket(&self, id: SocketId) -> io::Result<&Socket> {
+        Ok(&self.sockets.get(id.0).ok_or_else(gone)?.socket)
+    }
+
+    fn tune(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_tcp_nodelay(true)?;
+        if let Some(time) = self.config.keepalive {
+            let probe = Duration::from_secs(5);
+            socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(probe).with_retries(3))?;
+        }
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(self.config.user_timeout)?;
+        if let Some(size) = self.config.send_buffer {
+            socket.set_send_buffer_size(size)?;
+        }
+        if let Some(size) = self.config.recv_buffer {
+            socket.set_recv_buffer_size(size)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, socket: Socket, interest: Interest) -> io::Result<SocketId> {
+        let fd = socket.as_raw_fd();
+        let key = self.sockets.insert(Entry { socket, channel: Channel::Cm });
+        match self.cm.poll.registry().register(&mut SourceFd(&fd), token(key), interest) {
+            Ok(()) => Ok(SocketId(key)),
+            Err(error) => {
+                self.sockets.remove(key);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Net for TcpNet {
+    fn channel(&self, channel: Channel) -> RawFd {
+        self.set(channel).poll.as_raw_fd()
+    }
+
+    fn wake(&mut self, channel: Channel) {
+        if let Err(error) = self.set(channel).waker.wake() {
+            log::error!("cannot wake the {channel:?} channel: {error}");
+        }
+    }
+
+    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        let set = match channel {
+            Channel::Cm => &mut self.cm,
+            Channel::Completion => &mut self.completion,
+        };
+        match set.poll.poll(&mut set.events, Some(Duration::ZERO)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        let mut count = 0;
+        for event in &set.events {
+            count += 1;
+            if event.token() != WAKE {
+                let closed = event.is_read_closed() || event.is_write_closed() || event.is_error();
+                let ready =
+                    Ready { readable: event.is_readable() || closed, writable: event.is_writable() || closed, closed };
+                edges.push((SocketId(key(event.token())), ready));
+            }
+        }
+        Ok(count == EVENTS)
+    }
+
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        if let SocketAddr::V6(v6) = address {
+            // The wildcard takes IPv4 too, whatever the system's default is.
+            socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
+        }
+        if let Some(size) = self.config.recv_buffer {
+            socket.set_recv_buffer_size(size)?;
+        }
+        socket.bind(&SockAddr::from(address))?;
+        socket.listen(i32::try_from(backlog.max(1)).unwrap_or(i32::MAX))?;
+        self.add(socket, Interest::READABLE)
+    }
+
+    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        let (socket, peer) = self.socket(listener)?.accept()?;
+        let peer = peer.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+        socket.set_nonblocking(true)?;
+        self.tune(&socket)?;
+        Ok((self.add(socket, Interest::READABLE | Interest::WRITABLE)?, peer))
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        let socket = Socket::new(Domain::for_address(peer), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        self.tune(&socket)?;
+        match socket.connect(&SockAddr::from(peer)) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        self.add(socket, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        let socket = self.socket(socket)?;
+        if let Some(error) = socket.take_error()? {
+            return Err(error);
+        }
+        match socket.peer_addr() {
+            Ok(_) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        let entry = self.sockets.get_mut(socket.0).ok_or_else(gone)?;
+        let fd = entry.socket.as_raw_fd();
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.completion.poll.registry().register(&mut SourceFd(&fd), token(socket.0), interest)?;
+        entry.channel = Channel::Completion;
+        self.cm.poll.registry().deregister(&mut SourceFd(&fd))
+    }
+
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        self.socket(socket)?.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
+        Ok(self.socket(socket)?.tcp_mss()? as usize)
+    }
+
+    /// Not asked: `TCP_INFO` has no safe wrapper, and the caller waits a grace time besides.
+    fn all_acknowledged(&self, _socket: SocketId) -> bool {
+        true
+    }
+
+    #[inline]
+    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut socket = self.socket(socket)?;
+        match bufs {
+            [one] => socket.read(one),
+            many => socket.read_vectored(many),
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let socket = self.socket(socket)?;
+        match bufs {
+            [one] => socket.send_with_flags(one, libc::MSG_NOSIGNAL),
+            many => socket.send_vectored_with_flags(many, libc::MSG_NOSIGNAL),
+        }
+    }
+
+    fn shutdown(&mut self, socket: SocketId) {
+        if let Ok(socket) = self.socket(socket)
+            && let Err(error) = socket.shutdown(Shutdown::Write)
+        {
+            log::debug!("shutdown: {error}");
+        }
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        if let Some(entry) = self.sockets.remove(socket.0)
+            && reset
+        {
+            // Closing resets the stream when it has no time to linger.
+            let _ = entry.socket.set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+    use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause};
+    use crate::iwarp::{Iwarp, IwarpConfig};
+    use crate::mem::Memory;
+    use crate::provider::{CqId, DeviceId, Drive, Provider};
+    use crate::qp::{QpAttr, QpId};
+    use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
+    use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
+    use std::time::Instant;
+
+    const SIZE: usize = 4096;
+    const DEPTH: u32 = 8;
+
+    struct Side {
+        iwarp: Iwarp<TcpNet>,
+        cq: CqId,
+        memory: Memory,
+        done: Vec<WorkCompletion>,
+        events: Vec<CmEvent>,
+    }
+
+    impl Side {
+        fn new(config: IwarpConfig) -> Self {
+            let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(9))).unwrap();
+            let cq = iwarp.create_cq(DeviceId(0), 4 * DEPTH).unwrap();
+            Self { iwarp, cq, memory: Memory::new(64 * SIZE).unwrap(), done: Vec::new(), events: Vec::new() }
+        }
+
+        fn turn(&mut self) {
+            let now = Instant::now();
+            self.iwarp.progress(now, Drive::Full);
+            while let Some(event) = self.iwarp.next_cm_event(now).unwrap() {
+                self.events.push(event);
+            }
+            self.iwarp.poll_cq(self.cq, 64, &mut self.done).unwrap();
+        }
+
+        fn qp(&mut self, id: CmId) -> QpId {
+            let attr =
+                QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 64 };
+            let qp = self.iwarp.create_qp(id, &attr).unwrap();
+            for slot in 0..DEPTH as usize {
+                self.recv(qp, slot);
+            }
+            qp
+        }
+
+        fn recv(&mut self, qp: QpId, slot: usize) {
+            let sges = SgeList::one(self.memory.sge(slot * SIZE, SIZE));
+            self.iwarp.post_recv(qp, &[RecvWr { wr_id: slot as u64, sges }]).unwrap();
+        }
+
+        fn send(&mut self, qp: QpId, bytes: &[u8]) {
+            self.memory.write(32 * SIZE, bytes);
+            let sges = SgeList::one(self.memory.sge(32 * SIZE, bytes.len()));
+            let wr = SendWr { wr_id: 99, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+            self.iwarp.post_send(qp, &[wr]).unwrap();
+        }
+    }
+
+    fn until(a: &mut Side, b: &mut Side, mut holds: impl FnMut(&mut Side, &mut Side) -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !holds(a, b) {
+            assert!(Instant::now() < end, "{:?} {:?} {:?} {:?}", a.events, a.done, b.events, b.done);
+            a.turn();
+            b.turn();
+        }
+    }
+
+    fn descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    fn connect(server: &mut Side, client: &mut Side) -> (CmId, CmId) {
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), 16).unwrap();
+        let address = server.iwarp.local_address(listener).unwrap();
+        let out = client.iwarp.resolve(address, Instant::now() + Duration::from_secs(5)).unwrap();
+        let qp = client.qp(out);
+        assert_eq!(qp.0, out.0);
+        client.iwarp.connect(out, &ConnectParam { private_data: b"hello", ..Default::default() }).unwrap();
+        until(server, client, |server, _| !server.events.is_empty());
+        let CmEvent { id, kind: CmEventKind::ConnectRequest { private_data, .. } } = server.events.remove(0) else {
+            panic!("{:?}", server.events)
+        };
+        assert_eq!(&*private_data, b"hello");
+        server.qp(id);
+        let param = ConnectParam { private_data: b"welcome", ..Default::default() };
+        server.iwarp.accept(id, &param, Instant::now()).unwrap();
+        until(server, client, |server, client| !server.events.is_empty() && client.events.len() > 1);
+        assert!(matches!(server.events.remove(0).kind, CmEventKind::Established { .. }));
+        assert!(matches!(client.events.remove(0).kind, CmEventKind::Resolved { .. }));
+        let CmEventKind::Established { private_data } = client.events.remove(0).kind else { panic!() };
+        assert_eq!(&*private_data, b"welcome");
+        server.iwarp.destroy_id(listener, Instant::now());
+        (id, out)
+    }
+
+    // One test, since it counts the descriptors of the process.
+    #[test]
+    fn echoes_over_loopback() {
+        // Descriptors of tests that run beside this one come and go: only a growth per round would be ours.
+        let mut counts = Vec::new();
+        for round in 0..20 {
+            let mut server = Side::new(IwarpConfig::default());
+            let mut client = Side::new(IwarpConfig::default());
+            let (in_id, out_id) = connect(&mut server, &mut client);
+            let (in_qp, out_qp) = (QpId(in_id.0), QpId(out_id.0));
+            for echo in 0..100usize {
+                let message: Vec<u8> = (0..(echo * 41) % SIZE).map(|i| (i + echo + round) as u8).collect();
+                client.send(out_qp, &message);
+                until(&mut server, &mut client, |server, _| server.done.iter().any(|wc| wc.opcode == WcOpcode::Recv));
+                let wc = server.done.iter().copied().find(|wc| wc.opcode == WcOpcode::Recv).unwrap();
+                assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, message.len()));
+                let slot = wc.wr_id as usize;
+                let back = server.memory.read(slot * SIZE, message.len());
+                server.recv(in_qp, slot);
+                server.send(in_qp, &back);
+                until(&mut server, &mut client, |server, client| server.done.len() == 2 && client.done.len() == 2);
+                let wc = client.done.iter().copied().find(|wc| wc.opcode == WcOpcode::Recv).unwrap();
+                assert_eq!(client.memory.read(wc.wr_id as usize * SIZE, wc.byte_len as usize), message);
+                client.recv(out_qp, wc.wr_id as usize);
+                server.done.clear();
+                client.done.clear();
+            }
+            client.iwarp.disconnect(out_id, Instant::now()).unwrap();
+            until(&mut server, &mut client, |server, client| !server.events.is_empty() && !client.events.is_empty());
+            assert!(matches!(client.events[0].kind, CmEventKind::Disconnected(DisconnectCause::Local)));
+            assert!(matches!(server.events[0].kind, CmEventKind::Disconnected(DisconnectCause::Peer)));
+            for side in [&mut server, &mut client] {
+                side.turn();
+                assert_eq!(side.done.len(), DEPTH as usize);
+                assert!(side.done.iter().all(|wc| wc.status == WcStatus::Flushed));
+            }
+            server.iwarp.destroy_id(in_id, Instant::now());
+            client.iwarp.destroy_id(out_id, Instant::now());
+            until(&mut server, &mut client, |server, client| {
+                server.iwarp.net().sockets.is_empty() && client.iwarp.net().sockets.is_empty()
+            });
+            drop((server, client));
+            counts.push(descriptors());
+        }
+        assert!(counts[19] <= counts[0] + 8, "{counts:?}");
+    }
+}
