@@ -66,6 +66,8 @@ pub(crate) struct Core {
     pub(crate) writable: Vec<ConnectionId>,
     /// Connections on their way out.
     pub(crate) ending: Vec<ConnectionId>,
+    /// One of them may have come to its end: stage 10 is to look before anything sleeps.
+    pub(crate) endings_moved: bool,
     /// Accepted and not announced yet.
     pub(crate) pending: u32,
     pub(crate) returned: Receiver<Returned>,
@@ -92,6 +94,7 @@ impl Core {
             dirty: Vec::new(),
             writable: Vec::new(),
             ending: Vec::new(),
+            endings_moved: false,
             pending: 0,
             returned,
             return_to,
@@ -505,6 +508,7 @@ impl Core {
             other => other,
         });
         self.ending.push(id);
+        self.endings_moved = true;
         if graceful && c.phase == Phase::Open {
             c.phase = Phase::Draining;
             self.set_phase_timer(id, self.config.close_timeout);
@@ -524,6 +528,7 @@ impl Core {
             self.pending = self.pending.saturating_sub(1);
         }
         c.phase = Phase::Flushing;
+        self.endings_moved = true;
         if c.qp.is_some()
             && let Err(error) = self.provider.disconnect(c.cm, self.now)
         {

@@ -62,6 +62,7 @@ impl Core {
             self.end_send(handler, id, outcome);
         }
         let Some(c) = self.connections.get_mut(id.0) else { return };
+        self.endings_moved |= c.phase > Phase::Open;
         if c.blocked {
             self.writable.push(id);
         }
@@ -104,6 +105,7 @@ impl Core {
             self.stats.stale_completions += 1;
             return;
         };
+        self.endings_moved |= c.phase > Phase::Open;
         if !wc.status.is_success() {
             let status = wc.status;
             let flushing = c.phase == Phase::Flushing;

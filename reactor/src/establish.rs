@@ -263,6 +263,7 @@ impl Core {
     fn disconnected(&mut self, id: ConnectionId, cause: DisconnectCause) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         if std::mem::take(&mut c.provisional) {
+            self.endings_moved = true;
             let reason = match cause {
                 DisconnectCause::Peer => DisconnectReason::Peer,
                 // Only that we flushed it ourselves.

@@ -239,7 +239,11 @@ impl Reactor {
     }
 
     fn has_more(&self) -> bool {
-        self.cm_pending || self.provider_pending || self.timers_pending || self.has_completions()
+        self.cm_pending
+            || self.provider_pending
+            || self.timers_pending
+            || self.core.endings_moved
+            || self.has_completions()
     }
 
     fn has_completions(&self) -> bool {

@@ -44,7 +44,8 @@ impl Core {
             }
             Phase::Draining => self.start_flush(id),
             // The device does not flush: stage 10 finishes it without.
-            Phase::Open | Phase::Flushing => {}
+            Phase::Flushing => self.endings_moved = true,
+            Phase::Open => {}
         }
     }
 
@@ -81,7 +82,7 @@ impl Core {
 
     /// Stage 10: finishes the connections that have nothing outstanding, or whose time is up.
     pub(crate) fn finish_endings<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
-        if self.ending.is_empty() {
+        if !std::mem::take(&mut self.endings_moved) {
             return;
         }
         for id in std::mem::take(&mut self.ending) {

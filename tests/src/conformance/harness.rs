@@ -265,11 +265,13 @@ impl Pair {
         conn
     }
 
-    /// Turns both reactors once.
+    /// Turns both reactors once, and waits a little when neither had anything to do.
     pub fn turn(&mut self) {
-        let wait = Some(Duration::from_micros(200));
-        self.server.turn(&mut self.s, wait).expect("the server's turn");
-        self.client.turn(&mut self.c, wait).expect("the client's turn");
+        let server = self.server.turn(&mut self.s, Some(Duration::ZERO)).expect("the server's turn");
+        let client = self.client.turn(&mut self.c, Some(Duration::ZERO)).expect("the client's turn");
+        if !(server.progressed || server.more || client.progressed || client.more) {
+            self.client.turn(&mut self.c, Some(Duration::from_millis(1))).expect("the client's turn");
+        }
     }
 
     /// Turns until a condition holds; panics after 20 s.
