@@ -20,7 +20,7 @@ pub enum CrcPolicy {
 pub struct IwarpConfig {
     /// CRC of FPDUs.
     pub crc: CrcPolicy,
-    /// Connections whose handshake the peer or the user has not finished; one more is closed at once.
+    /// Incoming connections whose handshake is not finished; more wait in the listener's backlog.
     pub max_handshakes: usize,
     /// Closed sockets that still deliver what was sent; one more is closed without.
     pub max_lingering: usize,

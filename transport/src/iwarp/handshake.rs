@@ -51,12 +51,13 @@ impl<N: Net> Iwarp<N> {
         };
         let listener = *socket;
         for _ in 0..ACCEPTS {
+            if self.handshakes >= self.config.max_handshakes {
+                // The rest waits in the listener's backlog until one of these is done, or has had its time.
+                log::debug!("{} handshakes are not finished: no more are begun", self.handshakes);
+                self.paused.push(key);
+                return;
+            }
             match self.net.accept(listener) {
-                Ok((socket, peer)) if self.handshakes >= self.config.max_handshakes => {
-                    self.refused += 1;
-                    log::warn!("{peer}: refused, {} handshakes are not finished", self.handshakes);
-                    self.net.close(socket, true);
-                }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
@@ -514,11 +515,13 @@ mod tests {
         let (listener, mut peer) = bench.listen();
         peer.write_all(&request_v1()).unwrap();
         let id = bench.request();
-        // Meanwhile there is no room for another.
+        // Meanwhile there is no room for another: it waits.
         let mut other = TcpStream::connect(bench.iwarp.local_address(listener).unwrap()).unwrap();
-        other.set_nonblocking(true).unwrap();
-        bench.end(&mut other);
-        assert_eq!(bench.iwarp.refused(), 1);
+        other.write_all(&request_v1()).unwrap();
+        for _ in 0..10 {
+            bench.turn();
+        }
+        assert_eq!((bench.iwarp.handshakes, bench.events.len()), (1, 0));
         bench.now += Duration::from_secs(11);
         assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
         assert_eq!(bench.read(&mut peer, 20)[16], 0x20);
@@ -526,6 +529,8 @@ mod tests {
         assert!(bench.iwarp.accept(id, &ConnectParam::default(), bench.now).is_err());
         bench.iwarp.destroy_id(id, bench.now);
         assert!(matches!(bench.iwarp.disconnect(id, bench.now), Err(Error::Stale { .. })));
+        let other = bench.request();
+        bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
     }
 
     #[test]

@@ -77,8 +77,8 @@ pub struct Iwarp<N: Net> {
     pub(super) staging: Box<[u8]>,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: usize,
-    /// Connections that were refused for one of the limits.
-    pub(super) refused: u64,
+    /// Listeners that wait for one of them to be done.
+    pub(super) paused: Vec<Key>,
     /// The connection that received last.
     pub(super) hot: Option<Key>,
     pub(super) live: usize,
@@ -95,7 +95,6 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
             .field("live", &self.live)
             .field("handshakes", &self.handshakes)
             .field("lingering", &self.lingers.len())
-            .field("refused", &self.refused)
             .finish_non_exhaustive()
     }
 }
@@ -132,7 +131,7 @@ impl<N: Net> Iwarp<N> {
             staging: vec![0; STAGING].into_boxed_slice(),
             edges: Vec::with_capacity(256),
             handshakes: 0,
-            refused: 0,
+            paused: Vec::new(),
             hot: None,
             live: 0,
             spins: 0,
@@ -148,11 +147,6 @@ impl<N: Net> Iwarp<N> {
     /// The sockets, for a simulation to act on.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.net
-    }
-
-    /// Connections refused since the start because of [`IwarpConfig::max_handshakes`].
-    pub const fn refused(&self) -> u64 {
-        self.refused
     }
 
     pub(super) fn owner(&self, socket: SocketId) -> Option<Owner> {
@@ -237,6 +231,10 @@ impl<N: Net> Iwarp<N> {
         let previous = std::mem::replace(&mut endpoint.state, state);
         self.handshakes -= usize::from(previous.is_handshake());
         self.live -= usize::from(matches!(previous, State::Live));
+        if !self.paused.is_empty() && self.handshakes < self.config.max_handshakes {
+            self.backlog.extend(self.paused.drain(..));
+            self.net.wake(Channel::Cm);
+        }
         Some(previous)
     }
 
