@@ -1,4 +1,14 @@
-//! A single-threaded, edge-triggered reactor for RDMA.
+//! A single-threaded, edge-triggered reactor for RDMA: implement [`Handler`], make a [`Reactor`], call
+//! [`Reactor::run`].
+//!
+//! - [`Config`] has every limit and timeout, with its default and range.
+//! - [`Context`] is what a callback may do: connect, listen, send, close, set timers.
+//! - [`Message`] is what arrived, in the registered buffer it arrived in.
+//! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
+//! - [`Remote`] is what other threads may do.
+//!
+//! One thread drives a reactor; no call but `run` and `turn` blocks. What the loop does, stage by stage, is in
+//! `docs/loop.md`; what goes over the wire in `docs/wire.md`.
 
 mod buffer;
 mod choose;
@@ -34,3 +44,8 @@ pub use crate::reactor::{Parts, Reactor, Turn};
 pub use crate::remote::{Remote, Wake};
 pub use crate::stats::Stats;
 pub use rdma_transport as transport;
+
+/// The README's program, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
