@@ -70,7 +70,6 @@ pub struct Reactor {
     provider_pending: bool,
     timers_pending: bool,
     last_wait: Instant,
-    last_turn: Instant,
 }
 
 impl Reactor {
@@ -107,7 +106,6 @@ impl Reactor {
             provider_pending: false,
             timers_pending: false,
             last_wait: now,
-            last_turn: now,
         })
     }
 
@@ -201,10 +199,10 @@ impl Reactor {
         // 1. spin  2. arm  3. wait
         let sleep_until = timeout.map(|timeout| self.core.now.checked_add(timeout));
         self.spin(sleep_until)?;
-        let asleep_from = self.core.now;
+        // Coming late to a deadline, this side was not listening: silence proves nothing then.
+        let late = self.next_deadline().map_or(Duration::ZERO, |due| self.core.now.saturating_duration_since(due));
+        let behind = late > self.core.config.keepalive_interval / 2;
         self.arm_and_wait(sleep_until)?;
-        // Time asleep is not time behind: the stall is what the callbacks before took.
-        let behind = asleep_from.saturating_duration_since(self.last_turn) > self.core.config.keepalive_interval / 2;
 
         // 4. connection-manager channel  (5. devices' asynchronous events: no provider has any yet)
         if self.take_edge(CM_CHANNEL) {
@@ -233,8 +231,6 @@ impl Reactor {
         self.core.finish_endings(handler, &mut progressed);
         // 11. flush
         self.core.flush();
-        // What a flush found out is an end, too; sends that it completed are found by the next turn.
-        self.last_turn = self.core.now;
         Ok(Turn { progressed, more: self.has_more() })
     }
 

@@ -3,6 +3,7 @@
 
 pub mod close;
 pub mod connect;
+pub mod embed;
 pub mod flow;
 pub mod harness;
 pub mod scale;
@@ -27,6 +28,7 @@ macro_rules! conformance {
                     silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
                     both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
+                embed: an_outer_loop_misses_nothing;
             );
         }
     };

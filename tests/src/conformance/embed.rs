@@ -1,0 +1,62 @@
+//! The reactor inside another loop: one descriptor, one deadline, bounded turns.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rdma_reactor::DisconnectReason;
+
+use super::harness::{Event, Pair, Probe, Setup, now};
+
+/// An outer loop that turns a reactor only when it is readable or its deadline has passed misses nothing: messages in
+/// small turns, timers, and the silence of a dead peer.
+pub fn an_outer_loop_misses_nothing(setup: &Setup) {
+    const ROUNDS: u64 = 2000;
+    let config =
+        setup.config().completions_per_turn(2).keepalive(Duration::from_millis(100), Duration::from_millis(400));
+    let mut c = Probe::new(|cx, event| match event {
+        Event::Connect(conn, _) => {
+            for _ in 0..8 {
+                cx.send(*conn, b"ping").expect("room");
+            }
+        }
+        Event::Recv(conn, _) => {
+            cx.send(*conn, b"ping").expect("room");
+        }
+        _ => {}
+    });
+    c.record_messages = false;
+    let mut p = Pair::new(setup, config, Probe::echo(), c);
+    p.client.context().connect(p.address).expect("connecting");
+    p.client.context().set_timer(Duration::from_millis(50), 7);
+
+    let mut outer = Poll::new().expect("an outer poll");
+    for (fd, token) in [(p.server.as_raw_fd(), 0), (p.client.as_raw_fd(), 1)] {
+        outer.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE).expect("nesting");
+    }
+    // What was asked for from outside is sent off by the first turn.
+    p.turn();
+    let mut events = Events::with_capacity(8);
+    let limit = now() + Duration::from_secs(30);
+    let mut serve_server = true;
+    while p.c.live() == 1 || p.c.received < ROUNDS {
+        assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);
+        let deadlines = [p.server.next_deadline().filter(|_| serve_server), p.client.next_deadline()];
+        let next = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(now()));
+        outer.poll(&mut events, next).expect("the outer poll");
+        let readable = |token| events.iter().any(|event| event.token() == Token(token));
+        let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now());
+        if serve_server && (readable(0) || due(deadlines[0])) {
+            p.server.turn(&mut p.s, Some(Duration::ZERO)).expect("the server's turn");
+        }
+        if readable(1) || due(deadlines[1]) {
+            p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("the client's turn");
+        }
+        // From here on the server is as good as dead.
+        serve_server &= p.c.received < ROUNDS;
+    }
+    assert!(p.c.events.contains(&Event::Timer(7)));
+    assert!(matches!(p.c.events.last(), Some(Event::Disconnect(_, DisconnectReason::KeepaliveTimeout))), "{:?}", p.c);
+    p.finish();
+}
