@@ -40,6 +40,38 @@ pub enum Framing {
     Raw,
 }
 
+/// How to open a connection or a listener.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// Given to the peer's `on_connect_request`: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    pub private_data: Vec<u8>,
+    /// How messages travel.
+    pub framing: Framing,
+}
+
+impl ConnectOptions {
+    /// The defaults: no private data, [`Framing::Credits`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the private data.
+    #[must_use]
+    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
+        self.private_data = data.into();
+        self
+    }
+
+    /// Sets the framing.
+    #[must_use]
+    pub const fn framing(mut self, framing: Framing) -> Self {
+        self.framing = framing;
+        self
+    }
+}
+
 /// Settings of a reactor. Start from [`Config::default`], change what matters; checked by
 /// [`crate::Reactor::new`].
 #[derive(Clone, Debug)]

@@ -4,43 +4,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::buffer::SendBuffer;
-use crate::config::Framing;
+use crate::config::{ConnectOptions, Framing};
 use crate::core::{Core, TimerKind};
 use crate::error::{Error, SendError, SendErrorKind};
 use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
 use crate::stats::Stats;
-
-/// How to open a connection or a listener.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// Given to the peer's `on_connect_request`: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
-    pub private_data: Vec<u8>,
-    /// How messages travel.
-    pub framing: Framing,
-}
-
-impl ConnectOptions {
-    /// The defaults: no private data, [`Framing::Credits`].
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the private data.
-    #[must_use]
-    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
-        self.private_data = data.into();
-        self
-    }
-
-    /// Sets the framing.
-    #[must_use]
-    pub const fn framing(mut self, framing: Framing) -> Self {
-        self.framing = framing;
-        self
-    }
-}
 
 /// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing here blocks, and nothing calls back:
 /// what a call sets off is reported later, from the loop.

@@ -11,9 +11,8 @@ use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wr::{RecvWr, SendFlags, SgeList};
 
 use crate::buffer::{Home, Returned, SendBuffer};
-use crate::config::{Config, Framing};
+use crate::config::{Config, ConnectOptions, Framing};
 use crate::connection::{Connection, Ending, Owes, Phase};
-use crate::context::ConnectOptions;
 use crate::credit::{ReceiveWindow, SendWindow};
 use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Error, SendError, SendErrorKind};

@@ -33,8 +33,8 @@ mod teardown;
 mod timer;
 
 pub use crate::buffer::{DetachedMessage, Message, SendBuffer};
-pub use crate::config::{Config, Framing, ProviderChoice, Wait};
-pub use crate::context::{ConnectOptions, Context};
+pub use crate::config::{Config, ConnectOptions, Framing, ProviderChoice, Wait};
+pub use crate::context::Context;
 pub use crate::error::{ConnectError, DisconnectReason, Error, Outcome, PeerViolation, SendError, SendErrorKind};
 pub use crate::frame::{MAX_USER_PRIVATE_DATA, RejectReason};
 pub use crate::handler::{ConnectRequest, Decision, Handler};

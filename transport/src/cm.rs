@@ -3,13 +3,9 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use crate::provider::DeviceId;
-use crate::slab::Key;
+pub use crate::handle::CmId;
+use crate::handle::DeviceId;
 use crate::wc::WcStatus;
-
-/// Handle of a connection-manager id: a listener, or one end of a connection with its queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CmId(pub Key);
 
 /// What both ends tell each other while connecting (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use crate::slab::Key;
+pub use crate::handle::MrId;
 
 bitflags! {
     /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always there.
@@ -35,7 +35,3 @@ pub struct MemoryRegion {
     /// Key for a peer; useless to it without remote access rights.
     pub remote_key: RemoteKey,
 }
-
-/// Handle of a memory region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MrId(pub Key);

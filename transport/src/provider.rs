@@ -35,22 +35,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::caps::Capabilities;
-use crate::cm::{CmEvent, CmId, ConnectParam};
+use crate::cm::{CmEvent, ConnectParam};
 use crate::error::{Error, Result};
+use crate::handle::{CmId, MrId, QpId};
+pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
-use crate::mr::{Access, MemoryRegion, MrId};
-use crate::qp::{QpAttr, QpId};
-use crate::slab::Key;
+use crate::mr::{Access, MemoryRegion};
+use crate::qp::QpAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
-
-/// Handle of a device: a position in the provider's list, stable while the provider lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DeviceId(pub u32);
-
-/// Handle of a completion queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CqId(pub Key);
 
 /// A device.
 #[derive(Clone, Debug)]

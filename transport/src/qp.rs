@@ -1,11 +1,7 @@
 //! Queue pairs.
 
-use crate::provider::CqId;
-use crate::slab::Key;
-
-/// Handle of a queue pair. It lives and dies with its connection-manager id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QpId(pub Key);
+use crate::handle::CqId;
+pub use crate::handle::QpId;
 
 /// What a queue pair is made with (`rdma_create_qp`(3)): reliable connected service.
 #[derive(Clone, Copy, Debug)]

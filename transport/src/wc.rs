@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use crate::handle::QpId;
 use crate::mr::RemoteKey;
-use crate::qp::QpId;
 
 /// Status of a completion; names follow `ibv_poll_cq`(3). Which one a fault gives differs by device: portable
 /// programs tell success from the rest.

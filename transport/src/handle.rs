@@ -1,0 +1,23 @@
+//! Handles: what names a provider's objects.
+
+use crate::slab::Key;
+
+/// A device: a position in the provider's list, stable while the provider lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId(pub u32);
+
+/// A connection-manager id: a listener, or one end of a connection with its queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CmId(pub Key);
+
+/// A queue pair. It lives and dies with its connection-manager id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpId(pub Key);
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CqId(pub Key);
+
+/// A memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrId(pub Key);
