@@ -9,7 +9,8 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProviderChoice {
-    /// RDMA devices where there are any, else the embedded provider; which one and why is logged at `info`.
+    /// RDMA devices if one serves the first address that is listened on or connected to, else the embedded provider;
+    /// which one and why is logged at `info`. Finding out may take up to 200 ms, once.
     #[default]
     Auto,
     /// RDMA devices through librdmacm and libibverbs.

@@ -11,6 +11,7 @@ use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wr::{RecvWr, SendFlags, SgeList};
 
 use crate::buffer::{Home, Returned, SendBuffer};
+use crate::choose::{self, Use};
 use crate::config::{Config, ConnectOptions, Framing};
 use crate::connection::{Connection, Ending, Owes, Phase};
 use crate::credit::{ReceiveWindow, SendWindow};
@@ -50,6 +51,10 @@ pub(crate) enum Owner {
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) provider: Box<dyn Provider>,
+    /// The first address used decides on another provider.
+    undecided: bool,
+    /// The provider's connection-manager channel is not registered yet.
+    pub(crate) new_provider: bool,
     pub(crate) connections: Slab<Connection>,
     pub(crate) listeners: Slab<Listener>,
     /// By slot of the connection-manager id.
@@ -82,6 +87,8 @@ impl Core {
     pub(crate) fn new(config: Config, provider: Box<dyn Provider>, wake: Arc<WakeFlag>, now: Instant) -> Self {
         let (return_to, returned) = crossbeam_channel::unbounded();
         Self {
+            undecided: false,
+            new_provider: true,
             config,
             provider,
             connections: Slab::with_generation_bits(GENERATION_BITS),
@@ -102,6 +109,21 @@ impl Core {
             now,
             stop: false,
             receive_chain: Vec::new(),
+        }
+    }
+
+    /// Lets the first address that is used decide on the provider.
+    pub(crate) const fn stay_undecided(&mut self) {
+        self.undecided = true;
+    }
+
+    fn decide(&mut self, address: SocketAddr, usage: Use) {
+        if std::mem::take(&mut self.undecided)
+            && let Some(provider) = choose::for_address(address, usage)
+        {
+            // Nothing was made on the old one yet.
+            self.provider = provider;
+            self.new_provider = true;
         }
     }
 
@@ -128,6 +150,7 @@ impl Core {
     // Listeners.
 
     pub(crate) fn listen(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
+        self.decide(address, Use::Listen);
         let cm = self.provider.listen(address, self.config.backlog)?;
         let id = ListenerId(self.listeners.insert(Listener { cm, framing }));
         self.own(cm, Owner::Listener(id));
@@ -155,6 +178,7 @@ impl Core {
         if self.connections.len() >= self.config.max_connections as usize {
             return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
         }
+        self.decide(peer, Use::Connect);
         let deadline = self.now + self.config.connect_timeout;
         let cm = self.provider.resolve(peer, deadline)?;
         let id = self.insert(cm, peer, framing, Phase::Resolving, private_data);

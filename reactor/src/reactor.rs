@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_transport::provider::{DeviceId, Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
-use crate::config::{Config, Wait};
+use crate::config::{Config, ProviderChoice, Wait};
 use crate::context::Context;
 use crate::core::Core;
 use crate::error::Error;
@@ -79,9 +79,14 @@ impl Reactor {
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
     pub fn new(config: Config) -> Result<Self, Error> {
         config.validate()?;
+        let auto = config.provider == ProviderChoice::Auto;
         let provider = crate::choose::open(&config, system_entropy())?;
         let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
-        Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })
+        let mut reactor = Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })?;
+        if auto {
+            reactor.core.stay_undecided();
+        }
+        Ok(reactor)
     }
 
     /// A reactor on parts of your own.
@@ -90,11 +95,10 @@ impl Reactor {
     /// A setting is out of its range, or the poller refused the provider's channel.
     pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
         config.validate()?;
-        let Parts { provider, mut poller, mut clock } = parts;
-        poller.register(provider.cm_channel(), CM_CHANNEL).map_err(Error::Poll)?;
+        let Parts { provider, poller, mut clock } = parts;
         let wake = Arc::new(WakeFlag::new(poller.waker()));
         let now = clock.now();
-        Ok(Self {
+        let mut reactor = Self {
             core: Core::new(config, provider, wake, now),
             poller,
             clock,
@@ -106,7 +110,9 @@ impl Reactor {
             provider_pending: false,
             timers_pending: false,
             last_wait: now,
-        })
+        };
+        reactor.register_channels()?;
+        Ok(reactor)
     }
 
     /// The same operations as in a callback, from outside.
@@ -121,7 +127,8 @@ impl Reactor {
         Remote { flag: Arc::clone(&self.core.wake) }
     }
 
-    /// Name of the provider that carries the connections.
+    /// Name of the provider that carries the connections. With `ProviderChoice::Auto`, decided by the first address
+    /// that is listened on or connected to.
     #[must_use]
     pub fn provider_name(&self) -> &'static str {
         self.core.provider.name()
@@ -192,7 +199,7 @@ impl Reactor {
         let mut progressed = false;
         self.core.stats.turns += 1;
         self.core.now = self.clock.now();
-        self.register_devices()?;
+        self.register_channels()?;
         // A connect or send from outside a turn is posted before anything sleeps.
         self.core.flush();
 
@@ -211,7 +218,7 @@ impl Reactor {
         }
         if self.cm_pending {
             self.cm_pending = self.core.connection_manager(handler, &mut progressed)?;
-            self.register_devices()?;
+            self.register_channels()?;
         }
         // 6. completion channels
         self.completion_channels()?;
@@ -246,8 +253,13 @@ impl Reactor {
         self.batch_of.is_some() || !self.ready.is_empty()
     }
 
-    /// Watches the completion channels of devices that came into use.
-    fn register_devices(&mut self) -> Result<(), Error> {
+    /// Watches the channels of a provider and of devices that came into use.
+    fn register_channels(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.core.new_provider) {
+            // The one before, if any, took its registration with its descriptor.
+            self.poller.register(self.core.provider.cm_channel(), CM_CHANNEL).map_err(Error::Poll)?;
+            self.cm_pending = true;
+        }
         while let Some(device) = self.core.new_devices.pop() {
             let fd = self.core.provider.completion_channel(device)?;
             self.poller.register(fd, CM_CHANNEL + 1 + device.0 as usize).map_err(Error::Poll)?;

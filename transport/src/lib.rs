@@ -7,8 +7,9 @@
 //! | [`provider`] | the seam: [`Provider`] and its written contract |
 //! | [`cm`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`] | the field's nouns, provider-neutral |
 //! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
-//! | [`slab`] | slots with generations, behind every handle |
+//! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
+//! | `verbs` | feature `verbs`: RDMA devices, through librdmacm and libibverbs |
 //!
 //! A `transport` user drives a provider from one thread. Nothing here blocks, spawns a thread or reads a clock:
 //! time is an argument. The crate `rdma-reactor` is the loop on top.
@@ -16,12 +17,15 @@
 pub mod caps;
 pub mod cm;
 pub mod error;
+pub mod handle;
 pub mod iwarp;
 pub mod mem;
 pub mod mr;
 pub mod provider;
 pub mod qp;
 pub mod slab;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 pub mod wc;
 pub mod wr;
 
@@ -31,6 +35,6 @@ pub use error::{Error, Result};
 pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
 pub use provider::{CqId, DeviceId, DeviceInfo, Drive, Provider};
-pub use qp::{QpAttr, QpId};
+pub use qp::{QpAttr, QpId, SrqId};
 pub use wc::{WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};

@@ -1,0 +1,135 @@
+//! The connection manager's event channel, and its events copied out.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr;
+
+use rdma_sys::{
+    rdma_ack_cm_event, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_create_event_channel,
+    rdma_destroy_event_channel, rdma_event_channel, rdma_get_cm_event,
+};
+
+use super::ffi::{check, key_of, non_null, set_nonblocking};
+use crate::error::{Error, Result};
+use crate::slab::Key;
+
+/// A non-blocking event channel.
+#[derive(Debug)]
+pub(super) struct EventChannel {
+    raw: *mut rdma_event_channel,
+}
+
+// SAFETY: the channel is a descriptor in the library's memory; reading events and creating ids on it is safe from any
+// thread, and it is destroyed once, by its last owner.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+/// An event of the connection manager, copied out and acknowledged.
+#[derive(Debug)]
+pub(super) struct RawEvent {
+    pub(super) kind: rdma_cm_event_type::Type,
+    pub(super) status: c_int,
+    /// Whom it concerns; of a connect request, the listener.
+    pub(super) key: Key,
+    /// The id that a connect request made.
+    pub(super) request: Option<Request>,
+    pub(super) private_data: Box<[u8]>,
+}
+
+/// What a connect request brings.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The new id, which nobody owns yet.
+    pub(super) id: *mut rdma_cm_id,
+    /// RDMA Reads the peer wants to have outstanding here.
+    pub(super) responder_resources: u8,
+    /// RDMA Reads the peer lets us have outstanding there.
+    pub(super) initiator_depth: u8,
+}
+
+impl EventChannel {
+    pub(super) fn open() -> Result<Self> {
+        // SAFETY: no arguments; the result is checked.
+        let raw = non_null("rdma_create_event_channel", unsafe { rdma_create_event_channel() })?;
+        let channel = Self { raw };
+        set_nonblocking(channel.fd())?;
+        Ok(channel)
+    }
+
+    pub(super) const fn as_ptr(&self) -> *mut rdma_event_channel {
+        self.raw
+    }
+
+    pub(super) fn fd(&self) -> c_int {
+        // SAFETY: the channel lives as long as `self`; its descriptor never changes.
+        unsafe { (*self.raw).fd }
+    }
+
+    /// The next event; `None` when there is none now.
+    pub(super) fn next(&self) -> Result<Option<RawEvent>> {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        loop {
+            // SAFETY: a live channel and a place for the result.
+            if unsafe { rdma_get_cm_event(self.raw, &raw mut event) } == 0 {
+                break;
+            }
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(None),
+                io::ErrorKind::Interrupted => {}
+                _ => return Err(Error::io("rdma_get_cm_event", error)),
+            }
+        }
+        // SAFETY: the call succeeded: the event is whole and ours until it is acknowledged, which is below.
+        let copy = unsafe { Self::copy(&*event) };
+        // SAFETY: acknowledged once, and not used any more.
+        if let Err(error) = check("rdma_ack_cm_event", unsafe { rdma_ack_cm_event(event) }) {
+            log::warn!("{error}");
+        }
+        Ok(Some(copy))
+    }
+
+    /// # Safety
+    /// `event` came from `rdma_get_cm_event` and is not acknowledged.
+    unsafe fn copy(event: &rdma_cm_event) -> RawEvent {
+        let is_request = event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        let concerned = if is_request { event.listen_id } else { event.id };
+        // SAFETY: the ids of an event live until it is acknowledged.
+        let key = key_of(unsafe { (*concerned).context });
+        // SAFETY: every id of ours is of the connected kind, whose events carry this variant.
+        let conn = unsafe { &event.param.conn };
+        let carries_data = matches!(
+            event.event,
+            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST
+                | rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE
+                | rdma_cm_event_type::RDMA_CM_EVENT_REJECTED
+                | rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED
+        );
+        let private_data = if carries_data && !conn.private_data.is_null() {
+            let len = usize::from(conn.private_data_len);
+            // SAFETY: the library says that so many bytes are there, until the event is acknowledged.
+            unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.into()
+        } else {
+            Box::default()
+        };
+        RawEvent {
+            kind: event.event,
+            status: event.status,
+            key,
+            request: is_request.then_some(Request {
+                id: event.id,
+                responder_resources: conn.responder_resources,
+                initiator_depth: conn.initiator_depth,
+            }),
+            private_data,
+        }
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: ids hold a share of the channel, so none is left; all events are acknowledged.
+        unsafe { rdma_destroy_event_channel(self.raw) }
+    }
+}

@@ -1,0 +1,235 @@
+//! Completion queues.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_sys::{
+    ibv_ack_cq_events, ibv_cq, ibv_create_cq, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
+    ibv_wc_flags,
+};
+
+use super::device::RawDevice;
+use super::ffi::{check, context_of, failure, key_of, non_null};
+use super::qp::Numbers;
+use super::status::{wc_opcode, wc_status};
+use crate::error::{Error, Result};
+use crate::mr::RemoteKey;
+use crate::slab::Key;
+use crate::wc::WorkCompletion;
+
+/// Completions taken from a queue by one call.
+const BATCH: usize = 32;
+/// Events acknowledged at a time: each time takes a lock.
+const ACK_BATCH: u32 = 64;
+
+/// The one owner of a completion queue.
+#[derive(Debug)]
+pub(super) struct RawCq {
+    raw: *mut ibv_cq,
+    /// Events taken and not acknowledged yet.
+    unacknowledged: AtomicU32,
+    device: Arc<RawDevice>,
+}
+
+// SAFETY: libibverbs locks what a queue's calls share; it is destroyed once, by the last owner.
+unsafe impl Send for RawCq {}
+// SAFETY: as above.
+unsafe impl Sync for RawCq {}
+
+impl RawCq {
+    pub(super) fn create(device: &Arc<RawDevice>, entries: u32, key: Key) -> Result<Self> {
+        let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
+        // SAFETY: a live context and channel; the queue's context is a number.
+        let raw = unsafe { ibv_create_cq(device.context(), entries, context_of(key), device.channel(), 0) };
+        let raw = non_null("ibv_create_cq", raw)?;
+        Ok(Self { raw, unacknowledged: AtomicU32::new(0), device: Arc::clone(device) })
+    }
+
+    pub(super) const fn as_ptr(&self) -> *mut ibv_cq {
+        self.raw
+    }
+
+    pub(super) fn is_on(&self, device: &Arc<RawDevice>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    /// Moves up to `max` completions to `out`; returns how many.
+    pub(super) fn poll(&self, max: usize, numbers: &Numbers, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+        let mut taken = 0;
+        while taken < max {
+            let want = BATCH.min(max - taken);
+            // SAFETY: a live queue, and room for `want` completions.
+            let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.as_mut_ptr().cast()) };
+            let Ok(count) = usize::try_from(rc) else { return Err(Error::io("ibv_poll_cq", failure(rc))) };
+            let count = count.min(want);
+            out.extend(batch[..count].iter().map(|wc| {
+                // SAFETY: the call has filled the first `count`.
+                completion(unsafe { wc.assume_init_ref() }, numbers)
+            }));
+            taken += count;
+            if count < want {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Asks for one event on the next completion, of whatever kind: solicited ones alone do not work on every device.
+    pub(super) fn arm(&self) -> Result<()> {
+        // SAFETY: a live queue.
+        check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, 0) })
+    }
+
+    /// Counts an event, to be acknowledged together with others.
+    fn took_event(&self) {
+        if self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH {
+            self.acknowledge();
+        }
+    }
+
+    fn acknowledge(&self) {
+        let count = self.unacknowledged.swap(0, Ordering::Relaxed);
+        if count > 0 {
+            // SAFETY: a live queue, of which so many events were taken.
+            unsafe { ibv_ack_cq_events(self.raw, count) }
+        }
+    }
+}
+
+impl Drop for RawCq {
+    fn drop(&mut self) {
+        // Destroying waits for the acknowledgement of every event.
+        self.acknowledge();
+        // SAFETY: queue pairs hold a share of the queue, so none is left on it.
+        if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
+    // SAFETY: both variants are 32-bit numbers; the flags say which is meant.
+    let (immediate, invalidated) = unsafe {
+        let data = &wc.imm_data_invalidated_rkey_union;
+        (data.imm_data, data.invalidated_rkey)
+    };
+    let has = |flag: ibv_wc_flags| wc.status == 0 && wc.wc_flags & flag.0 != 0;
+    WorkCompletion {
+        wr_id: wc.wr_id,
+        qp: numbers.find(wc.qp_num),
+        status: wc_status(wc.status),
+        opcode: wc_opcode(wc.opcode),
+        byte_len: wc.byte_len,
+        immediate: has(ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
+        invalidated: has(ibv_wc_flags::IBV_WC_WITH_INV).then_some(RemoteKey(invalidated)),
+    }
+}
+
+/// A completion queue of the provider.
+#[derive(Debug)]
+pub(super) struct Cq {
+    /// Nothing any more when the device was removed.
+    pub(super) raw: Option<Arc<RawCq>>,
+    pub(super) device: u32,
+    entries: u32,
+    /// Entries promised to the work queues of queue pairs.
+    reserved: u32,
+    /// Entries of work queues that are gone: free once the queue was seen empty, because completions may linger.
+    released: u32,
+    /// Work queues that complete here.
+    users: u32,
+    pub(super) armed: bool,
+    /// It failed, and its queue pairs were told.
+    pub(super) failed: bool,
+}
+
+impl Cq {
+    /// Without the queue itself, which is made with the key of this.
+    pub(super) const fn new(device: u32, entries: u32) -> Self {
+        Self { raw: None, device, entries, reserved: 0, released: 0, users: 0, armed: false, failed: false }
+    }
+
+    pub(super) const fn is_used(&self) -> bool {
+        self.users > 0
+    }
+
+    /// Keeps room for a work queue of `depth`, so that the queue can never overrun.
+    pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
+        let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
+        if reserved > self.entries.into() {
+            let range = "at most the entries it was created with";
+            return Err(Error::OutOfRange { what: "work requests on the completion queue", value: reserved, range });
+        }
+        self.reserved += depth;
+        self.users += 1;
+        Ok(())
+    }
+
+    /// Takes back a reservation of which nothing was used.
+    pub(super) fn cancel(&mut self, depth: u32) {
+        self.reserved = self.reserved.saturating_sub(depth);
+        self.users = self.users.saturating_sub(1);
+    }
+
+    /// Gives the room of a work queue back that is gone.
+    pub(super) fn release(&mut self, depth: u32) {
+        self.cancel(depth);
+        self.released += depth;
+    }
+
+    /// Notes that a poll found the end.
+    #[inline]
+    pub(super) fn drained(&mut self) {
+        self.released = 0;
+    }
+}
+
+/// Takes the next event from a device's completion channel: the key of its queue, `None` when there is none now.
+pub(super) fn next_event(device: &RawDevice, owned: impl Fn(Key) -> Option<Arc<RawCq>>) -> Result<Option<Key>> {
+    let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+    loop {
+        // SAFETY: a live channel and places for the results.
+        if unsafe { ibv_get_cq_event(device.channel(), &raw mut cq, &raw mut context) } == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(None),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(Error::io("ibv_get_cq_event", error)),
+        }
+    }
+    let key = key_of(context);
+    match owned(key) {
+        Some(raw) => raw.took_event(),
+        // SAFETY: a queue that is being destroyed waits for this acknowledgement.
+        None => unsafe { ibv_ack_cq_events(cq, 1) },
+    }
+    Ok(Some(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_kept_for_every_work_request() {
+        let mut cq = Cq::new(0, 8);
+        cq.reserve(6).unwrap();
+        assert!(matches!(cq.reserve(3), Err(Error::OutOfRange { value: 9, .. })));
+        cq.reserve(2).unwrap();
+        cq.cancel(2);
+        assert!(cq.is_used());
+        cq.release(6);
+        assert!(!cq.is_used());
+        assert!(cq.reserve(3).is_err(), "completions may still be in it");
+        cq.drained();
+        cq.reserve(8).unwrap();
+        assert!(cq.reserve(u32::MAX).is_err());
+    }
+}

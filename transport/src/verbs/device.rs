@@ -1,0 +1,381 @@
+//! A device: context, protection domain, channels, what it can do, its asynchronous events.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_sys::{
+    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_atomic_cap, ibv_comp_channel,
+    ibv_context, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_destroy_comp_channel,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_device_cap_flags, ibv_event_type, ibv_get_async_event,
+    ibv_node_type, ibv_pd, ibv_port_attr, ibv_qp_init_attr, ibv_qp_type, ibv_query_device, ibv_transport_type,
+    rdma_free_devices, rdma_get_devices,
+};
+
+use super::ffi::{check, key_of, non_null, set_nonblocking};
+use super::qp::Numbers;
+use crate::caps::{Capabilities, Features};
+use crate::error::{Error, Result};
+use crate::provider::DeviceInfo;
+use crate::slab::Key;
+use crate::wr::MAX_SGE;
+
+/// What InfiniBand's connection manager carries with a request, beside the header of the kernel.
+const IB_PRIVATE_DATA: usize = 56;
+/// What MPA carries, beside what its enhanced setup takes, in a length of one byte.
+const IWARP_PRIVATE_DATA: usize = 251;
+/// Largest inline sends that are tried.
+const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];
+
+/// The one owner of what the provider has opened on a device.
+#[derive(Debug)]
+pub(super) struct RawDevice {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    channel: *mut ibv_comp_channel,
+    /// The device is going away.
+    removed: AtomicBool,
+}
+
+// SAFETY: libibverbs lets any thread use a context, a domain and a channel; they are destroyed once, by the last
+// owner.
+unsafe impl Send for RawDevice {}
+// SAFETY: as above.
+unsafe impl Sync for RawDevice {}
+
+impl RawDevice {
+    /// # Safety
+    /// `context` belongs to librdmacm and stays open while an id is on it, and so while the result lives.
+    unsafe fn open(context: *mut ibv_context) -> Result<Self> {
+        // SAFETY: a live context; the result is checked.
+        let pd = non_null("ibv_alloc_pd", unsafe { ibv_alloc_pd(context) })?;
+        let mut device = Self { context, pd, channel: ptr::null_mut(), removed: AtomicBool::new(false) };
+        // SAFETY: a live context; the result is checked.
+        device.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
+        set_nonblocking(device.completion_fd())?;
+        set_nonblocking(device.async_fd())?;
+        Ok(device)
+    }
+
+    pub(super) const fn context(&self) -> *mut ibv_context {
+        self.context
+    }
+
+    pub(super) const fn protection_domain(&self) -> *mut ibv_pd {
+        self.pd
+    }
+
+    pub(super) const fn channel(&self) -> *mut ibv_comp_channel {
+        self.channel
+    }
+
+    pub(super) fn completion_fd(&self) -> c_int {
+        // SAFETY: the channel is live; its descriptor never changes.
+        unsafe { (*self.channel).fd }
+    }
+
+    pub(super) fn async_fd(&self) -> c_int {
+        // SAFETY: the context is live; its descriptor never changes.
+        unsafe { (*self.context).async_fd }
+    }
+
+    /// Has the library close the device too, when this is dropped.
+    pub(super) fn set_removed(&self) {
+        self.removed.store(true, Ordering::Relaxed);
+    }
+
+    /// The next asynchronous event; `None` when there is none now.
+    pub(super) fn next_event(&self) -> Result<Option<AsyncEvent>> {
+        let mut event = MaybeUninit::<ibv_async_event>::uninit();
+        let event = event.as_mut_ptr();
+        // SAFETY: a live context and a place for the result.
+        if unsafe { ibv_get_async_event(self.context, event) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(Error::io("ibv_get_async_event", error)),
+            };
+        }
+        // SAFETY: the call has filled it. The type is read as the number it is: the binding's enum does not know
+        // events newer than itself.
+        let kind = unsafe { (&raw const (*event).event_type).cast::<u32>().read() };
+        // SAFETY: the type says which variant is there, and queue pairs and queues live until the event is
+        // acknowledged, which is below.
+        let copy = unsafe { AsyncEvent::copy(kind, event) };
+        // SAFETY: acknowledged once, and not used any more.
+        unsafe { ibv_ack_async_event(event) }
+        Ok(Some(copy))
+    }
+}
+
+impl Drop for RawDevice {
+    fn drop(&mut self) {
+        if !self.channel.is_null() {
+            // SAFETY: queues hold a share of the device, so none is left on the channel.
+            if let Err(error) = check("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.channel) }) {
+                log::warn!("{error}");
+            }
+        }
+        // SAFETY: regions and queue pairs hold a share of the device, so none is left in the domain.
+        if let Err(error) = check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }) {
+            log::warn!("{error}");
+        }
+        if self.removed.load(Ordering::Relaxed) {
+            forget_removed();
+        }
+    }
+}
+
+/// Makes librdmacm look which devices there are: it then closes those that are gone and in no use, for which the
+/// kernel waits before it lets them go.
+fn forget_removed() {
+    // SAFETY: the count is not asked for; the list is given back as it came.
+    unsafe {
+        let devices = rdma_get_devices(ptr::null_mut());
+        if !devices.is_null() {
+            rdma_free_devices(devices);
+        }
+    }
+}
+
+/// An asynchronous event, copied out and acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsyncEvent {
+    /// Of a queue pair: its key and address.
+    Qp { kind: QpEvent, key: Key, address: usize },
+    /// A completion queue failed: its key and address.
+    CqError { key: Key, address: usize },
+    /// The device failed.
+    DeviceFatal,
+    /// Something about a port.
+    Port { kind: u32, port: c_int },
+    /// Anything else.
+    Other(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QpEvent {
+    /// It failed; why.
+    Failed(&'static str),
+    /// Data came before the word that the connection is up.
+    CommunicationEstablished,
+    /// Nothing to act on.
+    Other(u32),
+}
+
+impl AsyncEvent {
+    /// # Safety
+    /// `event` was filled by `ibv_get_async_event`, with the type `kind`, and is not acknowledged.
+    unsafe fn copy(kind: u32, event: *const ibv_async_event) -> Self {
+        use ibv_event_type as ty;
+        const CQ_ERR: u32 = ty::IBV_EVENT_CQ_ERR as u32;
+        const QP_FATAL: u32 = ty::IBV_EVENT_QP_FATAL as u32;
+        const QP_REQ_ERR: u32 = ty::IBV_EVENT_QP_REQ_ERR as u32;
+        const QP_ACCESS_ERR: u32 = ty::IBV_EVENT_QP_ACCESS_ERR as u32;
+        const COMM_EST: u32 = ty::IBV_EVENT_COMM_EST as u32;
+        const SQ_DRAINED: u32 = ty::IBV_EVENT_SQ_DRAINED as u32;
+        const PATH_MIG: u32 = ty::IBV_EVENT_PATH_MIG as u32;
+        const PATH_MIG_ERR: u32 = ty::IBV_EVENT_PATH_MIG_ERR as u32;
+        const QP_LAST_WQE: u32 = ty::IBV_EVENT_QP_LAST_WQE_REACHED as u32;
+        const DEVICE_FATAL: u32 = ty::IBV_EVENT_DEVICE_FATAL as u32;
+        const PORT_ACTIVE: u32 = ty::IBV_EVENT_PORT_ACTIVE as u32;
+        const SM_CHANGE: u32 = ty::IBV_EVENT_SM_CHANGE as u32;
+        const CLIENT_REREGISTER: u32 = ty::IBV_EVENT_CLIENT_REREGISTER as u32;
+        const GID_CHANGE: u32 = ty::IBV_EVENT_GID_CHANGE as u32;
+        let qp_event = match kind {
+            QP_FATAL => Some(QpEvent::Failed("the queue pair failed")),
+            QP_REQ_ERR => Some(QpEvent::Failed("the peer sent an invalid request")),
+            QP_ACCESS_ERR => Some(QpEvent::Failed("the peer reached for memory it has no right to")),
+            COMM_EST => Some(QpEvent::CommunicationEstablished),
+            SQ_DRAINED | PATH_MIG | PATH_MIG_ERR | QP_LAST_WQE => Some(QpEvent::Other(kind)),
+            _ => None,
+        };
+        if let Some(event_kind) = qp_event {
+            // SAFETY: the type says that this is a queue pair, which lives until the event is acknowledged.
+            let (qp, context) = unsafe {
+                let qp = (*event).element.qp;
+                (qp, (*qp).qp_context)
+            };
+            return Self::Qp { kind: event_kind, key: key_of(context), address: qp.addr() };
+        }
+        match kind {
+            CQ_ERR => {
+                // SAFETY: the type says that this is a completion queue, which lives until the event is acknowledged.
+                let (cq, context) = unsafe {
+                    let cq = (*event).element.cq;
+                    (cq, (*cq).cq_context)
+                };
+                Self::CqError { key: key_of(context), address: cq.addr() }
+            }
+            DEVICE_FATAL => Self::DeviceFatal,
+            PORT_ACTIVE..=SM_CHANGE | CLIENT_REREGISTER | GID_CHANGE => {
+                // SAFETY: the type says that this is a port.
+                Self::Port { kind, port: unsafe { (*event).element.port_num } }
+            }
+            _ => Self::Other(kind),
+        }
+    }
+}
+
+/// A device of the provider. Its place in the list is its handle.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) info: DeviceInfo,
+    pub(super) limits: Limits,
+    /// What is open; nothing any more when the device was removed.
+    pub(super) raw: Option<Arc<RawDevice>>,
+    /// It is going away, or gone.
+    pub(super) removed: bool,
+    /// Ids on it, but for the one that watches it.
+    pub(super) ids: usize,
+    /// The provider's own id on it.
+    pub(super) watch: Option<Key>,
+    /// Completion queues armed and without an event since.
+    pub(super) armed: usize,
+    /// Its queue pairs by their number.
+    pub(super) numbers: Numbers,
+}
+
+/// What the provider keeps to beyond [`Capabilities`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) iwarp: bool,
+    /// RDMA Reads outstanding here.
+    pub(super) responder_resources: u8,
+    /// RDMA Reads outstanding at the peer.
+    pub(super) initiator_depth: u8,
+}
+
+impl Device {
+    /// Opens what the provider needs on the device of an id.
+    ///
+    /// # Safety
+    /// As [`RawDevice::open`].
+    pub(super) unsafe fn open(context: *mut ibv_context, port: u8) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { RawDevice::open(context)? };
+        // SAFETY: all fields are numbers.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: a live context and a place for the result.
+        check("ibv_query_device", unsafe { ibv_query_device(context, &raw mut attr) })?;
+        // SAFETY: a context has its device, with a name that ends in zero, until it is closed.
+        let (device, name) = unsafe { (&*(*context).device, CStr::from_ptr((*(*context).device).name.as_ptr())) };
+        let iwarp = device.transport_type == ibv_transport_type::IBV_TRANSPORT_IWARP
+            || device.node_type == ibv_node_type::IBV_NODE_RNIC;
+        let reads = |limit: c_int| u8::try_from(limit.clamp(0, 16)).unwrap_or(16);
+        let limits = Limits {
+            iwarp,
+            responder_resources: reads(attr.max_qp_rd_atom),
+            initiator_depth: reads(attr.max_qp_init_rd_atom),
+        };
+        let mut capabilities = capabilities(&attr, &limits);
+        capabilities.max_inline = probe_inline(&raw);
+        if let Some(max) = max_message(context, port) {
+            capabilities.max_message = capabilities.max_message.min(max.into());
+        }
+        let info = DeviceInfo { name: name.to_string_lossy().into_owned(), capabilities };
+        log::debug!("device {}: {} {capabilities:?}", info.name, if iwarp { "iWARP" } else { "InfiniBand or RoCE" });
+        let (raw, numbers) = (Some(Arc::new(raw)), Numbers::default());
+        Ok(Self { info, limits, raw, removed: false, ids: 0, watch: None, armed: 0, numbers })
+    }
+
+    /// What is open, while the device is there.
+    pub(super) fn live(&self) -> Result<&Arc<RawDevice>> {
+        self.raw
+            .as_ref()
+            .filter(|_| !self.removed)
+            .ok_or_else(|| Error::NoDevice { reason: format!("{} was removed", self.info.name) })
+    }
+}
+
+fn capabilities(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
+    let mut features = Features::READ | Features::WRITE;
+    if !limits.iwarp {
+        features |= Features::WRITE_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
+        if attr.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE {
+            features |= Features::ATOMICS;
+        }
+    }
+    if attr.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0 != 0 {
+        features |= Features::SEND_WITH_INVALIDATE;
+    }
+    let mut capabilities = Capabilities::portable(features);
+    let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
+    capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
+    capabilities.max_queue_depth = positive(attr.max_qp_wr);
+    capabilities.max_completion_queue = positive(attr.max_cqe);
+    capabilities.max_private_data = if limits.iwarp { IWARP_PRIVATE_DATA } else { IB_PRIVATE_DATA };
+    capabilities.max_read_depth = limits.responder_resources.min(limits.initiator_depth).into();
+    capabilities
+}
+
+/// Largest message of a port.
+fn max_message(context: *mut ibv_context, port: u8) -> Option<u32> {
+    // SAFETY: all fields are numbers; the compatible form of the call fills them only in part.
+    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: a live context and a place for the result.
+    let rc = unsafe { ___ibv_query_port(context, port.max(1), &raw mut attr) };
+    (rc == 0 && attr.max_msg_sz > 0).then_some(attr.max_msg_sz)
+}
+
+/// Largest inline send: no attribute of a device says it, so queue pairs are tried.
+fn probe_inline(device: &RawDevice) -> u32 {
+    // SAFETY: a live context; no channel and no context of ours.
+    let cq = unsafe { ibv_create_cq(device.context, 2, ptr::null_mut(), ptr::null_mut(), 0) };
+    if cq.is_null() {
+        return 0;
+    }
+    let found = INLINE.into_iter().find_map(|inline| {
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        (attr.send_cq, attr.recv_cq, attr.qp_type) = (cq, cq, ibv_qp_type::IBV_QPT_RC);
+        (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (1, 1);
+        (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
+        attr.cap.max_inline_data = inline;
+        // SAFETY: a live domain and queue; the attributes are read and updated during the call.
+        let qp = unsafe { ibv_create_qp(device.pd, &raw mut attr) };
+        if qp.is_null() {
+            return None;
+        }
+        // SAFETY: made above, and never used.
+        unsafe { ibv_destroy_qp(qp) };
+        Some(attr.cap.max_inline_data.min(inline))
+    });
+    // SAFETY: made above; no queue pair is left on it.
+    unsafe { ibv_destroy_cq(cq) };
+    found.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_follow_the_device() {
+        // SAFETY: all fields are numbers.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        (attr.max_sge, attr.max_qp_wr, attr.max_cqe) = (32, 1 << 14, 1 << 20);
+        attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_HCA;
+        let roce = capabilities(&attr, &Limits { iwarp: false, responder_resources: 16, initiator_depth: 4 });
+        assert!(roce.features.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE | Features::READ));
+        assert!(!roce.features.contains(Features::SEND_WITH_INVALIDATE));
+        assert_eq!((roce.max_sge, roce.max_private_data, roce.max_read_depth), (4, 56, 4));
+        let iwarp = capabilities(&attr, &Limits { iwarp: true, responder_resources: 16, initiator_depth: 16 });
+        assert_eq!(iwarp.features, Features::READ | Features::WRITE);
+        assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
+    }
+
+    #[test]
+    fn events_that_the_binding_does_not_know_are_data() {
+        // SAFETY: all variants are numbers or pointers for which zero is good; 0 is a known type.
+        let event: ibv_async_event = unsafe { std::mem::zeroed() };
+        // SAFETY: a type without a queue pair or queue.
+        assert_eq!(unsafe { AsyncEvent::copy(4711, &raw const event) }, AsyncEvent::Other(4711));
+        // SAFETY: as above.
+        let port = unsafe { AsyncEvent::copy(ibv_event_type::IBV_EVENT_PORT_ERR as u32, &raw const event) };
+        assert_eq!(port, AsyncEvent::Port { kind: 10, port: 0 });
+    }
+}

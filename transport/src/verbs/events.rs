@@ -1,0 +1,300 @@
+//! What an event does to an id.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_sys::rdma_cm_event_type as cm;
+
+use super::channel::{RawEvent, Request};
+use super::device::{AsyncEvent, QpEvent};
+use super::id::{Id, RawId, State};
+use super::provider::{ASYNC, CM, Verbs};
+use super::status::{connect_failure, connect_outcome};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause};
+use crate::error::{Error, Result};
+use crate::provider::{CqId, DeviceId};
+use crate::slab::Key;
+
+/// How long a peer waits that found no receive posted: 0.64 ms. The connection manager would leave it at 655 ms.
+const MIN_RNR_TIMER: u8 = 12;
+
+impl Verbs {
+    pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        loop {
+            while let Some(event) = self.events.pop_front() {
+                // Its id may have been destroyed meanwhile.
+                if self.ids.get(event.id.0).is_some() {
+                    return Ok(Some(event));
+                }
+            }
+            if self.channel_ready {
+                match self.channel.next()? {
+                    Some(event) => self.cm_event(event, now),
+                    None => self.channel_ready = false,
+                }
+            } else if let Some(device) = self.async_ready.pop() {
+                self.async_events(device as usize);
+            } else if !self.look()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Asks which descriptors have something new; whether there is anything to look at.
+    fn look(&mut self) -> Result<bool> {
+        match self.poll.poll(&mut self.ready, Some(Duration::ZERO)) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
+            other => other.map_err(|source| Error::io("epoll_wait", source))?,
+        }
+        let mut any = false;
+        let mut woken = false;
+        for event in self.ready.iter() {
+            any = true;
+            match event.token() {
+                CM => self.channel_ready = true,
+                token if token.0 >= ASYNC => self.async_ready.push((token.0 - ASYNC) as u32),
+                _ => woken = true,
+            }
+        }
+        if woken {
+            for failed in self.connector.take_failed() {
+                self.connect_failed(failed.key, connect_failure(&failed.error));
+            }
+        }
+        Ok(any)
+    }
+
+    pub(super) fn push(&mut self, key: Key, kind: CmEventKind) {
+        self.events.push_back(CmEvent { id: CmId(key), kind });
+    }
+
+    fn connect_failed(&mut self, key: Key, failure: ConnectFailure) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.handshaking = false;
+        // An event may have told the same before.
+        if id.state == State::Connecting {
+            id.state = State::Dead;
+            self.push(key, CmEventKind::ConnectFailed(failure));
+        }
+    }
+
+    fn cm_event(&mut self, event: RawEvent, now: Instant) {
+        let RawEvent { kind, status, key, request, private_data } = event;
+        if let Some(request) = request {
+            self.connect_request(key, &request, private_data);
+            return;
+        }
+        let Some(id) = self.ids.get_mut(key) else { return };
+        log::trace!("event {kind} (status {status}) while {}", id.state.name());
+        match kind {
+            cm::RDMA_CM_EVENT_ADDR_RESOLVED => self.address_resolved(key, now),
+            cm::RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                if let (State::Resolving, Some(device)) = (id.state, id.device) {
+                    id.state = State::Resolved;
+                    self.push(key, CmEventKind::Resolved { device });
+                }
+            }
+            cm::RDMA_CM_EVENT_ESTABLISHED => self.established(key, private_data),
+            cm::RDMA_CM_EVENT_DISCONNECTED => {
+                id.handshaking = false;
+                let cause = match id.state {
+                    State::Disconnecting => DisconnectCause::Local,
+                    _ => DisconnectCause::Peer,
+                };
+                self.disconnected(key, cause);
+            }
+            cm::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                if let Some(device) = id.device {
+                    self.device_removed(device);
+                }
+            }
+            cm::RDMA_CM_EVENT_TIMEWAIT_EXIT => self.push(key, CmEventKind::TimewaitExit),
+            cm::RDMA_CM_EVENT_ADDR_ERROR
+            | cm::RDMA_CM_EVENT_ROUTE_ERROR
+            | cm::RDMA_CM_EVENT_CONNECT_ERROR
+            | cm::RDMA_CM_EVENT_UNREACHABLE
+            | cm::RDMA_CM_EVENT_REJECTED => self.failed(key, kind, status, private_data),
+            other => {
+                if other == cm::RDMA_CM_EVENT_ADDR_CHANGE {
+                    log::warn!("a local address has changed under a connection to {:?}", id.raw.peer_address());
+                }
+                self.push(key, CmEventKind::Other(other));
+            }
+        }
+    }
+
+    fn address_resolved(&mut self, key: Key, now: Instant) {
+        let Some(id) = self.ids.get(key).filter(|id| id.state == State::Resolving) else { return };
+        let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
+        let timeout = super::provider::milliseconds_to(deadline, Some(now));
+        let routed = self.land(key).and_then(|_| raw.resolve_route(timeout));
+        if let Err(error) = routed {
+            if let Some(id) = self.ids.get_mut(key) {
+                id.state = State::Dead;
+            }
+            self.push(key, CmEventKind::ConnectFailed(ConnectFailure::System(error.to_string())));
+        }
+    }
+
+    fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>) {
+        // SAFETY: the event has brought a new id, which nobody else knows.
+        let raw = unsafe { RawId::from_raw(request.id, &self.channel) };
+        if self.ids.get(listener).is_none_or(|id| id.state != State::Listening) {
+            // The listener is gone: dropping the id refuses the peer.
+            return;
+        }
+        let Some(peer) = raw.peer_address() else { return };
+        let mut id = Id::new(raw, State::Offered);
+        id.asked = (request.responder_resources, request.initiator_depth);
+        let key = self.add(id);
+        match self.land(key) {
+            Ok(device) => {
+                let listener = CmId(listener);
+                self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data });
+            }
+            Err(error) => {
+                log::warn!("{peer} is refused: {error}");
+                self.remove(key);
+            }
+        }
+    }
+
+    fn established(&mut self, key: Key, private_data: Box<[u8]>) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.handshaking = false;
+        let private_data = match id.state {
+            State::Connecting => private_data,
+            State::Accepting => Box::default(),
+            // Twice, or after we had enough of it.
+            _ => return,
+        };
+        let active = id.state == State::Connecting;
+        id.state = State::Established;
+        if active {
+            self.set_min_rnr_timer(key);
+        }
+        self.push(key, CmEventKind::Established { private_data });
+    }
+
+    pub(super) fn set_min_rnr_timer(&self, key: Key) {
+        let Some(id) = self.ids.get(key) else { return };
+        let Some(device) = id.device.and_then(|device| self.devices.get(device.0 as usize)) else { return };
+        if !device.limits.iwarp
+            && let Err(error) = id.raw.set_min_rnr_timer(MIN_RNR_TIMER)
+        {
+            log::debug!("{}: the receiver-not-ready timer stays long: {error}", device.info.name);
+        }
+    }
+
+    fn failed(&mut self, key: Key, kind: cm::Type, status: i32, private_data: Box<[u8]>) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.handshaking = false;
+        match id.state {
+            State::Resolving | State::Resolved | State::Connecting => {
+                id.state = State::Dead;
+                if let Some(outcome) = connect_outcome(kind, status, private_data) {
+                    self.push(key, outcome);
+                }
+            }
+            State::Accepting => {
+                id.state = State::Dead;
+                self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
+            }
+            // Since Linux 6.0 a connection manager may say so of a connection that is up.
+            State::Established => {
+                let error = std::io::Error::from_raw_os_error(status.saturating_abs());
+                self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
+            }
+            State::Listening | State::Watching | State::Offered | State::Disconnecting | State::Dead => {}
+        }
+    }
+
+    fn disconnected(&mut self, key: Key, cause: DisconnectCause) {
+        if let Some(id) = self.ids.get_mut(key) {
+            if id.state != State::Disconnecting {
+                id.state = State::Dead;
+            }
+            self.push(key, CmEventKind::Disconnected(cause));
+        }
+    }
+
+    /// Tells every id on a device that it goes away; closes it at once when there is none.
+    fn device_removed(&mut self, device: DeviceId) {
+        let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
+        if !entry.removed {
+            log::warn!("the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
+        }
+        entry.removed = true;
+        if let Some(raw) = &entry.raw {
+            raw.set_removed();
+        }
+        for key in self.ids.keys() {
+            let Some(id) = self.ids.get_mut(key) else { continue };
+            if id.device == Some(device) && id.state != State::Watching && !id.removal_told {
+                id.removal_told = true;
+                self.push(key, CmEventKind::DeviceRemoval);
+            }
+        }
+        self.close_if_unused(device);
+    }
+
+    fn async_events(&mut self, device: usize) {
+        loop {
+            let Some(raw) = self.devices.get(device).and_then(|device| device.raw.clone()) else { return };
+            match raw.next_event() {
+                Ok(Some(event)) => self.async_event(device, event),
+                Ok(None) => return,
+                Err(error) => {
+                    log::debug!("asynchronous events of {}: {error}", self.devices[device].info.name);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn async_event(&mut self, device: usize, event: AsyncEvent) {
+        let name = &self.devices[device].info.name;
+        match event {
+            AsyncEvent::Qp { kind, key, address } => {
+                let Some(id) = self.ids.get(key).filter(|id| id.qp.as_ref().is_some_and(|qp| qp.address() == address))
+                else {
+                    log::debug!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
+                    return;
+                };
+                match kind {
+                    QpEvent::Failed(why) if matches!(id.state, State::Accepting | State::Established) => {
+                        self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why.into())));
+                    }
+                    QpEvent::CommunicationEstablished if id.state == State::Accepting && !id.handshaking => {
+                        if let Err(error) = id.raw.notify_established() {
+                            log::debug!("{name}: {error}");
+                        }
+                    }
+                    other => log::trace!("{name}: {other:?}"),
+                }
+            }
+            AsyncEvent::CqError { key, address } => self.cq_failed(key, address),
+            AsyncEvent::DeviceFatal => {
+                log::error!("the device {name} failed");
+                self.device_removed(DeviceId(device as u32));
+            }
+            AsyncEvent::Port { kind, port } => log::warn!("{name}: event {kind} of port {port}"),
+            AsyncEvent::Other(kind) => log::debug!("{name}: event {kind}"),
+        }
+    }
+
+    /// Completions are lost: no queue pair on the queue can go on. Said once, though the device repeats it.
+    fn cq_failed(&mut self, key: Key, address: usize) {
+        let Some(cq) = self.cqs.get_mut(key) else { return };
+        if cq.failed || cq.raw.as_ref().is_none_or(|raw| raw.as_ptr().addr() != address) {
+            return;
+        }
+        cq.failed = true;
+        log::error!("a completion queue overran");
+        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.completes_to(CqId(key)));
+        let concerned: Vec<Key> = self.ids.iter().filter(|(_, id)| on_it(id)).map(|(key, _)| key).collect();
+        for key in concerned {
+            self.push(key, CmEventKind::Disconnected(DisconnectCause::Path("the completion queue overran".into())));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What all calls into the libraries share: how they report failure, what they carry for us, how addresses look.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use socket2::SockAddr;
+
+use crate::error::{Error, Result};
+use crate::slab::Key;
+
+/// The error behind a return code that is not 0. Most calls return -1 and set `errno`, some return the error itself,
+/// and some drivers negate it.
+pub(super) fn failure(rc: c_int) -> io::Error {
+    if rc == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc.saturating_abs()) }
+}
+
+/// 0 is success.
+pub(super) fn check(call: &'static str, rc: c_int) -> Result<()> {
+    if rc == 0 { Ok(()) } else { Err(Error::io(call, failure(rc))) }
+}
+
+/// Null is failure.
+pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T> {
+    if pointer.is_null() { Err(Error::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
+}
+
+/// A key as the `context` that the libraries hand back with their events.
+pub(super) fn context_of(key: Key) -> *mut c_void {
+    std::ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
+}
+
+/// The key in a `context`.
+pub(super) fn key_of(context: *mut c_void) -> Key {
+    let bits = context.addr();
+    Key::new(bits as u32, (bits >> 32) as u32)
+}
+
+/// An address as the libraries take it.
+pub(super) struct RawAddress(SockAddr);
+
+impl RawAddress {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        Self(address.into())
+    }
+
+    /// For calls that read it; none of them keeps or changes it.
+    pub(super) fn as_ptr(&self) -> *mut libc::sockaddr {
+        self.0.as_ptr().cast::<libc::sockaddr>().cast_mut()
+    }
+}
+
+/// Reads an address.
+///
+/// # Safety
+/// `address` points to a `sockaddr_storage`.
+pub(super) unsafe fn address(address: *const libc::sockaddr_storage) -> Option<SocketAddr> {
+    // SAFETY: the caller's promise.
+    match c_int::from(unsafe { (*address).ss_family }) {
+        libc::AF_INET => {
+            // SAFETY: the family says that this is in it.
+            let v4 = unsafe { &*address.cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that this is in it.
+            let v6 = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), v6.sin6_flowinfo, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// Makes a descriptor non-blocking.
+pub(super) fn set_nonblocking(fd: c_int) -> Result<()> {
+    // SAFETY: reads the flags of a descriptor, no memory.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    // SAFETY: sets the flags of a descriptor, no memory.
+    if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return Err(Error::io("fcntl", io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sign_of_an_error_is_the_same_error() {
+        for rc in [libc::ENOMEM, -libc::ENOMEM] {
+            assert_eq!(failure(rc).raw_os_error(), Some(libc::ENOMEM));
+        }
+        assert!(check("x", 0).is_ok());
+        assert!(matches!(check("x", libc::EINVAL), Err(Error::Io { call: "x", .. })));
+    }
+
+    #[test]
+    fn a_key_survives_as_a_context() {
+        for key in [Key::new(0, 1), Key::new(u32::MAX, u32::MAX), Key::new(7, 1 << 31)] {
+            assert_eq!(key_of(context_of(key)), key);
+        }
+    }
+
+    #[test]
+    fn addresses_survive_the_crossing() {
+        for text in ["192.0.2.1:4791", "[2001:db8::1]:7471", "[fe80::1%3]:1", "0.0.0.0:0"] {
+            let wanted: SocketAddr = text.parse().unwrap();
+            let raw = RawAddress::new(wanted);
+            // SAFETY: a `SockAddr` holds a whole `sockaddr_storage`.
+            assert_eq!(unsafe { address(raw.as_ptr().cast()) }, Some(wanted));
+        }
+    }
+}

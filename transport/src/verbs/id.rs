@@ -1,0 +1,327 @@
+//! A connection-manager id: its owner, and the state it is in.
+
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use rdma_sys::{
+    ibv_context, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_accept,
+    rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id,
+    rdma_destroy_qp, rdma_disconnect, rdma_listen, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
+    rdma_resolve_route, rdma_set_option,
+};
+
+use super::channel::EventChannel;
+use super::cq::RawCq;
+use super::device::RawDevice;
+use super::ffi::{RawAddress, address, check, context_of};
+use super::qp::Qp;
+use crate::error::Result;
+use crate::provider::DeviceId;
+use crate::slab::Key;
+
+/// `RDMA_OPTION_ID` and its `RDMA_OPTION_ID_REUSEADDR` (`rdma_set_option`(3)).
+const OPTION_LEVEL_ID: i32 = 0;
+const OPTION_REUSE_ADDRESS: i32 = 1;
+
+/// The one owner of an id and its queue pair, and of a share in what they depend on.
+#[derive(Debug)]
+pub(super) struct RawId {
+    raw: *mut rdma_cm_id,
+    /// Nobody waits for this id any more: do not start on it.
+    abandoned: AtomicBool,
+    /// Set together with the queue pair: what it completes to.
+    queues: OnceLock<[Arc<RawCq>; 2]>,
+    device: OnceLock<Arc<RawDevice>>,
+    _channel: Arc<EventChannel>,
+}
+
+// SAFETY: the library locks what ids share. What is in the id itself is written by the calls below, and two threads
+// call on one id only while one of them is inside `connect` (see `connector`); then the other makes no call but
+// `abandon`, `flush` and those that post, none of which touches what `rdma_connect` writes.
+unsafe impl Send for RawId {}
+// SAFETY: as above.
+unsafe impl Sync for RawId {}
+
+impl RawId {
+    pub(super) fn create(channel: &Arc<EventChannel>) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: a live channel and a place for the result; the context is set later.
+        let rc =
+            unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
+        check("rdma_create_id", rc)?;
+        // SAFETY: the id was made by the call above, for us alone.
+        Ok(unsafe { Self::from_raw(raw, channel) })
+    }
+
+    /// # Safety
+    /// `raw` is a live id on `channel` that nobody else owns.
+    pub(super) unsafe fn from_raw(raw: *mut rdma_cm_id, channel: &Arc<EventChannel>) -> Self {
+        Self {
+            raw,
+            abandoned: AtomicBool::new(false),
+            queues: OnceLock::new(),
+            device: OnceLock::new(),
+            _channel: Arc::clone(channel),
+        }
+    }
+
+    /// Names the id in its events from now on.
+    pub(super) fn set_key(&self, key: Key) {
+        // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
+        unsafe { (*self.raw).context = context_of(key) }
+    }
+
+    /// Ties the id to the device it is on.
+    pub(super) fn set_device(&self, device: &Arc<RawDevice>) {
+        let _ = self.device.set(Arc::clone(device));
+    }
+
+    /// Context of the device the id is on; null while it is on none.
+    pub(super) fn context(&self) -> *mut ibv_context {
+        // SAFETY: the id is live.
+        unsafe { (*self.raw).verbs }
+    }
+
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: the id is live.
+        unsafe { (*self.raw).port_num }
+    }
+
+    pub(super) fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the id is live, and the union holds a `sockaddr_storage`.
+        unsafe { address(&raw const (*self.raw).route.addr.src_addr_union.src_storage) }
+    }
+
+    pub(super) fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: as for the local address.
+        unsafe { address(&raw const (*self.raw).route.addr.dst_addr_union.dst_storage) }
+    }
+
+    pub(super) fn bind(&self, to: SocketAddr) -> Result<()> {
+        let to = RawAddress::new(to);
+        // SAFETY: a live id; the address is read during the call.
+        check("rdma_bind_addr", unsafe { rdma_bind_addr(self.raw, to.as_ptr()) })
+    }
+
+    /// Lets a listener take an address that closed connections still occupy.
+    pub(super) fn reuse_address(&self) -> Result<()> {
+        let mut on: i32 = 1;
+        // SAFETY: a live id; the option is an `int`, read during the call.
+        let rc = unsafe {
+            rdma_set_option(self.raw, OPTION_LEVEL_ID, OPTION_REUSE_ADDRESS, (&raw mut on).cast(), size_of::<i32>())
+        };
+        check("rdma_set_option", rc)
+    }
+
+    pub(super) fn listen(&self, backlog: u32) -> Result<()> {
+        let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+        // SAFETY: a live id.
+        check("rdma_listen", unsafe { rdma_listen(self.raw, backlog) })
+    }
+
+    pub(super) fn resolve_address(&self, peer: SocketAddr, timeout_ms: i32) -> Result<()> {
+        let peer = RawAddress::new(peer);
+        // SAFETY: a live id; no source address, and the peer's is read during the call.
+        check("rdma_resolve_addr", unsafe { rdma_resolve_addr(self.raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
+    }
+
+    pub(super) fn resolve_route(&self, timeout_ms: i32) -> Result<()> {
+        // SAFETY: a live id.
+        check("rdma_resolve_route", unsafe { rdma_resolve_route(self.raw, timeout_ms) })
+    }
+
+    /// May block on iWARP.
+    pub(super) fn connect(&self, terms: &Terms) -> Result<()> {
+        let mut param = terms.param();
+        // SAFETY: a live id; the parameters and the private data they point to are read during the call.
+        check("rdma_connect", unsafe { rdma_connect(self.raw, &raw mut param) })
+    }
+
+    pub(super) fn accept(&self, terms: &Terms) -> Result<()> {
+        let mut param = terms.param();
+        // SAFETY: a live id; the parameters and the private data they point to are read during the call.
+        check("rdma_accept", unsafe { rdma_accept(self.raw, &raw mut param) })
+    }
+
+    pub(super) fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+        // SAFETY: a live id; at most as many bytes as there are, read during the call.
+        check("rdma_reject", unsafe { rdma_reject(self.raw, private_data.as_ptr().cast(), len) })
+    }
+
+    pub(super) fn disconnect(&self) -> Result<()> {
+        // SAFETY: a live id.
+        check("rdma_disconnect", unsafe { rdma_disconnect(self.raw) })
+    }
+
+    /// Tells the connection manager that data has come before the word that the connection is up.
+    pub(super) fn notify_established(&self) -> Result<()> {
+        // SAFETY: a live id.
+        check("rdma_notify", unsafe { rdma_notify(self.raw, rdma_sys::ibv_event_type::IBV_EVENT_COMM_EST) })
+    }
+
+    /// Makes the queue pair, on `attr`, whose queues are the ones given.
+    pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: [Arc<RawCq>; 2]) -> Result<*mut ibv_qp> {
+        let Some(device) = self.device.get() else {
+            return Err(crate::Error::InvalidState { call: "create_qp", state: "on no device" });
+        };
+        // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes
+        // are read and updated during the call.
+        check("rdma_create_qp", unsafe { rdma_create_qp(self.raw, device.protection_domain(), attr) })?;
+        let _ = self.queues.set(queues);
+        // SAFETY: the call succeeded: the id has its queue pair.
+        Ok(unsafe { (*self.raw).qp })
+    }
+
+    fn qp(&self) -> Option<*mut ibv_qp> {
+        self.queues.get()?;
+        // SAFETY: the queue pair was made before `queues` was set and lives as long as the id.
+        Some(unsafe { (*self.raw).qp })
+    }
+
+    /// Has every work request flushed; from here on the device touches no memory for this queue pair.
+    pub(super) fn flush(&self) -> Result<()> {
+        let Some(qp) = self.qp() else { return Ok(()) };
+        // SAFETY: all fields are numbers, and only the one named by the mask is read.
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        // SAFETY: a live queue pair; the attributes are read during the call.
+        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as i32) })
+    }
+
+    /// Sets how long a peer waits that found no receive here. The connection manager leaves the longest time there is.
+    pub(super) fn set_min_rnr_timer(&self, code: u8) -> Result<()> {
+        let Some(qp) = self.qp() else { return Ok(()) };
+        // SAFETY: all fields are numbers, and only the one named by the mask is read.
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.min_rnr_timer = code;
+        let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
+        // SAFETY: a live queue pair; the attributes are read during the call.
+        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, mask) })
+    }
+
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for RawId {
+    fn drop(&mut self) {
+        if self.queues.get().is_some() {
+            // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are
+            // acknowledged as they are read.
+            unsafe { rdma_destroy_qp(self.raw) }
+        }
+        // SAFETY: the last owner; the id's events are acknowledged as they are read, so this waits for nobody.
+        if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(self.raw) }) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// What a side of a connection offers.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) private_data: Box<[u8]>,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+impl Terms {
+    /// Borrows the private data: use it while `self` lives.
+    fn param(&self) -> rdma_conn_param {
+        // SAFETY: all fields are numbers and a pointer, for which null is good.
+        let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
+        param.private_data = self.private_data.as_ptr().cast();
+        param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(u8::MAX);
+        param.responder_resources = self.responder_resources;
+        param.initiator_depth = self.initiator_depth;
+        param.retry_count = 7;
+        // 7 is for ever: a receiver that is late is not a reason to lose the connection.
+        param.rnr_retry_count = 7;
+        param
+    }
+}
+
+/// Where an id is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Waits for connect requests.
+    Listening,
+    /// Keeps watch on a device, for the provider itself.
+    Watching,
+    /// Resolving the peer's address, then the route.
+    Resolving,
+    /// On a device, free to connect.
+    Resolved,
+    /// Asked the peer.
+    Connecting,
+    /// Asked by a peer.
+    Offered,
+    /// Accepted the peer.
+    Accepting,
+    /// Up.
+    Established,
+    /// We disconnected.
+    Disconnecting,
+    /// Over: to be destroyed.
+    Dead,
+}
+
+impl State {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Listening => "listening",
+            Self::Watching => "watching a device",
+            Self::Resolving => "resolving",
+            Self::Resolved => "resolved",
+            Self::Connecting => "connecting",
+            Self::Offered => "waiting for accept or reject",
+            Self::Accepting => "being accepted",
+            Self::Established => "established",
+            Self::Disconnecting => "disconnecting",
+            Self::Dead => "over",
+        }
+    }
+}
+
+/// An id of the provider.
+#[derive(Debug)]
+pub(super) struct Id {
+    pub(super) raw: Arc<RawId>,
+    pub(super) state: State,
+    /// The device it is on.
+    pub(super) device: Option<DeviceId>,
+    pub(super) qp: Option<Qp>,
+    /// When an active connection must be up.
+    pub(super) deadline: Option<Instant>,
+    /// RDMA Reads the peer asked for: outstanding here, outstanding there.
+    pub(super) asked: (u8, u8),
+    /// On iWARP: destroying it may block until its handshake is over.
+    pub(super) handshaking: bool,
+    /// The user was told that the device goes away.
+    pub(super) removal_told: bool,
+}
+
+impl Id {
+    pub(super) fn new(raw: RawId, state: State) -> Self {
+        let raw = Arc::new(raw);
+        Self {
+            raw,
+            state,
+            device: None,
+            qp: None,
+            deadline: None,
+            asked: (0, 0),
+            handshaking: false,
+            removal_told: false,
+        }
+    }
+}

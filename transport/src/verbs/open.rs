@@ -1,0 +1,192 @@
+//! Opening the provider, and whether it is the right one for an address.
+
+use std::ffi::{CStr, CString, c_int};
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys::{ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
+
+use super::channel::EventChannel;
+use super::id::RawId;
+use super::provider::Verbs;
+use super::status::is_unreachable;
+use crate::error::{Error, Result};
+use crate::slab::Key;
+
+const NODES: &str = "/dev/infiniband";
+
+/// Whether an RDMA device leads to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// It does.
+    Yes {
+        /// Name of the device.
+        device: String,
+    },
+    /// It does not.
+    No {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Verbs {
+    /// Opens the connection manager. Devices are opened when the first connection or listener is on them.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] says what is missing, a device, a kernel module or a permission, and the cure.
+    pub fn open() -> Result<Self> {
+        check_devices()?;
+        let channel = EventChannel::open().map_err(|error| match error {
+            Error::Io { source, .. } => Error::NoDevice { reason: no_manager(&source) },
+            other => other,
+        })?;
+        Self::on_channel(Arc::new(channel))
+    }
+
+    /// Whether one of the devices leads to `peer`. Resolves its address, for at most `timeout`, and **blocks** so long:
+    /// to be asked before the loop runs.
+    ///
+    /// # Errors
+    /// When there are no resources to find out.
+    pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
+        let channel = Arc::new(EventChannel::open()?);
+        let id = RawId::create(&channel)?;
+        id.set_key(Key::new(u32::MAX, u32::MAX));
+        let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1);
+        if let Err(error) = id.resolve_address(peer, timeout) {
+            return unreachable(error);
+        }
+        let mut fd = libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, in a place that outlives the call.
+        let rc = unsafe { libc::poll(&raw mut fd, 1, timeout) };
+        let event = if rc > 0 { channel.next()? } else { None };
+        match event {
+            Some(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED => self.reached(&id),
+            Some(event) => {
+                let error = io::Error::from_raw_os_error(event.status.saturating_abs());
+                Ok(Reach::No { reason: format!("{} does not resolve: {error}", peer.ip()) })
+            }
+            None => Ok(Reach::No { reason: format!("{} did not resolve in time", peer.ip()) }),
+        }
+    }
+
+    /// Whether a listener on `address` would be on a device. The unspecified addresses are on all of them.
+    ///
+    /// # Errors
+    /// When there are no resources to find out.
+    pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
+        if address.ip().is_unspecified() {
+            return Ok(Reach::Yes { device: "any".into() });
+        }
+        let channel = Arc::new(EventChannel::open()?);
+        let id = RawId::create(&channel)?;
+        match id.bind(SocketAddr::new(address.ip(), 0)) {
+            Ok(()) => self.reached(&id),
+            Err(error) => unreachable(error),
+        }
+    }
+
+    fn reached(&mut self, id: &RawId) -> Result<Reach> {
+        if id.context().is_null() {
+            return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
+        }
+        // Opened as for a connection: so its removal will be noticed.
+        let device = self.device_of(id)?;
+        Ok(Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() })
+    }
+}
+
+fn unreachable(error: Error) -> Result<Reach> {
+    match error {
+        Error::Io { source, .. } if is_unreachable(&source) => {
+            Ok(Reach::No { reason: format!("no RDMA device leads there: {source}") })
+        }
+        other => Err(other),
+    }
+}
+
+/// Whether there is a device that this process may open.
+fn check_devices() -> Result<()> {
+    let mut count: c_int = 0;
+    // SAFETY: a place for the count.
+    let list = unsafe { ibv_get_device_list(&raw mut count) };
+    if list.is_null() {
+        let error = io::Error::last_os_error();
+        let reason = match error.raw_os_error() {
+            Some(libc::ENOSYS) => "the kernel has no user-space RDMA; load the module ib_uverbs".into(),
+            _ => format!("the list of devices cannot be read: {error}"),
+        };
+        return Err(Error::NoDevice { reason });
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    let names: Vec<String> = (0..count)
+        .map(|index| {
+            // SAFETY: the list has `count` devices, whose names end in zero and are read before the list is freed.
+            let name = unsafe { CStr::from_ptr((**list.add(index)).dev_name.as_ptr()) };
+            name.to_string_lossy().into_owned()
+        })
+        .collect();
+    // SAFETY: given back once; what was in it is copied.
+    unsafe { ibv_free_device_list(list) }
+    if names.is_empty() {
+        let reason = "none is present, or the library's driver for it is not installed (package ibverbs-providers or \
+                      rdma-core); `rdma link` shows what the kernel has";
+        return Err(Error::NoDevice { reason: reason.into() });
+    }
+    let mut refusal = None;
+    for name in names {
+        let node = format!("{NODES}/{name}");
+        match usable(Path::new(&node)) {
+            Ok(()) => return Ok(()),
+            Err(error) => refusal = Some(format!("{node}: {error}; {}", cure(&error))),
+        }
+    }
+    Err(Error::NoDevice { reason: refusal.unwrap_or_default() })
+}
+
+/// Whether this process may read and write a file.
+fn usable(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    // SAFETY: a string that ends in zero.
+    if unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn cure(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "give the user access to it (often: membership of the group rdma)",
+        io::ErrorKind::NotFound => "the file is missing: in a container, pass /dev/infiniband in",
+        _ => "no known cure",
+    }
+}
+
+fn no_manager(error: &io::Error) -> String {
+    let node = format!("{NODES}/rdma_cm");
+    match usable(Path::new(&node)) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
+            format!("{node} is missing: load the module rdma_ucm")
+        }
+        Err(refused) => format!("{node}: {refused}; {}", cure(&refused)),
+        Ok(()) => format!("{node} cannot be opened: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = usable(Path::new("/nonexistent/uverbs0")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(cure(&error).contains("container"));
+        assert!(no_manager(&io::Error::from_raw_os_error(libc::ENOENT)).contains("rdma_cm"));
+    }
+}
