@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint fmt doc bench mutants soak clean
+.PHONY: help build demo test test-rdma lint fmt doc bench mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,6 +39,20 @@ mutants: ## Plant defects; the simulation must find each
 
 soak: ## 100,000 simulation seeds
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
+
+# rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
+VERBS_ENV = LIBCLANG_PATH="$$(ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)"
+
+vm-setup: ## The guest for kernel RDMA, and what the verbs provider is built with
+	tests/vm/setup.sh
+
+vm: export VM_CMD = $(CMD)
+vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and rxe0
+	@test -n "$$VM_CMD" || { echo "usage: make vm CMD='rdma link'" >&2; exit 2; }
+	@tests/vm/run.sh "$$VM_CMD"
+
+test-rdma: vm-setup ## The conformance suite on the kernel's siw and rxe, in the guest
+	$(VERBS_ENV) tests/vm/conformance.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

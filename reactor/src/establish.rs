@@ -265,9 +265,8 @@ impl Core {
         if std::mem::take(&mut c.provisional) {
             self.endings_moved = true;
             let reason = match cause {
-                DisconnectCause::Peer => DisconnectReason::Peer,
-                // Only that we flushed it ourselves.
-                DisconnectCause::Local => return,
+                // Whoever reports our own disconnect does not know that the queues were flushed before it.
+                DisconnectCause::Peer | DisconnectCause::Local => DisconnectReason::Peer,
                 cause => DisconnectReason::Transport(cause),
             };
             if let Some(Ending::Disconnect(guess)) = &mut c.ending {

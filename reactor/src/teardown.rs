@@ -147,6 +147,11 @@ impl Core {
         for key in self.connections.keys() {
             let id = ConnectionId(key);
             if let Some(c) = self.connections.get_mut(key) {
+                if c.qp.is_some()
+                    && let Err(error) = self.provider.disconnect(c.cm, self.now)
+                {
+                    log::debug!("{id}: disconnecting: {error}");
+                }
                 self.provider.destroy_id(c.cm, self.now);
                 c.chain.clear();
                 while let Some(send) = c.pop_send() {

@@ -18,7 +18,8 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
         p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
         assert_eq!(p.s.received, u64::from(count));
         assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
-        assert!(matches!(p.s.events.last(), Some(Event::Disconnect(_, DisconnectReason::Peer))), "{:?}", p.s.events);
+        let last = p.s.events.last();
+        assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Peer))), "{last:?}");
         p.finish();
     }
 }

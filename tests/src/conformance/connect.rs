@@ -151,6 +151,8 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.client.context().send(conn, b"").expect("room");
     p.until("two echoes", |p| p.c.received == 2);
     assert_eq!(*seen.borrow(), [b"abc".to_vec(), vec![]]);
-    assert_eq!(p.s.events[0], Event::Request(b"as it is".to_vec()));
+    // Some connection managers pad it with zeros: without framing, nothing says how long it was.
+    let Event::Request(data) = &p.s.events[0] else { panic!("{:?}", p.s) };
+    assert!(data.starts_with(b"as it is") && data[8..].iter().all(|&b| b == 0), "{data:?}");
     p.finish();
 }

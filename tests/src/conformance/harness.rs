@@ -16,13 +16,40 @@ pub struct Setup {
     pub provider: ProviderChoice,
     /// Address of a listener, port 0.
     pub address: SocketAddr,
+    /// How much the tests of scale do.
+    pub scale: Scale,
+}
+
+/// How much the tests of scale do: an emulated machine gets less.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Connections at once.
+    pub connections: usize,
+    /// Echoes on each.
+    pub echoes: u32,
+    /// Connections one after another.
+    pub cycles: u64,
 }
 
 impl Setup {
     /// The embedded provider on 127.0.0.1.
     #[must_use]
     pub fn iwarp() -> Self {
-        Self { provider: ProviderChoice::Iwarp, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
+        let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
+        Self { provider: ProviderChoice::Iwarp, address: SocketAddr::from(([127, 0, 0, 1], 0)), scale }
+    }
+
+    /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
+    ///
+    /// # Panics
+    /// When there is no such device: a test that needs it has failed.
+    #[must_use]
+    pub fn device(kind: &str) -> Self {
+        let name = format!("RDMA_{kind}_ADDR");
+        let address = std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
+        let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
+        let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
+        Self { provider: ProviderChoice::Verbs, address: SocketAddr::new(ip, 0), scale }
     }
 
     /// Default settings on this provider.

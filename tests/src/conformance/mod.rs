@@ -9,7 +9,7 @@ pub mod harness;
 pub mod scale;
 pub mod traffic;
 
-pub use harness::Setup;
+pub use harness::{Scale, Setup};
 
 /// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics when what it
 /// needs, a device for example, is not there.
@@ -35,7 +35,7 @@ macro_rules! conformance {
     // Counts the descriptors of its process: in a test binary of its own.
     (scale $name:ident, $setup:expr) => {
         mod $name {
-            $crate::conformance!(@tests $setup; scale: a_thousand_connections, connect_and_close_cycles;);
+            $crate::conformance!(@tests $setup; scale: many_connections, connect_and_close_cycles;);
         }
     };
     (@tests $setup:expr; $($module:ident: $($test:ident),+;)+) => {

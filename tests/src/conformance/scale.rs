@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::harness::{Event, Pair, Probe, Setup, open_descriptors};
+use super::harness::{Event, Pair, Probe, Scale, Setup, open_descriptors};
 
-/// A thousand connections in one reactor, each with a hundred echoes; afterwards everything is back.
-pub fn a_thousand_connections(setup: &Setup) {
-    const CONNECTIONS: usize = 1000;
-    const ECHOES: u32 = 100;
+/// Many connections in one reactor (1,000 on the embedded provider), each with its echoes; afterwards everything is
+/// back.
+pub fn many_connections(setup: &Setup) {
+    let Scale { connections, echoes, .. } = setup.scale;
     let _alone = alone();
     raise_descriptor_limit();
     let descriptors = open_descriptors();
@@ -28,7 +28,7 @@ pub fn a_thousand_connections(setup: &Setup) {
                 let count = counts.entry(conn.slot()).or_insert(0);
                 assert_eq!(bytes[..], count.to_le_bytes(), "{conn}: echoes in order");
                 *count += 1;
-                if *count < ECHOES {
+                if *count < echoes {
                     cx.send(*conn, &count.to_le_bytes()).expect("room");
                 }
             }
@@ -36,13 +36,13 @@ pub fn a_thousand_connections(setup: &Setup) {
         });
         c.record_messages = false;
         let mut p = Pair::new(setup, config, Probe::echo(), c);
-        for _ in 0..CONNECTIONS {
+        for _ in 0..connections {
             p.client.context().connect(p.address).expect("connecting");
         }
-        let total = CONNECTIONS as u64 * u64::from(ECHOES);
+        let total = connections as u64 * u64::from(echoes);
         p.until_within(Duration::from_secs(90), "all echoes", |p| p.c.received == total);
-        assert!(progress.borrow().values().all(|&count| count == ECHOES));
-        assert_eq!(p.c.live(), CONNECTIONS);
+        assert!(progress.borrow().values().all(|&count| count == echoes));
+        assert_eq!(p.c.live(), connections);
         p.finish();
     }
     assert_eq!(open_descriptors(), descriptors, "descriptors are back to the start");
@@ -54,7 +54,7 @@ pub fn connect_and_close_cycles(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     p.c.record_messages = false;
     let mut descriptors = 0;
-    for cycle in 0..500 {
+    for cycle in 0..setup.scale.cycles {
         let conn = p.connect();
         p.client.context().send(conn, b"x").expect("room");
         p.until("the echo", |p| p.c.received == cycle + 1);

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Builds the device tests on the host and runs them in the guest, where the devices are.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cargo=${CARGO:-cargo}
+
+# The test binaries, one path a line.
+binaries=$("$cargo" test -p rdma-reactor-tests --features verbs --test rdma --test rdma_scale --no-run --message-format=json |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+test -n "$binaries" || { echo "no test binary was built" >&2; exit 1; }
+
+script=''
+for binary in $binaries; do
+    # One test at a time: the emulated machine is slow, and the tests have time limits.
+    script+="timeout 600 $binary --test-threads=1 $* && "
+done
+VM_TIMEOUT=${VM_TIMEOUT:-1200} exec tests/vm/run.sh "ulimit -n 65536; ${script}true"
