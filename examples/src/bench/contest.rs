@@ -1,0 +1,208 @@
+//! The contests: what both sides do, what counts, and the target.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::pingpong::failure::Failure;
+
+use super::pair::{self, PINGPONG, Processors};
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Target {
+    /// At most this many times the competitor's latency.
+    TimesLatency(f64),
+    /// At least this many times the competitor's throughput.
+    TimesThroughput(f64),
+    /// At least this many messages per second; there is no competitor.
+    Rate(f64),
+}
+
+/// The same work, twice.
+#[derive(Debug)]
+pub struct Contest {
+    name: &'static str,
+    target: Target,
+    /// What bare TCP does, and how often.
+    tcp: Option<(&'static str, u64)>,
+    /// Flags of `rdma-pingpong client`.
+    ours: &'static str,
+    /// Where the figure is in its JSON.
+    figure: &'static str,
+}
+
+/// All of them.
+pub const CONTESTS: [Contest; 4] = [
+    Contest {
+        name: "64 B half round trip, spinning",
+        target: Target::TimesLatency(1.3),
+        tcp: Some(("spin", 50_000)),
+        ours: "--mode latency --wait spin --size 64 --iters 50000 --warmup 5000",
+        figure: "/half_rtt_us/p50",
+    },
+    Contest {
+        name: "64 B half round trip, events",
+        target: Target::TimesLatency(1.3),
+        tcp: Some(("epoll", 10_000)),
+        ours: "--mode latency --wait event --size 64 --iters 10000 --warmup 1000",
+        figure: "/half_rtt_us/p50",
+    },
+    Contest {
+        name: "64 B one way",
+        target: Target::Rate(1e6),
+        tcp: None,
+        ours: "--mode throughput --wait spin --size 64 --iters 2000000 --warmup 100000",
+        figure: "/messages_per_second",
+    },
+    Contest {
+        name: "64 KiB one way",
+        target: Target::TimesThroughput(0.8),
+        tcp: Some(("stream", 32_768)),
+        ours: "--mode throughput --wait spin --size 64K --iters 32768 --warmup 1000",
+        figure: "/gbit_per_second",
+    },
+];
+
+impl Contest {
+    /// Runs all rounds, the two in turn.
+    ///
+    /// # Errors
+    /// A process did not do its work.
+    pub fn run(&self, rounds: u32, processors: &Processors) -> Result<Outcome, Failure> {
+        let (mut tcp, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            if let Some((kind, iterations)) = self.tcp {
+                tcp.push(bare(processors, kind, iterations)?);
+            }
+            ours.push(self.reactor(processors)?);
+        }
+        Ok(Outcome { name: self.name, target: self.target, tcp, ours })
+    }
+
+    fn reactor(&self, processors: &Processors) -> Result<f64, Failure> {
+        let server = words(&format!("{PINGPONG} server --bind 127.0.0.1 --port 0 --provider iwarp --child"));
+        let client = words(&format!("{PINGPONG} client {{}} --provider iwarp --json - {}", self.ours));
+        let text = pair::run(processors, &server, &client)?;
+        let value: Value = serde_json::from_str(&text).map_err(Failure::new)?;
+        let figure = value.pointer(self.figure).and_then(Value::as_f64);
+        figure.ok_or_else(|| Failure::new(format!("rdma-pingpong has no {} in {text}", self.figure)))
+    }
+}
+
+fn bare(processors: &Processors, kind: &str, iterations: u64) -> Result<f64, Failure> {
+    let client = words(&format!("tcp-client {kind} {{}} {iterations}"));
+    let text = pair::run(processors, &words(&format!("tcp-server {kind}")), &client)?;
+    text.trim().parse().map_err(|_| Failure::new(format!("bare TCP printed {text:?}")))
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(String::from).collect()
+}
+
+/// What the rounds of a contest found.
+#[derive(Debug)]
+pub struct Outcome {
+    name: &'static str,
+    target: Target,
+    tcp: Vec<f64>,
+    ours: Vec<f64>,
+}
+
+impl Outcome {
+    /// Our median over the competitor's.
+    fn ratio(&self) -> Option<f64> {
+        (!self.tcp.is_empty()).then(|| median(&self.ours) / median(&self.tcp))
+    }
+
+    /// Whether the target is met.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        match (self.target, self.ratio()) {
+            (Target::TimesLatency(most), Some(ratio)) => ratio <= most,
+            (Target::TimesThroughput(least), Some(ratio)) => ratio >= least,
+            (Target::Rate(least), _) => median(&self.ours) >= least,
+            (_, None) => false,
+        }
+    }
+
+    fn unit(&self) -> (&'static str, f64) {
+        match self.target {
+            Target::TimesLatency(_) => ("us", 1.0),
+            Target::TimesThroughput(_) => ("Gbit/s", 1.0),
+            Target::Rate(_) => ("M/s", 1e6),
+        }
+    }
+
+    /// Everything, with the rounds.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "bare_tcp": (!self.tcp.is_empty()).then(|| median(&self.tcp)),
+            "rdma_reactor": median(&self.ours),
+            "unit": match self.target { Target::Rate(_) => "messages/s", _ => self.unit().0 },
+            "ratio": self.ratio(),
+            "met": self.is_met(),
+            "bare_tcp_rounds": self.tcp,
+            "rdma_reactor_rounds": self.ours,
+        })
+    }
+}
+
+/// The head of the table.
+#[must_use]
+pub fn head() -> String {
+    format!("{:<32} {:>14} {:>14} {:>7} {:>10}", "", "bare TCP", "rdma-reactor", "ratio", "target")
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, scale) = self.unit();
+        let cell = |values: &[f64]| match values {
+            [] => "-".into(),
+            _ => format!("{:.2} {unit}", median(values) / scale),
+        };
+        let ratio = self.ratio().map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+        let target = match self.target {
+            Target::TimesLatency(most) => format!("<= {most}"),
+            Target::TimesThroughput(least) => format!(">= {least}"),
+            Target::Rate(least) => format!(">= {} M/s", least / 1e6),
+        };
+        let verdict = if self.is_met() { "ok" } else { "MISSED" };
+        let (tcp, ours) = (cell(&self.tcp), cell(&self.ours));
+        write!(f, "{:<32} {tcp:>14} {ours:>14} {ratio:>7} {target:>10} {verdict}", self.name)
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0]), 2.5);
+    }
+
+    #[test]
+    fn a_target_is_met_on_its_own_side() {
+        let outcome =
+            |target, tcp: &[f64], ours: f64| Outcome { name: "", target, tcp: tcp.to_vec(), ours: vec![ours] };
+        assert!(outcome(Target::TimesLatency(1.3), &[4.0], 5.0).is_met());
+        assert!(!outcome(Target::TimesLatency(1.3), &[4.0], 6.0).is_met());
+        assert!(outcome(Target::TimesThroughput(0.8), &[10.0], 9.0).is_met());
+        assert!(!outcome(Target::TimesThroughput(0.8), &[10.0], 7.0).is_met());
+        assert!(outcome(Target::Rate(1e6), &[], 2e6).is_met());
+    }
+}

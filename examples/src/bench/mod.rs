@@ -1,0 +1,114 @@
+//! `bench`: bare TCP against `rdma-pingpong` on this machine, in alternating rounds of one run.
+//!
+//! Each round of a [`contest`] runs two processes on a processor each ([`pair`]); the competitor is [`tcp`]. A
+//! figure is the median of its rounds.
+
+pub mod contest;
+pub mod pair;
+pub mod tcp;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use serde_json::json;
+
+use crate::pingpong;
+use crate::pingpong::failure::Failure;
+use crate::pingpong::file::ResultFile;
+use crate::pingpong::output::Output;
+
+use self::contest::{CONTESTS, Outcome};
+use self::pair::Processors;
+use self::tcp::Kind;
+
+/// What rdma-reactor costs, against bare TCP on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "bench", version, about)]
+struct Cli {
+    /// Rounds per figure, of which the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Write the results as JSON; - is standard output, and the table goes to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// End with exit code 1 when a target is missed
+    #[arg(long)]
+    check: bool,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+/// What this program does as a child of itself.
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// One side of bare TCP, the server
+    #[command(hide = true)]
+    TcpServer {
+        /// What to do.
+        kind: Kind,
+    },
+    /// One side of bare TCP, the client
+    #[command(hide = true)]
+    TcpClient {
+        /// What to do.
+        kind: Kind,
+        /// Where the server is.
+        address: SocketAddr,
+        /// How often.
+        iterations: u64,
+    },
+}
+
+/// The program. With `pingpong` as its first argument, it is `rdma-pingpong`.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    if args.get(1).is_some_and(|arg| arg == pair::PINGPONG) {
+        args.remove(0);
+        return pingpong::main(args);
+    }
+    let cli = Cli::parse_from(args);
+    let result = match cli.role {
+        None => run(&cli),
+        Some(Role::TcpServer { kind }) => tcp::serve(kind).map(|()| ExitCode::SUCCESS).map_err(Failure::new),
+        Some(Role::TcpClient { kind, address, iterations }) => {
+            tcp::measure(kind, address, iterations).map_err(Failure::new).map(|figure| {
+                println!("{figure}");
+                ExitCode::SUCCESS
+            })
+        }
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("bench: {failure}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: &Cli) -> Result<ExitCode, Failure> {
+    let to_stdout = cli.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    let mut out = if to_stdout { Output::stderr() } else { Output::stdout() };
+    let file = match &cli.json {
+        Some(path) if !to_stdout => Some(ResultFile::open("--json", path)?),
+        _ => None,
+    };
+    let processors = Processors::of_this_machine();
+    out.line(format_args!("{processors}; medians of {} rounds", cli.rounds));
+    out.line(contest::head());
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for contest in &CONTESTS {
+        let outcome = contest.run(cli.rounds, &processors)?;
+        out.line(&outcome);
+        outcomes.push(outcome);
+    }
+    let all_met = outcomes.iter().all(Outcome::is_met);
+    let results: Vec<_> = outcomes.iter().map(Outcome::json).collect();
+    let text = format!("{:#}\n", json!({ "rounds": cli.rounds, "processors": processors.count(), "results": results }));
+    match file {
+        Some(file) => file.write(&text)?,
+        None if to_stdout => Output::stdout().text(&text),
+        None => {}
+    }
+    Ok(if cli.check && !all_met { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

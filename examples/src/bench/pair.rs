@@ -1,0 +1,99 @@
+//! Two processes with a processor each: a server that prints where it listens, a client that prints a result.
+
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use core_affinity::CoreId;
+
+use crate::pingpong::failure::Failure;
+use crate::pingpong::server::LISTENING;
+
+/// First argument that makes this program `rdma-pingpong`.
+pub const PINGPONG: &str = "pingpong";
+
+/// The processors that servers and clients run on.
+#[derive(Debug)]
+pub struct Processors {
+    all: Vec<CoreId>,
+}
+
+impl Processors {
+    /// The first two that this process may use.
+    #[must_use]
+    pub fn of_this_machine() -> Self {
+        Self { all: core_affinity::get_core_ids().unwrap_or_default() }
+    }
+
+    /// Processors that this process may use.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Moves this thread, and so the next child, to a processor.
+    fn choose(&self, index: usize) {
+        if let [first, second, ..] = self.all[..]
+            && !core_affinity::set_for_current([first, second][index])
+        {
+            log::warn!("cannot run on processor {index}");
+        }
+    }
+}
+
+impl fmt::Display for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.all[..] {
+            [first, second, ..] => write!(f, "server on processor {}, client on {}", first.id, second.id),
+            _ => f.write_str("one processor for both sides: spinning is at its worst here"),
+        }
+    }
+}
+
+/// A child that does not outlive its round.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // One that has ended already is what is wanted.
+        let _ = self.0.kill();
+        if let Err(error) = self.0.wait() {
+            log::warn!("waiting for a child: {error}");
+        }
+    }
+}
+
+/// Runs this program twice, and returns what the second printed. `{}` in the client's arguments is the server's
+/// address.
+///
+/// # Errors
+/// One of them did not do its work.
+pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Result<String, Failure> {
+    let failed = |what: &str, why: &dyn fmt::Display| Failure::new(format!("{what} {why}"));
+    let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
+    processors.choose(0);
+    let mut command = Command::new(&program);
+    // Its standard input ends with this process, and with it a server that would go on.
+    command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
+    let mut line = String::new();
+    // Held open until the end: a server may print more.
+    let mut stdout = server.0.stdout.take().map(BufReader::new);
+    if let Some(stdout) = &mut stdout {
+        stdout.read_line(&mut line).map_err(|error| failed("reading from a server:", &error))?;
+    }
+    let address = line.strip_prefix(LISTENING).and_then(|rest| rest.split_whitespace().next());
+    let address = address.ok_or_else(|| failed("a server did not start:", &line))?;
+    processors.choose(1);
+    let args = client.iter().map(|arg| if arg == "{}" { address } else { arg });
+    let output = Command::new(&program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| failed("starting a client:", &error))?;
+    if !output.status.success() {
+        return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
+    }
+    String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
+}

@@ -1,0 +1,149 @@
+//! The competitor: the same work on bare TCP sockets, as well as it can be done.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Instant;
+
+use clap::ValueEnum;
+use hdrhistogram::Histogram;
+use mio::{Events, Interest, Poll, Token};
+
+use crate::pingpong::server::LISTENING;
+
+/// Bytes of a message that goes to and fro.
+pub const MESSAGE: usize = 64;
+/// Bytes of one write and of one read of a stream.
+pub const CHUNK: usize = 64 << 10;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// 64 bytes to and fro, receiving in a loop
+    Spin,
+    /// 64 bytes to and fro, sleeping in epoll
+    Epoll,
+    /// 64 KiB writes, one way, blocking
+    Stream,
+}
+
+/// The server: prints where it listens, serves one client.
+///
+/// # Errors
+/// The system refused.
+pub fn serve(kind: Kind) -> io::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    println!("{LISTENING}{}", listener.local_addr()?);
+    let (stream, _) = listener.accept()?;
+    if kind == Kind::Stream {
+        return drain(stream);
+    }
+    let mut peer = Peer::new(stream, kind)?;
+    while peer.receive()? {
+        peer.send()?;
+    }
+    Ok(())
+}
+
+/// The client: the median half round trip in microseconds, or for a stream Gbit/s.
+///
+/// # Errors
+/// The system refused, or the server went away.
+pub fn measure(kind: Kind, server: SocketAddr, iterations: u64) -> io::Result<f64> {
+    let stream = TcpStream::connect(server)?;
+    if kind == Kind::Stream {
+        return fill(stream, iterations);
+    }
+    let mut peer = Peer::new(stream, kind)?;
+    let mut half_rtt = Histogram::<u64>::new(3).map_err(io::Error::other)?;
+    let warmup = iterations / 10;
+    for iteration in 0..warmup + iterations {
+        let sent_at = Instant::now();
+        peer.send()?;
+        if !peer.receive()? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let rtt = sent_at.elapsed();
+        if iteration >= warmup {
+            half_rtt.record(rtt.as_nanos() as u64 / 2).map_err(io::Error::other)?;
+        }
+    }
+    Ok(half_rtt.value_at_quantile(0.5) as f64 / 1e3)
+}
+
+/// How a peer waits for bytes.
+enum Wait {
+    /// Not at all: it asks again.
+    Spin,
+    Epoll(Poll, Events),
+}
+
+/// One side of a ping-pong.
+struct Peer {
+    stream: mio::net::TcpStream,
+    wait: Wait,
+    buffer: [u8; MESSAGE],
+}
+
+impl Peer {
+    fn new(stream: TcpStream, kind: Kind) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut stream = mio::net::TcpStream::from_std(stream);
+        let wait = match kind {
+            Kind::Epoll => {
+                let poll = Poll::new()?;
+                poll.registry().register(&mut stream, Token(0), Interest::READABLE)?;
+                Wait::Epoll(poll, Events::with_capacity(4))
+            }
+            Kind::Spin | Kind::Stream => Wait::Spin,
+        };
+        Ok(Self { stream, wait, buffer: [0; MESSAGE] })
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        match self.stream.write(&self.buffer)? {
+            MESSAGE => Ok(()),
+            // One message fits an empty send buffer.
+            short => Err(io::Error::other(format!("a short write of {short} bytes"))),
+        }
+    }
+
+    /// Takes one message; `false` at the end of the stream.
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut have = 0;
+        while have < MESSAGE {
+            // Sleeping before reading: the answer is not there yet, and asking would be one call for nothing.
+            if let Wait::Epoll(poll, events) = &mut self.wait {
+                poll.poll(events, None)?;
+            }
+            match self.stream.read(&mut self.buffer[have..]) {
+                Ok(0) => return Ok(false),
+                Ok(n) => have += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Reads a stream to its end, then says so.
+fn drain(mut stream: TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    while stream.read(&mut buffer)? > 0 {}
+    stream.write_all(&[1])
+}
+
+/// Writes a stream; the clock stops when the other side says that it has all of it.
+fn fill(mut stream: TcpStream, chunks: u64) -> io::Result<f64> {
+    stream.set_nodelay(true)?;
+    let buffer = vec![0; CHUNK];
+    let started = Instant::now();
+    for _ in 0..chunks {
+        stream.write_all(&buffer)?;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    stream.read_exact(&mut [0])?;
+    Ok((chunks * CHUNK as u64) as f64 * 8.0 / 1e9 / started.elapsed().as_secs_f64())
+}

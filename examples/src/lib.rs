@@ -1,0 +1,6 @@
+//! What the programs of this package are made of.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "programs, not the library")]
+
+pub mod bench;
+pub mod pingpong;

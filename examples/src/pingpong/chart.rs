@@ -1,0 +1,151 @@
+//! Latency over size, as SVG.
+
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::prelude::*;
+
+use super::failure::Failure;
+use super::figures::{Figures, size_label};
+
+const WIDTH: u32 = 960;
+const HEIGHT: u32 = 600;
+
+/// A logarithmic axis with labels at 1, 2 and 5 of each decade (us), or at powers of two (bytes).
+#[derive(Clone, Debug)]
+struct Axis {
+    low: f64,
+    high: f64,
+    /// Where lines and labels are.
+    marks: Vec<f64>,
+    label: fn(f64) -> String,
+}
+
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let share = (value / self.low).ln() / (self.high / self.low).ln();
+        limit.0 + (share * f64::from(limit.1 - limit.0)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.marks.clone()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.low..self.high
+    }
+}
+
+impl ValueFormatter<f64> for Axis {
+    fn format_ext(&self, value: &f64) -> String {
+        (self.label)(*value)
+    }
+}
+
+/// Powers of two, from one step below to one above.
+fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
+    let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
+    let (first, last) = (low.log2().floor() as i32, high.log2().ceil() as i32);
+    // Sixteen labels at most.
+    let step = ((last - first) / 12 + 1) as usize;
+    let marks = (first..=last).step_by(step).map(|power| 2_f64.powi(power)).collect();
+    Axis { low: low / 1.3, high: high * 1.3, marks, label: |bytes| size_label(bytes as u64) }
+}
+
+/// 1, 2 and 5 of each decade, from the last below all values to the first above.
+fn time_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
+    let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
+    let decades = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);
+    let all: Vec<f64> = decades.flat_map(|d| [1.0, 2.0, 5.0].map(|m| m * 10_f64.powi(d))).collect();
+    let low = all.iter().copied().filter(|&m| m < low).fold(all[0], f64::max);
+    let high = all.iter().copied().filter(|&m| m > high).fold(f64::MAX, f64::min);
+    let marks = all.into_iter().filter(|m| (low..=high).contains(m)).collect();
+    Axis { low, high, marks, label: |us| if us < 1.0 { format!("{us:.1}") } else { format!("{us:.0}") } }
+}
+
+/// Draws p50 and p99 of latency over size, both axes logarithmic.
+///
+/// # Errors
+/// The drawing library refused.
+pub fn latency(results: &[Figures]) -> Result<String, Failure> {
+    let points = |quantile: f64| -> Vec<(f64, f64)> {
+        results
+            .iter()
+            .filter_map(|figures| {
+                let h = figures.measured.half_rtt.as_ref()?;
+                Some((f64::from(figures.plan.job.size), (h.value_at_quantile(quantile) as f64 / 1e3).max(1e-3)))
+            })
+            .collect()
+    };
+    let lines = [("p50", points(0.5), RGBColor(31, 96, 168)), ("p99", points(0.99), RGBColor(214, 96, 32))];
+    let title = results.first().map_or_else(String::new, |figures| {
+        format!("rdma-pingpong: half round trip, provider {}, wait {}", figures.provider, figures.plan.job.wait)
+    });
+    let mut svg = String::new();
+    draw(&mut svg, &title, &lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
+    Ok(svg)
+}
+
+type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
+
+fn draw(svg: &mut String, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
+    let values = lines.iter().flat_map(|(_, points, _)| points);
+    if values.clone().next().is_none() {
+        return Err("there is nothing to draw".into());
+    }
+    let (x, y) = (size_axis(values.clone().map(|p| p.0)), time_axis(values.map(|p| p.1)));
+    let root = SVGBackend::with_string(svg, (WIDTH, HEIGHT)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let grey = RGBColor(70, 70, 70);
+    let mut chart = ChartBuilder::on(&root)
+        .margin(20)
+        .caption(title, ("sans-serif", 20).into_font().color(&grey))
+        .x_label_area_size(50)
+        .y_label_area_size(70)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .x_desc("message size")
+        .y_desc("half round trip, us")
+        .label_style(("sans-serif", 14).into_font().color(&grey))
+        .axis_desc_style(("sans-serif", 16).into_font().color(&grey))
+        .bold_line_style(RGBColor(220, 220, 220))
+        .light_line_style(TRANSPARENT)
+        .axis_style(RGBColor(120, 120, 120))
+        .draw()?;
+    for (name, points, color) in lines {
+        let color = *color;
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(0))?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], color.stroke_width(2)));
+        chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, color.filled())))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .label_font(("sans-serif", 16).into_font().color(&grey))
+        .background_style(WHITE)
+        .border_style(RGBColor(200, 200, 200))
+        .margin(12)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_point_and_many_have_axes_around_them() {
+        for values in [vec![7.3], vec![0.9, 5.0, 4200.0], vec![1.0, 10.0]] {
+            let axis = time_axis(values.iter().copied());
+            assert!(values.iter().all(|&v| axis.low < v && v < axis.high), "{axis:?}");
+            assert_eq!((axis.marks.first(), axis.marks.last()), (Some(&axis.low), Some(&axis.high)));
+        }
+        let axis = size_axis([1.0, (1 << 20) as f64].into_iter());
+        assert!(axis.low < 1.0 && axis.marks.len() <= 16);
+    }
+}

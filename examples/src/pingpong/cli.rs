@@ -1,0 +1,267 @@
+//! The command line, with the letters of perftest.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_reactor::ProviderChoice;
+
+use super::failure::Failure;
+use super::job::{MAX_SIZE, Mode, WaitMode};
+
+/// The port of perftest's tools.
+pub const DEFAULT_PORT: u16 = 18515;
+
+/// Latency and throughput of rdma-reactor between two processes.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-pingpong", version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve one client after another until Ctrl-C; the clients say what they want
+    Server(ServerArgs),
+    /// Measure against a server
+    Client(ClientArgs),
+    /// Measure against a server process of its own on this machine
+    Demo(DemoArgs),
+}
+
+/// Flags of `server`.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Address to listen on, with or without a port
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
+    pub bind: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// What carries the connections.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// End when standard input does, say nothing about clients: for a server that another program started
+    #[arg(long, hide = true)]
+    pub child: bool,
+}
+
+/// Flags of `client`.
+#[derive(Debug, Args)]
+pub struct ClientArgs {
+    /// The server's host name or address, with or without a port
+    #[arg(value_name = "ADDR")]
+    pub address: String,
+    /// The server's port
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// What to measure.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Flags of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// What to measure.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// What carries the connections.
+#[derive(Clone, Debug, Args)]
+pub struct DeviceArgs {
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    pub provider: Provider,
+    /// RDMA device to use
+    #[arg(short = 'd', long, value_name = "NAME")]
+    pub ib_dev: Option<String>,
+}
+
+/// What to measure.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Bytes per message, 1 to 1G; K, M and G are powers of 1024 [default: 64]
+    #[arg(short, long, value_parser = parse_size)]
+    pub size: Option<u32>,
+    /// Every power of two from 1 B to 1 MiB; the histogram is of --size
+    #[arg(short, long)]
+    pub all: bool,
+    /// Messages to measure [default: fewer for larger messages]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iters: Option<u64>,
+    /// Measure for this long, per size, instead of counting messages
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// Messages before the measurement [default: a tenth of --iters, at most 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub warmup: Option<u64>,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = Mode::Latency)]
+    pub mode: Mode,
+    /// Messages on their way at once, for --mode throughput [default: up to 128, fewer for large messages]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub tx_depth: Option<u32>,
+    /// Both sides send, for --mode throughput
+    #[arg(short, long)]
+    pub bidirectional: bool,
+    /// How both sides wait [default: spin with two processors or more, else event]
+    #[arg(long, value_enum)]
+    pub wait: Option<WaitMode>,
+    /// The same as --wait event
+    #[arg(short, long, conflicts_with = "wait")]
+    pub events: bool,
+    /// Without the embedded provider's CRC32C
+    #[arg(long)]
+    pub no_crc: bool,
+    /// Write the results as JSON; - is standard output, and the tables go to standard error
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw latency over size, for --mode latency
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// What carries the connections.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// What carries the connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Provider {
+    /// RDMA devices where there are any, else iwarp
+    Auto,
+    /// The embedded provider: iWARP in user space over TCP
+    Iwarp,
+    /// RDMA devices
+    Verbs,
+}
+
+/// A command line that was understood.
+#[derive(Debug)]
+pub enum Parsed {
+    /// Something to do.
+    Run(Cli),
+    /// Help or a version to print.
+    Print(String),
+}
+
+impl Cli {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one line.
+    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
+        let error = match Self::try_parse_from(args) {
+            Ok(cli) => return Ok(Parsed::Run(cli)),
+            Err(error) => error,
+        };
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Print(error.render().to_string())),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                Err(Failure::new("no command: say server, client ADDR or demo; --help explains"))
+            }
+            _ => Err(one_line(&error.render().to_string())),
+        }
+    }
+}
+
+/// The first paragraph of clap's message, and its tip.
+fn one_line(message: &str) -> Failure {
+    let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
+    let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    Failure::new(tip.map_or_else(|| format!("{first}; --help explains"), |tip| format!("{first}; {tip}")))
+}
+
+impl DeviceArgs {
+    /// The library's setting.
+    ///
+    /// # Errors
+    /// A device that the provider does not have.
+    pub fn choice(&self) -> Result<ProviderChoice, Failure> {
+        let choice = match self.provider {
+            Provider::Auto => ProviderChoice::Auto,
+            Provider::Iwarp => ProviderChoice::Iwarp,
+            Provider::Verbs => ProviderChoice::Verbs,
+        };
+        match self.ib_dev.as_deref() {
+            None => Ok(choice),
+            // The library has no choice of devices yet: the embedded provider has one, and verbs takes what routes.
+            Some("iwarp0") if choice != ProviderChoice::Verbs => Ok(ProviderChoice::Iwarp),
+            Some(name) if choice == ProviderChoice::Verbs => {
+                Err(Failure::new(format!("no choice of RDMA devices yet: --ib-dev {name} cannot be had; leave it out")))
+            }
+            Some(name) => Err(Failure::new(format!(
+                "no RDMA device {name}: the embedded provider's only device is iwarp0; leave --ib-dev out"
+            ))),
+        }
+    }
+}
+
+/// A size in bytes, with an optional suffix K, M or G.
+fn parse_size(text: &str) -> Result<u32, String> {
+    let cure = "say 1 to 1G bytes, such as 64, 4K or 1M";
+    let (digits, shift) = match text.trim_end_matches(['B', 'b']).trim_end_matches('i') {
+        t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
+        t if t.ends_with(['M', 'm']) => (&t[..t.len() - 1], 20),
+        t if t.ends_with(['G', 'g']) => (&t[..t.len() - 1], 30),
+        t => (t, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| cure.to_owned())?;
+    match number.checked_mul(1 << shift) {
+        Some(size @ 1..=MAX_SIZE) => Ok(size as u32),
+        _ => Err(cure.into()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("say 0.001 to 86400 seconds".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        for (text, size) in [("1", 1), ("64", 64), ("1K", 1024), ("64k", 65_536), ("1MiB", 1 << 20), ("1G", 1 << 30)] {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for text in ["0", "", "K", "-1", "1.5K", "2G", "1T", "99999999999999999999", "18014398509481984K"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    fn failure(args: &[&str]) -> String {
+        let args = std::iter::once("rdma-pingpong").chain(args.iter().copied()).map(OsString::from);
+        match Cli::read(args) {
+            Err(failure) => failure.to_string(),
+            Ok(parsed) => panic!("{parsed:?}"),
+        }
+    }
+
+    #[test]
+    fn bad_usage_is_one_line() {
+        assert!(failure(&[]).starts_with("no command"));
+        assert!(failure(&["client"]).contains("<ADDR>"));
+        assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': say 1 to 1G bytes"));
+        assert!(failure(&["demo", "--sise", "1"]).contains("--size"));
+        for args in [&["demo", "-n", "5", "-D", "1"][..], &["demo", "-D", "-1"], &["demo", "-e", "--wait", "spin"]] {
+            assert!(!failure(args).contains('\n'));
+        }
+    }
+}

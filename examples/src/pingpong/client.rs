@@ -1,0 +1,223 @@
+//! The client of one measurement: connects, lets the [`Work`] do it, closes.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use rdma_reactor::{
+    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, SendId, TimerId,
+};
+
+use super::dial::{Dial, Next};
+use super::failure::Failure;
+use super::figures::{Figures, Measured};
+use super::interrupt::Interrupt;
+use super::job::Mode;
+use super::latency::Latency;
+use super::plan::Plan;
+use super::progress::Progress;
+use super::throughput::Throughput;
+
+/// Between two drawings of the progress bar.
+const TICK: Duration = Duration::from_millis(100);
+/// How long an interrupted measurement may take to count what has arrived.
+const WIND_DOWN: Duration = Duration::from_secs(1);
+
+/// Tokens of timers.
+const CONNECT: u64 = 0;
+const DRAW: u64 = 1;
+const GIVE_UP: u64 = 2;
+
+/// A measurement on an open connection.
+pub trait Work: Debug {
+    /// The connection is up: starts the clock.
+    fn begin(&mut self);
+    /// A message came.
+    ///
+    /// # Errors
+    /// The server does not do what it was asked for.
+    fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
+    /// Sends what there is to send and room for.
+    fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
+    /// A send has completed.
+    fn completed(&mut self);
+    /// Ends early: at the latest when what is on its way has arrived.
+    fn wind_down(&mut self);
+    /// Nothing is left to do.
+    fn is_over(&self) -> bool;
+    /// Messages so far.
+    fn done(&self) -> u64;
+    /// How much of the measurement that is, 0 to 1.
+    fn progress(&self) -> f64;
+    /// The result.
+    fn measured(&self) -> Measured;
+}
+
+/// The client of one measurement.
+#[derive(Debug)]
+struct Client {
+    plan: Plan,
+    dial: Dial,
+    work: Box<dyn Work>,
+    connection: Option<ConnectionId>,
+    progress: Progress,
+    draw_now: bool,
+    interrupted: bool,
+    /// Why it ended before the work was over.
+    failure: Option<Failure>,
+    /// The connection is gone, or there will be none.
+    gone: bool,
+}
+
+/// Measures what is planned, and remembers the address that worked.
+///
+/// # Errors
+/// There is no such server, it went away, or it does something else.
+pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figures, Failure> {
+    let mut reactor = plan.job.reactor(plan.provider)?;
+    interrupt.stops(reactor.remote());
+    let work: Box<dyn Work> = match plan.job.mode {
+        Mode::Latency => Box::new(Latency::new(plan)),
+        Mode::Throughput => Box::new(Throughput::new(plan)),
+    };
+    let mut client = Client {
+        plan: *plan,
+        dial: dial.clone(),
+        work,
+        connection: None,
+        progress: Progress::new(plan),
+        draw_now: false,
+        interrupted: false,
+        failure: None,
+        gone: false,
+    };
+    client.connect(&mut reactor.context());
+    while !client.gone {
+        reactor.run(&mut client)?;
+        if interrupt.is_raised() && !client.interrupted {
+            client.interrupt(&mut reactor.context());
+        }
+    }
+    *dial = client.dial.again();
+    if let Some(failure) = client.failure {
+        return Err(failure);
+    }
+    Ok(Figures {
+        plan: *plan,
+        measured: client.work.measured(),
+        provider: reactor.provider_name(),
+        stats: reactor.stats(),
+        interrupted: client.interrupted,
+    })
+}
+
+impl Client {
+    fn connect(&mut self, cx: &mut Context<'_>) {
+        let options = ConnectOptions::new().private_data(self.plan.job.encode());
+        if let Err(error) = cx.connect_with(self.dial.address(), options) {
+            let address = self.dial.address();
+            self.fail(cx, Failure::new(format!("cannot connect to {address}: {error}")));
+        }
+    }
+
+    fn fail(&mut self, cx: &mut Context<'_>, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        match self.connection {
+            Some(connection) => cx.close(connection),
+            None => {
+                self.gone = true;
+                cx.stop();
+            }
+        }
+    }
+
+    fn interrupt(&mut self, cx: &mut Context<'_>) {
+        self.interrupted = true;
+        let Some(connection) = self.connection else {
+            self.gone = true;
+            return;
+        };
+        self.work.wind_down();
+        cx.set_timer(WIND_DOWN, GIVE_UP);
+        self.proceed(cx, connection);
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        self.work.proceed(cx, connection);
+        if self.work.is_over() {
+            cx.close(connection);
+        }
+    }
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        self.connection = Some(connection);
+        if self.progress.is_seen() {
+            cx.set_timer(TICK, DRAW);
+        }
+        self.work.begin();
+        self.proceed(cx, connection);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
+        if let Err(what) = self.work.arrived(&message) {
+            let address = self.dial.address();
+            self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+            return;
+        }
+        // Between two messages, where the time it takes is nobody's latency.
+        if std::mem::take(&mut self.draw_now) {
+            self.progress.show(self.work.progress());
+        }
+        self.proceed(cx, connection);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, _: SendId, outcome: Outcome) {
+        self.work.completed();
+        if outcome.is_sent() {
+            self.proceed(cx, connection);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        self.proceed(cx, connection);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        if !self.work.is_over() && !self.interrupted {
+            let (address, done) = (self.dial.address(), self.work.done());
+            let what = match &reason {
+                DisconnectReason::Internal(why) => format!("cannot go on after {done} messages: {why}"),
+                _ => format!("the server {address} went away after {done} messages: {reason}; is it still running?"),
+            };
+            self.failure.get_or_insert(Failure::new(what));
+        }
+        self.gone = true;
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        match self.dial.failed(&error, cx.now()) {
+            Next::Again(pause) => {
+                cx.set_timer(pause, CONNECT);
+            }
+            Next::Fail(failure) => self.fail(cx, failure),
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+        match (token, self.connection) {
+            (CONNECT, None) => self.connect(cx),
+            (DRAW, _) => {
+                // A stream has no quiet moment, but also no single message to spoil.
+                self.draw_now = true;
+                if self.plan.job.mode == Mode::Throughput {
+                    self.progress.show(self.work.progress());
+                }
+                cx.set_timer(TICK, DRAW);
+            }
+            (GIVE_UP, Some(connection)) => cx.close(connection),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Finding the server: its addresses in turn, and again while it makes itself fit.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::transport::cm::ConnectFailure;
+use rdma_reactor::{ConnectError, RejectReason};
+
+use super::failure::Failure;
+use super::job::Reply;
+
+/// How long a server that is busy, or that makes itself fit, is asked again.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Pause between two such questions.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What to do after a connection that did not come up.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Connect again, after this pause.
+    Again(Duration),
+    /// Give up.
+    Fail(Failure),
+}
+
+/// The way to a server.
+#[derive(Clone, Debug)]
+pub struct Dial {
+    addresses: Vec<SocketAddr>,
+    at: usize,
+    /// The server has said that it will be there in a moment, and when that moment ends.
+    until: Option<Instant>,
+}
+
+impl Dial {
+    /// To one of these addresses: those of one host.
+    ///
+    /// # Panics
+    /// Without any address.
+    #[must_use]
+    pub fn new(addresses: Vec<SocketAddr>) -> Self {
+        assert!(!addresses.is_empty(), "a host has an address");
+        Self { addresses, at: 0, until: None }
+    }
+
+    /// The address to try.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.addresses[self.at]
+    }
+
+    /// The way to the address that worked, for the next connection.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self::new(vec![self.address()])
+    }
+
+    /// What to do after `error`.
+    pub fn failed(&mut self, error: &ConnectError, now: Instant) -> Next {
+        let server = self.address();
+        let reply = match error {
+            ConnectError::Rejected { reason: RejectReason::Refused, private_data } => Reply::decode(private_data),
+            _ => None,
+        };
+        let in_a_moment = match (&reply, error) {
+            (Some(Reply::Adapting | Reply::Busy), _) => true,
+            // Between two listeners there is none.
+            (None, ConnectError::Transport(_)) => self.until.is_some(),
+            _ => false,
+        };
+        if in_a_moment && now < *self.until.get_or_insert(now + PATIENCE) {
+            return Next::Again(PAUSE);
+        }
+        let elsewhere = matches!(error, ConnectError::Transport(_) | ConnectError::Timeout);
+        if elsewhere && self.at + 1 < self.addresses.len() {
+            self.at += 1;
+            return Next::Again(Duration::ZERO);
+        }
+        Next::Fail(Failure::new(match (reply, error) {
+            (Some(Reply::Busy | Reply::Adapting), _) => {
+                format!("the server {server} is busy with another client: try again later")
+            }
+            (Some(Reply::Refused(why)), _) => {
+                format!("the server {server} refused: {why}; use the same version of rdma-pingpong on both sides")
+            }
+            (None, ConnectError::Rejected { reason: RejectReason::Busy, .. }) => {
+                format!("the server {server} is at a limit of its own: try a smaller --size or --tx-depth")
+            }
+            (None, ConnectError::Rejected { reason, .. }) => {
+                format!("{server} is not an rdma-pingpong server: rejected, {reason}")
+            }
+            (None, ConnectError::Transport(ConnectFailure::Refused)) => {
+                format!("nothing listens on {server}: start `rdma-pingpong server` there, or check the port")
+            }
+            (None, ConnectError::Transport(ConnectFailure::PeerClosed | ConnectFailure::Protocol(_))) => {
+                format!("{server} is not an rdma-pingpong server: {error}; check the address and the port")
+            }
+            (None, ConnectError::Timeout | ConnectError::Transport(ConnectFailure::Timeout)) => {
+                format!("no answer from {server}: is it an rdma-pingpong server? check the address, port and firewall")
+            }
+            (None, error) => format!("cannot connect to {server}: {error}; check the address and the port"),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dial() -> Dial {
+        Dial::new(vec!["127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()])
+    }
+
+    fn rejected(reply: &Reply) -> ConnectError {
+        ConnectError::Rejected { reason: RejectReason::Refused, private_data: reply.encode() }
+    }
+
+    #[test]
+    fn addresses_are_tried_in_turn() {
+        let (mut dial, now) = (dial(), Instant::now());
+        let refused = ConnectError::Transport(ConnectFailure::Refused);
+        assert_eq!(dial.failed(&refused, now), Next::Again(Duration::ZERO));
+        assert_eq!(dial.address().port(), 2);
+        let Next::Fail(failure) = dial.failed(&refused, now) else { panic!("there is no third address") };
+        assert!(failure.to_string().starts_with("nothing listens on 127.0.0.1:2"));
+    }
+
+    #[test]
+    fn a_server_that_adapts_may_be_gone_for_a_moment_and_no_longer() {
+        let (mut dial, now) = (dial(), Instant::now());
+        assert_eq!(dial.failed(&rejected(&Reply::Adapting), now), Next::Again(PAUSE));
+        let refused = ConnectError::Transport(ConnectFailure::Refused);
+        assert_eq!(dial.failed(&refused, now), Next::Again(PAUSE));
+        assert_eq!(dial.failed(&rejected(&Reply::Busy), now), Next::Again(PAUSE));
+        assert_eq!(dial.address().port(), 1);
+        assert!(matches!(dial.failed(&rejected(&Reply::Busy), now + PATIENCE), Next::Fail(_)));
+    }
+
+    #[test]
+    fn a_reason_reaches_the_user() {
+        let (mut dial, now) = (dial(), Instant::now());
+        let Next::Fail(failure) = dial.failed(&rejected(&Reply::Refused("unknown mode 7".into())), now) else {
+            panic!("there is nothing to try again")
+        };
+        assert!(failure.to_string().contains("unknown mode 7"));
+    }
+}

@@ -1,0 +1,38 @@
+//! How the program ends.
+
+use std::fmt;
+
+/// How a command ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Everything was done.
+    Complete,
+    /// The user stopped it; what there was has been printed.
+    Interrupted,
+}
+
+/// What went wrong, in one line that names the value and the cure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(String);
+
+impl Failure {
+    /// A failure; line breaks become spaces.
+    #[must_use]
+    pub fn new(what: impl fmt::Display) -> Self {
+        Self(what.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<rdma_reactor::Error> for Failure {
+    fn from(error: rdma_reactor::Error) -> Self {
+        Self::new(error)
+    }
+}

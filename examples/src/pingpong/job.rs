@@ -1,0 +1,324 @@
+//! What a client asks of a server: a [`Job`], which rides in the private data of the connect request, and the
+//! server's [`Reply`] when it does not take the connection.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rdma_reactor::{Config, Error, ProviderChoice, Reactor, Wait};
+
+use super::failure::Failure;
+use super::frame;
+
+/// Largest message, bytes: the library's limit.
+pub const MAX_SIZE: u64 = 1 << 30;
+/// Most messages on their way at once.
+pub const MAX_DEPTH: u32 = 8192;
+/// Time to poll before sleeping with `--wait spin`. Longer than any pause of a measurement, and it ends, so that an
+/// idle server sleeps.
+const SPIN: Duration = Duration::from_millis(20);
+/// The first four bytes of a job: a name and the version of what follows.
+const MAGIC: [u8; 4] = *b"RPP\x01";
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// One message to and fro; half the round trip
+    Latency,
+    /// A stream of messages, until the last is known to have arrived
+    Throughput,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+        })
+    }
+}
+
+/// How both sides wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WaitMode {
+    /// Sleep until something happens
+    Event,
+    /// Poll: one processor on each side
+    Spin,
+    /// Poll when it pays
+    Adaptive,
+}
+
+impl WaitMode {
+    /// What suits this machine: polling wants a processor for each side.
+    #[must_use]
+    pub fn suited() -> Self {
+        match std::thread::available_parallelism() {
+            Ok(processors) if processors.get() >= 2 => Self::Spin,
+            _ => Self::Event,
+        }
+    }
+
+    /// The library's setting.
+    ///
+    /// # Errors
+    /// The library has none.
+    pub fn policy(self) -> Result<Wait, Failure> {
+        match self {
+            Self::Event => Ok(Wait::Event),
+            Self::Spin => Ok(Wait::Spin(SPIN)),
+            Self::Adaptive => Err(Failure::new("--wait adaptive is not there yet: use --wait spin or --wait event")),
+        }
+    }
+}
+
+impl fmt::Display for WaitMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Event => "event",
+            Self::Spin => "spin",
+            Self::Adaptive => "adaptive",
+        })
+    }
+}
+
+/// What a client asks of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// What is measured.
+    pub mode: Mode,
+    /// How both sides wait.
+    pub wait: WaitMode,
+    /// Both sides stream.
+    pub bidirectional: bool,
+    /// With the embedded provider's CRC32C.
+    pub crc: bool,
+    /// Bytes per message.
+    pub size: u32,
+    /// Messages on their way at once.
+    pub depth: u32,
+}
+
+impl Job {
+    /// What a server is ready for before the first client.
+    pub const IDLE: Self =
+        Self { mode: Mode::Latency, wait: WaitMode::Event, bidirectional: false, crc: true, size: 64, depth: 1 };
+
+    /// Messages on their way at once that suit a size: enough to keep the path busy, few enough for the caches.
+    #[must_use]
+    pub const fn suited_depth(size: u32) -> u32 {
+        let depth = (16 << 20) / size;
+        if depth < 4 {
+            4
+        } else if depth > 128 {
+            128
+        } else {
+            depth
+        }
+    }
+
+    /// The private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | zero:1 | size:4 |
+    /// depth:4`, little-endian.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mode = match self.mode {
+            Mode::Latency => 0,
+            Mode::Throughput => 1,
+        };
+        let wait = match self.wait {
+            WaitMode::Event => 0,
+            WaitMode::Spin => 1,
+            WaitMode::Adaptive => 2,
+        };
+        let flags = u8::from(self.bidirectional) | u8::from(self.crc) << 1;
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&[mode, wait, flags, 0]);
+        out.extend_from_slice(&self.size.to_le_bytes());
+        out.extend_from_slice(&self.depth.to_le_bytes());
+        out
+    }
+
+    /// Reads the private data of a connect request.
+    ///
+    /// # Errors
+    /// Why it is not understood, short enough for a [`Reply`].
+    pub fn decode(data: &[u8]) -> Result<Self, String> {
+        if !data.starts_with(&MAGIC[..3]) {
+            return Err("this is an rdma-pingpong server".into());
+        }
+        if data[3..].first() != MAGIC.last() {
+            return Err("another version of rdma-pingpong".into());
+        }
+        let &[_, _, _, _, mode, wait, flags, zero, s0, s1, s2, s3, d0, d1, d2, d3] = data else {
+            return Err(format!("a request of {} bytes", data.len()));
+        };
+        let mode = match mode {
+            0 => Mode::Latency,
+            1 => Mode::Throughput,
+            other => return Err(format!("unknown mode {other}")),
+        };
+        let wait = match wait {
+            0 => WaitMode::Event,
+            1 => WaitMode::Spin,
+            2 => WaitMode::Adaptive,
+            other => return Err(format!("unknown wait mode {other}")),
+        };
+        if flags > 3 || zero != 0 {
+            return Err(format!("unknown flags {flags:#x}, {zero:#x}"));
+        }
+        let (size, depth) = (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([d0, d1, d2, d3]));
+        if !(1..=MAX_SIZE).contains(&size.into()) {
+            return Err(format!("messages of {size} bytes"));
+        }
+        if !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(format!("a depth of {depth}"));
+        }
+        Ok(Self { mode, wait, bidirectional: flags & 1 != 0, crc: flags & 2 != 0, size, depth })
+    }
+
+    /// A reactor for this job, on either side.
+    ///
+    /// # Errors
+    /// The provider is not available.
+    pub fn reactor(&self, provider: ProviderChoice) -> Result<Reactor, Failure> {
+        Reactor::new(self.config(provider)?).map_err(|error| match error {
+            Error::Transport(error) if provider == ProviderChoice::Verbs => {
+                Failure::new(format!("--provider verbs: {error}; --provider iwarp needs no RDMA device"))
+            }
+            other => other.into(),
+        })
+    }
+
+    /// The settings of that reactor.
+    fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
+        let (receive, send) = match self.mode {
+            // One message on its way; the rest is for control messages and grants.
+            Mode::Latency => (8, 4),
+            // Grants come when half a window is owed: twice the depth keeps small messages flowing.
+            Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
+            Mode::Throughput => (self.depth.max(4), self.depth),
+        };
+        let max_message = self.size.max(frame::CONTROL_LEN as u32);
+        // A page per message covers the library's header and rounding; a few more than a connection needs are for
+        // buffers being filled, and for a connection that is not quite gone.
+        let memory = 2 * (u64::from(max_message) + 4096) * u64::from(receive + send + 8);
+        Ok(Config::default()
+            .provider(provider)
+            .wait(self.wait.policy()?)
+            .max_message(max_message)
+            .receive_depth(receive)
+            .send_depth(send)
+            .completion_queue((receive + send + 2).max(1024))
+            .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
+            .connect_timeout(Duration::from_secs(5))
+            .handshake_timeout(Duration::from_secs(2))
+            .crc(self.crc))
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, wait, size, .. } = self;
+        let both = if self.bidirectional { " both ways" } else { "" };
+        write!(f, "{mode}{both}, {size} bytes, wait {wait}")
+    }
+}
+
+/// Why a server does not take a connection; rides in the private data of the reject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It is making itself fit for this job: come again in a moment.
+    Adapting,
+    /// It has another client.
+    Busy,
+    /// It does not understand the request.
+    Refused(String),
+}
+
+impl Reply {
+    /// The private data of the reject: a number, and a text.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Adapting => vec![1],
+            Self::Busy => vec![2],
+            Self::Refused(why) => {
+                let room = rdma_reactor::MAX_USER_PRIVATE_DATA - 1;
+                let end = (0..=why.len().min(room)).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
+                let mut out = vec![3];
+                out.extend_from_slice(&why.as_bytes()[..end]);
+                out
+            }
+        }
+    }
+
+    /// Reads the private data of a reject; `None` when it is not of `rdma-pingpong`.
+    #[must_use]
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        match data {
+            [1] => Some(Self::Adapting),
+            [2] => Some(Self::Busy),
+            [3, why @ ..] => Some(Self::Refused(String::from_utf8_lossy(why).into_owned())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_survives_the_trip() {
+        let job = Job {
+            mode: Mode::Throughput,
+            wait: WaitMode::Spin,
+            bidirectional: true,
+            crc: false,
+            size: 1 << 30,
+            depth: 8192,
+        };
+        for job in [Job::IDLE, job] {
+            let data = job.encode();
+            assert!(data.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
+            assert_eq!(Job::decode(&data), Ok(job));
+        }
+    }
+
+    #[test]
+    fn a_job_of_somebody_else_is_refused_with_a_reason() {
+        let good = Job::IDLE.encode();
+        for (at, value, why) in
+            [(0, b'X', "server"), (3, 9, "version"), (4, 7, "mode"), (6, 8, "flags"), (15, 255, "depth")]
+        {
+            let mut data = good.clone();
+            data[at] = value;
+            assert!(Job::decode(&data).unwrap_err().contains(why), "{at}");
+        }
+        for len in 0..good.len() {
+            let why = Job::decode(&good[..len]).unwrap_err();
+            assert!(why.len() < rdma_reactor::MAX_USER_PRIVATE_DATA, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_reply_survives_the_trip_and_fits() {
+        for reply in [Reply::Adapting, Reply::Busy, Reply::Refused("unknown mode 7".into())] {
+            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        }
+        let long = Reply::Refused("ü".repeat(100)).encode();
+        assert!(long.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
+        assert!(std::str::from_utf8(&long[1..]).is_ok());
+        assert_eq!(Reply::decode(b""), None);
+    }
+
+    #[test]
+    fn every_job_makes_a_valid_reactor() {
+        for size in [1, 64, 65_536, 1 << 20, 1 << 30] {
+            for mode in [Mode::Latency, Mode::Throughput] {
+                let job = Job { mode, size, depth: Job::suited_depth(size), ..Job::IDLE };
+                job.reactor(ProviderChoice::Iwarp).unwrap();
+            }
+        }
+    }
+}

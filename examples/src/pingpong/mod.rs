@@ -1,0 +1,65 @@
+//! `rdma-pingpong`: latency and throughput between two processes.
+//!
+//! The client says in its connect request what it wants to measure ([`job`]); the server makes itself fit and needs
+//! no settings of its own. Everything else is in one file per noun, from the command line ([`cli`]) over a
+//! measurement ([`client`], [`server`]) to its results ([`figures`]).
+
+pub mod address;
+pub mod chart;
+pub mod cli;
+pub mod client;
+pub mod demo;
+pub mod dial;
+pub mod failure;
+pub mod figures;
+pub mod file;
+pub mod frame;
+pub mod histogram;
+pub mod interrupt;
+pub mod job;
+pub mod json;
+pub mod latency;
+pub mod outlet;
+pub mod output;
+pub mod plan;
+pub mod progress;
+pub mod series;
+pub mod server;
+pub mod stream;
+pub mod table;
+pub mod throughput;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use self::cli::{Cli, Command, Parsed};
+use self::failure::{Ending, Failure};
+
+/// The program: reads the command line, does what it says, reports failures in one line.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // Errors reach the user through `Failure`; the log is for who asks for it.
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
+    match run(args) {
+        Ok(Ending::Complete) => ExitCode::SUCCESS,
+        Ok(Ending::Interrupted) => ExitCode::from(130),
+        Err(failure) => {
+            eprintln!("rdma-pingpong: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: impl IntoIterator<Item = OsString>) -> Result<Ending, Failure> {
+    let cli = match Cli::read(args)? {
+        Parsed::Run(cli) => cli,
+        Parsed::Print(text) => {
+            output::Output::stdout().text(&text);
+            return Ok(Ending::Complete);
+        }
+    };
+    match cli.command {
+        Command::Server(args) => server::run(&args),
+        Command::Client(args) => series::connect(&args.address, args.port, &args.run),
+        Command::Demo(args) => demo::run(&args.run),
+    }
+}

@@ -1,0 +1,70 @@
+//! Where data messages leave: small ones are copied into the library's buffers, large ones are sent from them.
+
+use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
+
+use super::frame::Frame;
+
+/// Up to here a copy is cheaper than handling a buffer.
+const COPY_UP_TO: u32 = 4096;
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The library has it; `on_send_complete` follows.
+    Yes,
+    /// No room; `on_writable` follows.
+    Blocked,
+    /// The connection is on its way out; `on_disconnect` follows.
+    Gone,
+}
+
+impl From<SendErrorKind> for Sent {
+    fn from(kind: SendErrorKind) -> Self {
+        match kind {
+            SendErrorKind::WouldBlock => Self::Blocked,
+            _ => Self::Gone,
+        }
+    }
+}
+
+/// Where data messages leave.
+#[derive(Debug)]
+pub struct Outlet {
+    size: u32,
+    /// What small messages are copied from.
+    small: Vec<u8>,
+    /// A large one that was not taken.
+    refused: Option<SendBuffer>,
+}
+
+impl Outlet {
+    /// For messages of `size` bytes.
+    #[must_use]
+    pub fn new(size: u32) -> Self {
+        let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
+        Self { size, small, refused: None }
+    }
+
+    /// Sends one data message. The contents of large ones are what the buffer held before, as with the tools of
+    /// perftest: filling them would measure the memory.
+    pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
+        if self.size <= COPY_UP_TO {
+            return cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes);
+        }
+        let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return Sent::Gone };
+        buffer.set_len(self.size as usize);
+        Frame::mark_data(&mut buffer);
+        match cx.send_buffer(conn, buffer) {
+            Ok(_) => Sent::Yes,
+            Err(error) => {
+                self.refused = Some(error.buffer);
+                error.kind.into()
+            }
+        }
+    }
+
+    /// Sends one control message.
+    pub fn control(&mut self, cx: &mut Context<'_>, conn: ConnectionId, frame: Frame) -> Sent {
+        cx.send(conn, &frame.control()).map_or_else(Sent::from, |_| Sent::Yes)
+    }
+}

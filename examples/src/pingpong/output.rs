@@ -1,0 +1,44 @@
+//! Standard output, for as long as somebody reads it.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Where tables go.
+pub struct Output {
+    /// `None` once nobody reads it any more.
+    to: Option<Box<dyn Write>>,
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output").field("open", &self.to.is_some()).finish()
+    }
+}
+
+impl Output {
+    /// Standard output.
+    #[must_use]
+    pub fn stdout() -> Self {
+        Self { to: Some(Box::new(io::stdout())) }
+    }
+
+    /// Standard error, when standard output is for something else.
+    #[must_use]
+    pub fn stderr() -> Self {
+        Self { to: Some(Box::new(io::stderr())) }
+    }
+
+    /// Prints as it is. A reader that went away is no error: the rest is not printed.
+    pub fn text(&mut self, text: &str) {
+        if let Some(to) = &mut self.to
+            && to.write_all(text.as_bytes()).and_then(|()| to.flush()).is_err()
+        {
+            self.to = None;
+        }
+    }
+
+    /// Prints a line.
+    pub fn line(&mut self, line: impl fmt::Display) {
+        self.text(&format!("{line}\n"));
+    }
+}

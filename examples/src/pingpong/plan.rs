@@ -1,0 +1,117 @@
+//! What one connection is to measure.
+
+use std::time::Duration;
+
+use rdma_reactor::ProviderChoice;
+
+use super::cli::RunArgs;
+use super::failure::Failure;
+use super::job::{Job, Mode, WaitMode};
+
+/// The largest size of `--all`, as a power of two.
+const ALL_UP_TO: u32 = 20;
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// This many messages.
+    Messages(u64),
+    /// As many as there are in this time.
+    Time(Duration),
+}
+
+impl Extent {
+    /// Whether this is enough.
+    #[must_use]
+    pub fn is_reached(&self, messages: u64, elapsed: Duration) -> bool {
+        match *self {
+            Self::Messages(count) => messages >= count,
+            Self::Time(time) => elapsed >= time,
+        }
+    }
+
+    /// How much of it this is, 0 to 1.
+    #[must_use]
+    pub fn share(&self, messages: u64, elapsed: Duration) -> f64 {
+        match *self {
+            Self::Messages(count) => messages as f64 / count as f64,
+            Self::Time(time) => elapsed.as_secs_f64() / time.as_secs_f64(),
+        }
+        .min(1.0)
+    }
+}
+
+/// What one connection is to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What the server is told.
+    pub job: Job,
+    /// How much.
+    pub extent: Extent,
+    /// Messages before that.
+    pub warmup: u64,
+    /// What carries the connection.
+    pub provider: ProviderChoice,
+}
+
+impl Plan {
+    /// One plan per size, in order.
+    ///
+    /// # Errors
+    /// Flags that do not go together.
+    pub fn from_args(args: &RunArgs) -> Result<Vec<Self>, Failure> {
+        let wait = match (args.events, args.wait) {
+            (true, _) => WaitMode::Event,
+            (false, Some(wait)) => wait,
+            (false, None) => WaitMode::suited(),
+        };
+        wait.policy()?;
+        if args.mode == Mode::Latency {
+            let misplaced = [(args.bidirectional, "--bidirectional"), (args.tx_depth.is_some(), "--tx-depth")];
+            if let Some((_, flag)) = misplaced.iter().find(|(given, _)| *given) {
+                return Err(Failure::new(format!("{flag} needs --mode throughput")));
+            }
+        } else if args.svg.is_some() {
+            return Err(Failure::new("--svg draws latency: leave it out, or use --mode latency"));
+        }
+        let provider = args.device.choice()?;
+        let sizes =
+            if args.all { (0..=ALL_UP_TO).map(|power| 1 << power).collect() } else { vec![Self::selected_size(args)] };
+        Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, provider)).collect())
+    }
+
+    /// The size whose histogram is shown.
+    #[must_use]
+    pub fn selected_size(args: &RunArgs) -> u32 {
+        args.size.unwrap_or(64)
+    }
+
+    fn of_size(args: &RunArgs, size: u32, wait: WaitMode, provider: ProviderChoice) -> Self {
+        let job = Job {
+            mode: args.mode,
+            wait,
+            bidirectional: args.bidirectional,
+            crc: !args.no_crc,
+            size,
+            depth: match args.mode {
+                Mode::Latency => 1,
+                Mode::Throughput => args.tx_depth.unwrap_or(Job::suited_depth(size)),
+            },
+        };
+        let usual = usual_iterations(args.mode, size);
+        let extent = match (args.duration, args.iters) {
+            (Some(time), _) => Extent::Time(time),
+            (None, iters) => Extent::Messages(iters.unwrap_or(usual)),
+        };
+        let warmup = args.warmup.unwrap_or_else(|| (args.iters.unwrap_or(usual) / 10).min(1000));
+        Self { job, extent, warmup, provider }
+    }
+}
+
+/// Enough for a stable figure, in about a second at most.
+fn usual_iterations(mode: Mode, size: u32) -> u64 {
+    match mode {
+        Mode::Latency => ((40 << 20) / u64::from(size)).clamp(1000, 10_000),
+        Mode::Throughput => ((1 << 30) / u64::from(size)).clamp(8, 500_000),
+    }
+}

@@ -1,0 +1,158 @@
+//! The measurements of one command: one per size, with their tables, histogram, and files.
+
+use super::address;
+use super::chart;
+use super::cli::RunArgs;
+use super::client;
+use super::dial::Dial;
+use super::failure::{Ending, Failure};
+use super::figures::{Figures, size_label, us};
+use super::file::ResultFile;
+use super::histogram;
+use super::interrupt::Interrupt;
+use super::json;
+use super::output::Output;
+use super::plan::Plan;
+use super::table;
+
+use std::net::SocketAddr;
+
+/// Runs `rdma-pingpong client`.
+///
+/// # Errors
+/// Bad flags, no such server, or one that went away.
+pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failure> {
+    let plans = Plan::from_args(args)?;
+    let addresses = address::resolve(server, port)?;
+    let outputs = Outputs::open(args)?;
+    let interrupt = Interrupt::on_signals()?;
+    Series::new(plans, Plan::selected_size(args), outputs).run(addresses, &interrupt)
+}
+
+/// Where results go.
+#[derive(Debug)]
+pub struct Outputs {
+    tables: Output,
+    json: Option<Json>,
+    svg: Option<ResultFile>,
+}
+
+#[derive(Debug)]
+enum Json {
+    Stdout,
+    File(ResultFile),
+}
+
+impl Outputs {
+    /// Opens what the flags name.
+    ///
+    /// # Errors
+    /// A file that cannot be written: found now, not after the measurement.
+    pub fn open(args: &RunArgs) -> Result<Self, Failure> {
+        let json = match &args.json {
+            None => None,
+            Some(path) if path.as_os_str() == "-" => Some(Json::Stdout),
+            Some(path) => Some(Json::File(ResultFile::open("--json", path)?)),
+        };
+        let svg = args.svg.as_ref().map(|path| ResultFile::open("--svg", path)).transpose()?;
+        let tables = if matches!(json, Some(Json::Stdout)) { Output::stderr() } else { Output::stdout() };
+        Ok(Self { tables, json, svg })
+    }
+}
+
+/// The measurements of one command.
+#[derive(Debug)]
+pub struct Series {
+    plans: Vec<Plan>,
+    selected: u32,
+    outputs: Outputs,
+}
+
+impl Series {
+    /// These, with the histogram of one size, or of the last if there is no such.
+    #[must_use]
+    pub const fn new(plans: Vec<Plan>, selected: u32, outputs: Outputs) -> Self {
+        Self { plans, selected, outputs }
+    }
+
+    /// Measures and reports.
+    ///
+    /// # Errors
+    /// No such server, one that went away, or a file that could not be written after all.
+    pub fn run(mut self, addresses: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<Ending, Failure> {
+        let mut dial = Dial::new(addresses);
+        let mut results: Vec<Figures> = Vec::new();
+        for plan in &self.plans {
+            let figures = client::run(plan, &mut dial, interrupt)?;
+            if figures.measured.iterations > 0 {
+                if results.is_empty() {
+                    self.outputs.tables.line(table::head(plan.job.mode));
+                }
+                self.outputs.tables.line(table::row(&figures));
+                results.push(figures);
+            }
+            if interrupt.is_raised() {
+                break;
+            }
+        }
+        self.report(&results)?;
+        if !interrupt.is_raised() {
+            return Ok(Ending::Complete);
+        }
+        if results.is_empty() {
+            self.outputs.tables.line("interrupted before the first result");
+        }
+        Ok(Ending::Interrupted)
+    }
+
+    fn report(&mut self, results: &[Figures]) -> Result<(), Failure> {
+        let out = &mut self.outputs.tables;
+        let selected = results.iter().find(|figures| figures.plan.job.size == self.selected).or(results.last());
+        if let Some(figures) = selected {
+            if let Some(half_rtt) = &figures.measured.half_rtt {
+                out.line(format_args!("\nHalf round trip, {}:", size_label(figures.plan.job.size.into())));
+                out.text(&histogram::text(half_rtt));
+            }
+            out.line(format_args!("\n{}", summary(figures)));
+        }
+        if let Some(svg) = self.outputs.svg.take()
+            && !results.is_empty()
+        {
+            svg.write(&chart::latency(results)?)?;
+        }
+        let text = format!("{:#}\n", json::results(results));
+        match self.outputs.json.take() {
+            None => Ok(()),
+            Some(Json::Stdout) => {
+                Output::stdout().text(&text);
+                Ok(())
+            }
+            Some(Json::File(file)) => file.write(&text),
+        }
+    }
+}
+
+/// One line about one measurement.
+fn summary(figures: &Figures) -> String {
+    let Figures { plan, measured, provider, interrupted, .. } = figures;
+    let stopped = if *interrupted { "interrupted; " } else { "" };
+    let crc = if plan.job.crc { "" } else { " without CRC" };
+    let how = format!("{stopped}provider {provider}{crc}, wait {}", plan.job.wait);
+    let size = size_label(plan.job.size.into());
+    let seconds = measured.elapsed.as_secs_f64();
+    match &measured.half_rtt {
+        Some(h) => format!(
+            "{how}: {size}, half round trip p50 {:.2} us, p99 {:.2} us; {} round trips in {seconds:.2} s",
+            us(h.value_at_quantile(0.5)),
+            us(h.value_at_quantile(0.99)),
+            measured.iterations
+        ),
+        None => format!(
+            "{how}: {size}{}, {:.3} Gbit/s, {:.0} messages/s; {} messages in {seconds:.2} s",
+            if plan.job.bidirectional { " both ways" } else { "" },
+            figures.gbit_per_second(),
+            figures.messages_per_second(),
+            measured.messages
+        ),
+    }
+}

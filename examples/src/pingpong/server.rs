@@ -1,0 +1,245 @@
+//! The server: one client after another, each served as it asks.
+
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::transport;
+use rdma_reactor::{
+    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message, Outcome, Reactor, SendId,
+};
+
+use super::address;
+use super::cli::ServerArgs;
+use super::failure::{Ending, Failure};
+use super::frame::Frame;
+use super::interrupt::Interrupt;
+use super::job::{Job, Mode, Reply};
+use super::outlet::{Outlet, Sent};
+use super::output::Output;
+use super::stream::Stream;
+
+/// How long clients get to hear that the server ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How often a listener that was closed a moment ago is tried, and the pause between.
+const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
+
+/// What a server prints before its address, once it listens; who starts one waits for this.
+pub const LISTENING: &str = "listening on ";
+
+/// Runs `rdma-pingpong server`.
+///
+/// # Errors
+/// The address cannot be listened on, or the provider is not available.
+pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
+    let provider = args.device.choice()?;
+    let mut address = address::resolve(&args.bind, args.port)?[0];
+    let interrupt = Interrupt::on_signals()?;
+    if args.child {
+        end_with_stdin(interrupt.clone());
+    }
+    let mut job = Job::IDLE;
+    let mut output = Output::stdout();
+    let mut first = true;
+    // A reactor's settings are fixed: each kind of job gets a reactor of its own, on the same port.
+    loop {
+        let mut reactor = job.reactor(provider)?;
+        interrupt.stops(reactor.remote());
+        address = listen(&mut reactor, address, first)?;
+        if first {
+            output.line(format_args!("{LISTENING}{address} (provider {})", reactor.provider_name()));
+            first = false;
+        }
+        let mut server = Server { job, next: None, session: None, output, quiet: args.child };
+        reactor.run(&mut server)?;
+        reactor.shutdown(&mut server, FAREWELL)?;
+        output = server.output;
+        match server.next {
+            Some(next) if !interrupt.is_raised() => job = next,
+            _ => return Ok(if args.child { Ending::Complete } else { Ending::Interrupted }),
+        }
+    }
+}
+
+/// Listens; not the first time, the address may be taken for a moment by the listener before.
+fn listen(reactor: &mut Reactor, address: SocketAddr, first: bool) -> Result<SocketAddr, Failure> {
+    let mut tries = if first { 1 } else { RELISTEN.0 };
+    loop {
+        let mut cx = reactor.context();
+        let error = match cx.listen(address) {
+            Ok(listener) => return Ok(cx.local_address(listener).unwrap_or(address)),
+            Err(error) => error,
+        };
+        tries -= 1;
+        let in_use = matches!(&error, rdma_reactor::Error::Transport(transport::Error::Listen { source, .. })
+            if source.kind() == io::ErrorKind::AddrInUse);
+        match (in_use, tries) {
+            (false, _) => return Err(Failure::new(format!("{error}; check --bind and --port"))),
+            (true, 0) => {
+                let cure = "another program listens there: end it, or choose another --port";
+                return Err(Failure::new(format!("cannot listen on {address}: {cure}")));
+            }
+            (true, _) => thread::sleep(RELISTEN.1),
+        }
+    }
+}
+
+/// Ends the program when standard input ends: who started it is gone then, however that came.
+fn end_with_stdin(interrupt: Interrupt) {
+    thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut bytes = [0; 64];
+        while !matches!(stdin.read(&mut bytes), Ok(0) | Err(_)) {}
+        interrupt.raise();
+        thread::sleep(2 * FAREWELL);
+        process::exit(1);
+    });
+}
+
+/// Serves jobs of one kind.
+#[derive(Debug)]
+struct Server {
+    job: Job,
+    /// Another kind that a client has asked for.
+    next: Option<Job>,
+    session: Option<Session>,
+    output: Output,
+    quiet: bool,
+}
+
+/// One client.
+#[derive(Debug)]
+struct Session {
+    connection: ConnectionId,
+    peer: Option<SocketAddr>,
+    role: Role,
+    /// Data messages of this round, and of all.
+    received: u64,
+    total: u64,
+}
+
+#[derive(Debug)]
+enum Role {
+    /// Answers each message with one; how many it still has to.
+    Echo { outlet: Outlet, owed: u64 },
+    /// Takes messages, and sends its own if it is to.
+    Sink { stream: Stream },
+}
+
+impl Server {
+    fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
+        let job = Job::decode(private_data).map_err(Reply::Refused)?;
+        // Connections in any phase: one that was accepted and never came up is not announced.
+        if cx.connections() > 0 || self.next.is_some() {
+            return Err(Reply::Busy);
+        }
+        if job == self.job {
+            return Ok(());
+        }
+        if let Err(failure) = job.wait.policy() {
+            return Err(Reply::Refused(failure.to_string()));
+        }
+        self.next = Some(job);
+        cx.stop();
+        Err(Reply::Adapting)
+    }
+}
+
+impl Session {
+    fn new(cx: &Context<'_>, connection: ConnectionId, job: &Job) -> Self {
+        let role = match job.mode {
+            Mode::Latency => Role::Echo { outlet: Outlet::new(job.size), owed: 0 },
+            Mode::Throughput => Role::Sink { stream: Stream::new(job.size, job.depth) },
+        };
+        Self { connection, peer: cx.peer_address(connection), role, received: 0, total: 0 }
+    }
+
+    /// Takes a message; `false` when the client does not keep to its job.
+    fn arrived(&mut self, message: &[u8], job: &Job) -> bool {
+        match (Frame::read(message, job.size), &mut self.role) {
+            (Some(Frame::Data), role) => {
+                self.received += 1;
+                self.total += 1;
+                match role {
+                    Role::Echo { owed, .. } => *owed += 1,
+                    Role::Sink { stream } if job.bidirectional && self.received == 1 => stream.start(u64::MAX),
+                    Role::Sink { .. } => {}
+                }
+                true
+            }
+            (Some(Frame::Last(count)), Role::Sink { stream }) => {
+                let sent = if job.bidirectional { stream.sent() } else { self.received };
+                stream.end(Frame::Done(sent));
+                std::mem::take(&mut self.received) == count
+            }
+            _ => false,
+        }
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>) {
+        match &mut self.role {
+            Role::Echo { outlet, owed } => {
+                while *owed > 0 && outlet.data(cx, self.connection) == Sent::Yes {
+                    *owed -= 1;
+                }
+            }
+            Role::Sink { stream } => stream.pump(cx, self.connection),
+        }
+    }
+}
+
+impl Handler for Server {
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        match self.decide(cx, request.private_data) {
+            Ok(()) => Decision::Accept,
+            Err(reply) => {
+                log::debug!("{}: {reply:?}", request.peer);
+                Decision::Reject(reply.encode())
+            }
+        }
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        log::info!("serving {connection}: {}", self.job);
+        self.session = Some(Session::new(cx, connection, &self.job));
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
+        let Some(session) = &mut self.session else { return };
+        if session.arrived(&message, &self.job) {
+            session.proceed(cx);
+        } else {
+            log::warn!("{connection}: a message that is not part of its job");
+            cx.close(connection);
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
+        if let Some(session) = &mut self.session {
+            if let Role::Sink { stream } = &mut session.role {
+                stream.completed();
+            }
+            if outcome.is_sent() {
+                session.proceed(cx);
+            }
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, _: ConnectionId) {
+        if let Some(session) = &mut self.session {
+            session.proceed(cx);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, connection: ConnectionId, reason: DisconnectReason) {
+        log::info!("{connection}: {reason}");
+        if let Some(session) = self.session.take()
+            && !self.quiet
+        {
+            let peer = session.peer.map_or_else(|| "a client".into(), |peer| peer.to_string());
+            self.output.line(format_args!("{peer}: {}: {} messages, {reason}", self.job, session.total));
+        }
+    }
+}

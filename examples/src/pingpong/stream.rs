@@ -1,0 +1,80 @@
+//! One side's stream of messages: as many on their way as the depth allows, then a control message.
+
+use rdma_reactor::{ConnectionId, Context};
+
+use super::frame::Frame;
+use super::outlet::{Outlet, Sent};
+
+/// What a stream does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Flowing,
+    /// This control message, and then nothing.
+    Closing(Frame),
+}
+
+/// One side's stream of messages.
+#[derive(Debug)]
+pub struct Stream {
+    outlet: Outlet,
+    depth: u32,
+    /// Not completed yet.
+    outstanding: u32,
+    /// Data messages since [`Stream::start`].
+    sent: u64,
+    limit: u64,
+    state: State,
+}
+
+impl Stream {
+    /// An idle one, of messages of `size` bytes, `depth` on their way at once.
+    #[must_use]
+    pub fn new(size: u32, depth: u32) -> Self {
+        Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
+    }
+
+    /// Data messages since the start.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether it is between its start and its end.
+    #[must_use]
+    pub fn is_flowing(&self) -> bool {
+        self.state == State::Flowing
+    }
+
+    /// Starts over: at most `limit` messages, after which somebody has to end it.
+    pub fn start(&mut self, limit: u64) {
+        (self.sent, self.limit, self.state) = (0, limit, State::Flowing);
+    }
+
+    /// Ends it with a control message.
+    pub fn end(&mut self, with: Frame) {
+        self.state = State::Closing(with);
+    }
+
+    /// Takes note of a completion.
+    pub fn completed(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
+    /// Sends what there is room for. To be called after everything that may have made room.
+    pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while self.state == State::Flowing && self.sent < self.limit && self.outstanding < self.depth {
+            if self.outlet.data(cx, conn) != Sent::Yes {
+                return;
+            }
+            self.sent += 1;
+            self.outstanding += 1;
+        }
+        if let State::Closing(frame) = self.state
+            && self.outlet.control(cx, conn, frame) == Sent::Yes
+        {
+            self.outstanding += 1;
+            self.state = State::Idle;
+        }
+    }
+}

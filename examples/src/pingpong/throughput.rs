@@ -1,0 +1,148 @@
+//! The client's side of a throughput measurement: rounds of a stream, its end, and the server's word that all has
+//! arrived. The first round warms up, the second counts.
+
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectionId, Context};
+
+use super::client::Work;
+use super::figures::Measured;
+use super::frame::Frame;
+use super::plan::{Extent, Plan};
+use super::stream::Stream;
+
+/// Between two looks at the clock, messages.
+const CLOCK_EVERY: u64 = 16;
+
+/// Rounds of a stream.
+#[derive(Debug)]
+pub struct Throughput {
+    size: u32,
+    bidirectional: bool,
+    extent: Extent,
+    stream: Stream,
+    /// Messages of the first round; 0 once it is over.
+    warmup: u64,
+    /// Data messages from the server in this round.
+    received: u64,
+    looked_at: u64,
+    started: Instant,
+    elapsed: Duration,
+    /// Messages both ways, once the server has answered.
+    counted: Option<u64>,
+}
+
+impl Throughput {
+    /// As planned.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        Self {
+            size: plan.job.size,
+            bidirectional: plan.job.bidirectional,
+            extent: plan.extent,
+            stream: Stream::new(plan.job.size, plan.job.depth),
+            warmup: plan.warmup,
+            received: 0,
+            looked_at: 0,
+            started: Instant::now(),
+            elapsed: Duration::ZERO,
+            counted: None,
+        }
+    }
+
+    /// Ends the round when it is long enough.
+    fn look_at_the_clock(&mut self) {
+        let sent = self.stream.sent();
+        if !self.stream.is_flowing() {
+            return;
+        }
+        let enough = match (self.warmup, self.extent) {
+            (0, Extent::Messages(count)) => sent >= count,
+            (0, Extent::Time(_)) if sent < self.looked_at + CLOCK_EVERY => false,
+            (0, Extent::Time(time)) => {
+                self.looked_at = sent;
+                self.elapsed = self.started.elapsed();
+                self.elapsed >= time
+            }
+            (warmup, _) => sent >= warmup,
+        };
+        if enough {
+            self.stream.end(Frame::Last(sent));
+        }
+    }
+}
+
+impl Work for Throughput {
+    fn begin(&mut self) {
+        let limit = match (self.warmup, self.extent) {
+            (0, Extent::Messages(count)) => count,
+            (0, Extent::Time(_)) => u64::MAX,
+            (warmup, _) => warmup,
+        };
+        (self.received, self.looked_at) = (0, 0);
+        self.started = Instant::now();
+        self.stream.start(limit);
+    }
+
+    fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
+        match Frame::read(message, self.size) {
+            Some(Frame::Data) if self.bidirectional => self.received += 1,
+            Some(Frame::Done(count)) if !self.stream.is_flowing() && self.counted.is_none() => {
+                self.elapsed = self.started.elapsed();
+                let (expected, counted) = match self.bidirectional {
+                    true => (self.received, self.received + self.stream.sent()),
+                    false => (self.stream.sent(), self.stream.sent()),
+                };
+                if count != expected {
+                    return Err(format!("it counted {count} messages where there were {expected}"));
+                }
+                if self.warmup == 0 {
+                    self.counted = Some(counted);
+                } else {
+                    self.warmup = 0;
+                    self.begin();
+                }
+            }
+            _ => return Err(format!("an unexpected message of {} bytes", message.len())),
+        }
+        Ok(())
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.stream.pump(cx, conn);
+        self.look_at_the_clock();
+        self.stream.pump(cx, conn);
+    }
+
+    fn completed(&mut self) {
+        self.stream.completed();
+    }
+
+    fn wind_down(&mut self) {
+        // Nothing of a warm-up counts: its end is the end.
+        if self.warmup > 0 {
+            self.counted = Some(0);
+            self.elapsed = Duration::ZERO;
+        } else if self.stream.is_flowing() {
+            self.stream.end(Frame::Last(self.stream.sent()));
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.counted.is_some()
+    }
+
+    fn done(&self) -> u64 {
+        if self.warmup > 0 { 0 } else { self.stream.sent() }
+    }
+
+    fn progress(&self) -> f64 {
+        self.extent.share(self.done(), self.elapsed)
+    }
+
+    fn measured(&self) -> Measured {
+        let messages = self.counted.unwrap_or(0);
+        let iterations = if messages > 0 { self.stream.sent() } else { 0 };
+        Measured { iterations, messages, elapsed: self.elapsed, half_rtt: None }
+    }
+}
