@@ -1,4 +1,5 @@
 //! What the tests share: the conformance suite, the simulation, recorded exchanges.
 
-pub mod pcap;
 pub mod conformance;
+pub mod pcap;
+pub mod sim;

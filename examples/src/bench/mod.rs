@@ -1,7 +1,7 @@
 //! `bench`: bare TCP against `rdma-pingpong` on this machine, in alternating rounds of one run.
 //!
 //! Each round of a [`contest`] runs two processes on a processor each ([`pair`]); the competitor is [`tcp`]. A
-//! figure is the median of its rounds.
+//! figure is the median of its rounds, a ratio the median of their ratios.
 
 pub mod contest;
 pub mod pair;
@@ -20,7 +20,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
 
-use self::contest::{CONTESTS, Outcome};
+use self::contest::Outcome;
 use self::pair::Processors;
 use self::tcp::Kind;
 
@@ -94,13 +94,11 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         _ => None,
     };
     let processors = Processors::of_this_machine();
-    out.line(format_args!("{processors}; medians of {} rounds", cli.rounds));
+    out.line(format_args!("{processors}; medians of {} rounds, of their ratios too", cli.rounds));
+    let outcomes = contest::run(cli.rounds, &processors)?;
     out.line(contest::head());
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    for contest in &CONTESTS {
-        let outcome = contest.run(cli.rounds, &processors)?;
-        out.line(&outcome);
-        outcomes.push(outcome);
+    for outcome in &outcomes {
+        out.line(outcome);
     }
     let all_met = outcomes.iter().all(Outcome::is_met);
     let results: Vec<_> = outcomes.iter().map(Outcome::json).collect();

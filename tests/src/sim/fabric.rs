@@ -1,0 +1,432 @@
+//! What all nodes of a world share: virtual time, the heap of things to come, and each node's descriptors.
+//!
+//! Time moves between turns, and by a little with every look at the clock and every call of a provider: things arrive
+//! in the middle of a turn, between any two calls.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_transport::iwarp::net::Channel;
+use rdma_transport::slab::{Key, Slab};
+
+use super::hardware::Hardware;
+use super::rng::Rng;
+use super::swarm::{Fault, FaultOptions, MS, NetOptions};
+use super::tcp::{Pipe, Socket};
+use super::trace::Trace;
+
+/// The fabric, as its users hold it.
+pub type Shared = Arc<Mutex<Fabric>>;
+
+/// Locks the fabric. A panic somewhere else is reported from there.
+pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something that happens at its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// Segments of a pipe arrive.
+    Deliver(Key),
+    /// There may be room to send again.
+    Room(Key),
+    /// A connect reaches its listener.
+    Syn(Key),
+    /// The answer to it reaches the initiator.
+    Connected(Key, Key),
+    /// And the answer to that the listener.
+    Arrived(Key, Key),
+    /// Nobody listens.
+    Refused(Key),
+    /// The peer does not know this connection.
+    Reset(Key),
+    /// Completions or connection-manager events of a node's hardware arrive.
+    Hardware(usize),
+    /// Something breaks.
+    Fault,
+    /// The world has something to do.
+    Script(Script),
+}
+
+/// Something that the world does between turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Script {
+    /// A node opens a connection.
+    Open(usize),
+    /// A node lets go of messages it kept, as another thread would.
+    Release(usize),
+    /// A node's reactor is dropped as it is.
+    Kill(usize),
+    /// Nothing: time moves on.
+    Tick,
+}
+
+/// One of a node's two channels: an epoll descriptor nested in the reactor's (`epoll`(7)).
+#[derive(Debug, Default)]
+pub(super) struct ChannelState {
+    /// Sockets with something new, in order.
+    pub(super) ready: VecDeque<Key>,
+    /// [`rdma_transport::iwarp::Net::wake`] was called.
+    pub(super) wake: bool,
+    /// Token at the reactor's poller.
+    pub(super) token: Option<usize>,
+    /// Something new came since the reactor's poller last looked.
+    pub(super) edge: bool,
+}
+
+/// A node's descriptors.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) channels: [ChannelState; 2],
+    /// Somebody called the waker.
+    pub(super) woken: bool,
+    /// Something new came since the program's own loop last looked.
+    pub(super) outer: bool,
+    pub(super) paused_until: u64,
+    /// Virtual time this node did not run, ns.
+    pub(super) paused: u64,
+    pub(super) hardware: Hardware,
+}
+
+/// Why a link is not to be trusted.
+pub mod disturbed {
+    /// Cut.
+    pub const CUT: u32 = 1;
+    /// Silent for a while, or for good.
+    pub const STALL: u32 = 2;
+
+    /// A node did not run for a while.
+    #[must_use]
+    pub const fn pause(node: usize) -> u32 {
+        4 << node
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Fabric {
+    pub(super) now: u64,
+    sequence: u64,
+    heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pub(super) rng: Rng,
+    pub(super) fault_rng: Rng,
+    pub(super) net: NetOptions,
+    faults: FaultOptions,
+    pub(super) sockets: Slab<Socket>,
+    pub(super) pipes: Slab<Pipe>,
+    pub(super) ports: Vec<Port>,
+    /// By the initiator's address.
+    pub(super) links: BTreeMap<SocketAddr, u32>,
+    /// Long ones: node, from, until.
+    pauses: Vec<(usize, u64, u64)>,
+    pub(super) script: VecDeque<Script>,
+    pub(super) next_port: u16,
+    pub(super) calm: bool,
+    /// Hardware may keep a disconnect to itself.
+    pub forgetful: bool,
+    /// The history.
+    pub trace: Trace,
+    /// What went wrong, first things first.
+    pub violations: Vec<String>,
+}
+
+pub(super) const fn index(channel: Channel) -> usize {
+    match channel {
+        Channel::Cm => 0,
+        Channel::Completion => 1,
+    }
+}
+
+impl Fabric {
+    /// An empty network of `nodes` nodes.
+    #[must_use]
+    pub fn new(seed: u64, nodes: usize, net: NetOptions, faults: FaultOptions, trace: Trace) -> Self {
+        let port = |node| Port {
+            name: format!("node{node}"),
+            channels: Default::default(),
+            woken: false,
+            outer: true,
+            paused_until: 0,
+            paused: 0,
+            hardware: Hardware::new(),
+        };
+        let mut fabric = Self {
+            now: 0,
+            sequence: 0,
+            heap: BinaryHeap::new(),
+            rng: Rng::new(seed, "net"),
+            fault_rng: Rng::new(seed, "faults"),
+            net,
+            faults,
+            sockets: Slab::default(),
+            pipes: Slab::default(),
+            ports: (0..nodes).map(port).collect(),
+            links: BTreeMap::new(),
+            pauses: Vec::new(),
+            script: VecDeque::new(),
+            next_port: 20_000,
+            calm: false,
+            forgetful: false,
+            trace,
+            violations: Vec::new(),
+        };
+        fabric.next_fault();
+        fabric
+    }
+
+    /// Virtual time, ns.
+    #[must_use]
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Adds to the history.
+    pub fn note(&mut self, node: usize, what: std::fmt::Arguments<'_>) {
+        self.trace.line(self.now, &self.ports[node].name, what);
+    }
+
+    /// Notes that a promise was broken.
+    pub fn violation(&mut self, what: String) {
+        self.trace.line(self.now, "ORACLE", format_args!("{what}"));
+        self.violations.push(what);
+    }
+
+    pub(super) fn at(&mut self, at: u64, event: Event) {
+        self.heap.push(Reverse((at.max(self.now), self.sequence, event)));
+        self.sequence += 1;
+    }
+
+    /// Has the world do something.
+    pub fn schedule(&mut self, at: u64, script: Script) {
+        self.at(at, Event::Script(script));
+    }
+
+    pub(super) fn latency(&mut self) -> u64 {
+        let (least, most) = self.net.latency;
+        self.rng.skewed(least..=most)
+    }
+
+    /// When the next thing happens.
+    #[must_use]
+    pub fn next(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// A moment passes.
+    pub(super) fn tick(&mut self) {
+        let step = self.rng.range(1..=self.net.tick);
+        self.advance(self.now + step);
+    }
+
+    /// Time passes, and brings what it brings.
+    pub fn advance(&mut self, to: u64) {
+        while let Some(&Reverse((at, _, event))) = self.heap.peek()
+            && at <= to
+        {
+            self.heap.pop();
+            self.now = self.now.max(at);
+            self.happen(event);
+        }
+        self.now = self.now.max(to);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Deliver(pipe) => self.deliver(pipe),
+            Event::Room(socket) => self.room(socket),
+            Event::Syn(socket) => self.syn(socket),
+            Event::Connected(active, passive) => self.connected_now(active, passive),
+            Event::Arrived(passive, listener) => self.arrived(passive, listener),
+            Event::Refused(socket) => self.fail_socket(socket, std::io::ErrorKind::ConnectionRefused),
+            Event::Reset(socket) => self.fail_socket(socket, std::io::ErrorKind::ConnectionReset),
+            Event::Hardware(node) => self.hardware_arrives(node),
+            Event::Fault => {
+                self.fault();
+                self.next_fault();
+            }
+            Event::Script(script) => self.script.push_back(script),
+        }
+    }
+
+    // Descriptors.
+
+    pub(super) fn is_readable(&self, node: usize, channel: usize) -> bool {
+        let port = &self.ports[node];
+        let state = &port.channels[channel];
+        state.wake
+            || port.hardware.is_readable(channel)
+            || state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready != Default::default()))
+    }
+
+    /// Whether a look at a channel's descriptor finds something; sockets on which nothing is left are forgotten.
+    pub(super) fn look(&mut self, node: usize, channel: usize) -> bool {
+        while let Some(&key) = self.ports[node].channels[channel].ready.front() {
+            if self.mask(key).is_some_and(|ready| ready != Default::default()) {
+                break;
+            }
+            self.ports[node].channels[channel].ready.pop_front();
+            self.wants_room(key);
+        }
+        self.is_readable(node, channel)
+    }
+
+    /// Something new is behind a channel's descriptor.
+    pub(super) fn raise(&mut self, node: usize, channel: usize) {
+        let port = &mut self.ports[node];
+        port.channels[channel].edge = true;
+        port.outer |= port.channels[channel].token.is_some();
+    }
+
+    pub(super) fn wake(&mut self, node: usize) {
+        let port = &mut self.ports[node];
+        port.woken = true;
+        port.outer = true;
+    }
+
+    /// Whether the loop around the reactor would take a turn, for readiness.
+    #[must_use]
+    pub fn is_runnable(&mut self, node: usize, level: bool) -> bool {
+        let port = &self.ports[node];
+        if !level && !port.outer {
+            return false;
+        }
+        let edge = |channel: usize| {
+            port.channels[channel].edge && port.channels[channel].token.is_some() && self.is_readable(node, channel)
+        };
+        port.woken || edge(0) || edge(1)
+    }
+
+    /// What a node that sleeps ought to have been woken for.
+    #[must_use]
+    pub fn asleep_on(&self, node: usize) -> Option<String> {
+        let port = &self.ports[node];
+        for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
+            let state = &port.channels[channel];
+            // That there is room to send is only known when the peer has said so.
+            let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
+            if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
+                let of = if read { "a socket" } else if state.wake { "a wake-up" } else { "an event" };
+                return Some(format!("{of} on its {name} channel"));
+            }
+        }
+        let forgotten = port.hardware.unpolled();
+        if forgotten > 0 {
+            return Some(format!("{forgotten} completions"));
+        }
+        self.unread(node).map(|peer| format!("what came from {peer}"))
+    }
+
+    /// The loop around the reactor has seen its descriptor.
+    pub fn seen(&mut self, node: usize) {
+        self.ports[node].outer = false;
+    }
+
+    /// Until when a node does not run.
+    #[must_use]
+    pub fn paused_until(&self, node: usize) -> u64 {
+        self.ports[node].paused_until
+    }
+
+    /// Virtual time a node did not run so far, ns.
+    #[must_use]
+    pub fn paused(&self, node: usize) -> u64 {
+        let port = &self.ports[node];
+        port.paused - port.paused_until.saturating_sub(self.now)
+    }
+
+    /// Stops a node for a while.
+    pub fn pause(&mut self, node: usize, time: u64) {
+        let until = self.now + time;
+        let port = &mut self.ports[node];
+        let from = port.paused_until.max(self.now);
+        if until > from {
+            port.paused += until - from;
+            port.paused_until = until;
+            self.note(node, format_args!("does not run for {:.3} ms", time as f64 / 1e6));
+        }
+        if time > 10 * MS {
+            self.pauses.push((node, self.now, until));
+        }
+        self.at(until, Event::Script(Script::Tick));
+    }
+
+    pub(super) fn disturb(&mut self, link: SocketAddr, how: u32) {
+        *self.links.entry(link).or_default() |= how;
+    }
+
+    /// Disturbs all links of a node.
+    pub fn disturb_all(&mut self, node: usize, how: u32) {
+        let links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
+        for link in links {
+            self.disturb(link, how);
+        }
+    }
+
+    /// The next thing that the world is to do.
+    pub fn next_script(&mut self) -> Option<Script> {
+        self.script.pop_front()
+    }
+
+    /// How the link of this initiator was disturbed.
+    #[must_use]
+    pub fn disturbances(&self, initiator: SocketAddr) -> u32 {
+        self.links.get(&initiator).copied().unwrap_or(0)
+    }
+
+    /// Whether a node did not run for long, some time within.
+    #[must_use]
+    pub fn was_paused(&self, node: usize, from: u64, until: u64) -> bool {
+        self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
+    }
+
+    /// Sockets that exist.
+    #[must_use]
+    pub fn sockets(&self) -> usize {
+        self.sockets.len()
+    }
+
+    /// What exists, for a report.
+    #[must_use]
+    pub fn describe_sockets(&self) -> String {
+        self.sockets.iter().fold(String::new(), |text, (key, s)| {
+            text + &format!("{key} of node{}: {:?} {} -> {}; ", s.node, s.kind, s.local, s.peer)
+        })
+    }
+
+    // Faults.
+
+    fn next_fault(&mut self) {
+        if self.faults.every > 0 && !self.calm {
+            let after = self.fault_rng.range(1..=2 * self.faults.every);
+            self.at(self.now + after, Event::Fault);
+        }
+    }
+
+    fn fault(&mut self) {
+        if self.calm {
+            return;
+        }
+        let kind = self.fault_rng.pick(&self.faults.kinds);
+        let time = self.fault_rng.skewed(MS..=2000 * MS);
+        if kind == Fault::Pause {
+            let node = self.fault_rng.index(self.ports.len());
+            self.pause(node, time);
+        } else {
+            self.break_link(kind, time);
+        }
+    }
+
+    /// No more faults: links work again, or end.
+    pub fn heal(&mut self) {
+        self.calm = true;
+        self.trace.line(self.now, "world", format_args!("is calm from here on"));
+        for port in &mut self.ports {
+            port.paused -= port.paused_until.saturating_sub(self.now);
+            port.paused_until = port.paused_until.min(self.now);
+        }
+        self.heal_links();
+    }
+}

@@ -1,0 +1,434 @@
+//! Asynchronous hardware, modelled around a provider that is not: completions and connection-manager events arrive in
+//! their own time, within the letter of [`rdma_transport::provider`].
+//!
+//! A completion that the inner provider has produced is on its way until it *arrives*: on its own, between any two
+//! calls; or just before its queue is armed, where it raises nothing. If the queue is armed when it arrives, the
+//! completion channel gets one event and one edge.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use rdma_transport::iwarp::net::Channel;
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, MemoryRegion, MrId};
+use rdma_transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use rdma_transport::qp::{QpAttr, QpId};
+use rdma_transport::slab::Key;
+use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
+use rdma_transport::wr::{RecvWr, SendWr};
+use rdma_transport::{Error, Result};
+
+use super::fabric::{Event, Fabric, Shared, index, lock};
+use super::rng::Rng;
+use super::swarm::{HardwareOptions, MS};
+
+/// One work queue of a queue pair: what it completes stays in order.
+type WorkQueue = (Key, bool);
+
+#[derive(Debug)]
+struct Late<T> {
+    at: u64,
+    item: T,
+}
+
+/// A completion queue in the memory that hardware and program share.
+#[derive(Debug)]
+struct Queue {
+    id: CqId,
+    entries: usize,
+    armed: bool,
+    visible: VecDeque<WorkCompletion>,
+    late: Vec<Late<(WorkQueue, WorkCompletion)>>,
+}
+
+/// A node's device, as far as things arrive there.
+#[derive(Debug)]
+pub struct Hardware {
+    queues: Vec<Queue>,
+    events: VecDeque<CqId>,
+    cm_visible: VecDeque<CmEvent>,
+    cm_late: Vec<Late<CmEvent>>,
+}
+
+impl Hardware {
+    pub(super) const fn new() -> Self {
+        Self { queues: Vec::new(), events: VecDeque::new(), cm_visible: VecDeque::new(), cm_late: Vec::new() }
+    }
+
+    pub(super) fn is_readable(&self, channel: usize) -> bool {
+        if channel == index(Channel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
+    }
+
+    /// Completions that have arrived and were not polled.
+    pub(super) fn unpolled(&self) -> usize {
+        self.queues.iter().map(|queue| queue.visible.len()).sum()
+    }
+
+    fn queue(&mut self, id: CqId) -> Option<&mut Queue> {
+        self.queues.iter_mut().find(|queue| queue.id == id)
+    }
+}
+
+impl Queue {
+    /// What is due arrives; whether that raises an event.
+    fn arrive(&mut self, now: u64) -> bool {
+        let mut i = 0;
+        let mut came = false;
+        while i < self.late.len() {
+            if self.late[i].at <= now {
+                let (_, completion) = self.late.remove(i).item;
+                self.visible.push_back(completion);
+                came = true;
+            } else {
+                i += 1;
+            }
+        }
+        came && std::mem::take(&mut self.armed)
+    }
+}
+
+impl Fabric {
+    /// Things arrive at a node's hardware.
+    pub(super) fn hardware_arrives(&mut self, node: usize) {
+        let now = self.now;
+        let hardware = &mut self.ports[node].hardware;
+        let mut raised = [false; 2];
+        for i in 0..hardware.queues.len() {
+            if hardware.queues[i].arrive(now) {
+                let id = hardware.queues[i].id;
+                hardware.events.push_back(id);
+                raised[index(Channel::Completion)] = true;
+            }
+        }
+        let mut i = 0;
+        while i < hardware.cm_late.len() {
+            if hardware.cm_late[i].at <= now {
+                let event = hardware.cm_late.remove(i).item;
+                hardware.cm_visible.push_back(event);
+                raised[index(Channel::Cm)] = true;
+            } else {
+                i += 1;
+            }
+        }
+        for (channel, raised) in raised.into_iter().enumerate() {
+            if raised {
+                self.raise(node, channel);
+            }
+        }
+    }
+}
+
+/// A provider whose completions and events arrive in their own time.
+pub struct HardwareProvider<P> {
+    inner: P,
+    node: usize,
+    fabric: Shared,
+    options: HardwareOptions,
+    rng: Rng,
+    /// By work queue: nothing arrives before what came before it.
+    last: BTreeMap<WorkQueue, u64>,
+    cm_last: BTreeMap<Key, u64>,
+    /// Connections that flush, and whether they take forever.
+    lazy: BTreeMap<Key, bool>,
+    scratch: Vec<WorkCompletion>,
+}
+
+impl<P: Provider> std::fmt::Debug for HardwareProvider<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HardwareProvider of {:?}", self.inner)
+    }
+}
+
+impl<P: Provider> HardwareProvider<P> {
+    /// Hardware of `node` that works as `inner` does.
+    pub const fn new(inner: P, node: usize, fabric: Shared, options: HardwareOptions, rng: Rng) -> Self {
+        Self {
+            inner,
+            node,
+            fabric,
+            options,
+            rng,
+            last: BTreeMap::new(),
+            cm_last: BTreeMap::new(),
+            lazy: BTreeMap::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Takes what the inner provider has produced and sends it on its way.
+    fn harvest(&mut self) {
+        let mut fabric = lock(&self.fabric);
+        fabric.tick();
+        let now = fabric.now();
+        let cqs: Vec<CqId> = fabric.ports[self.node].hardware.queues.iter().map(|queue| queue.id).collect();
+        drop(fabric);
+        for cq in cqs {
+            self.scratch.clear();
+            if self.inner.poll_cq(cq, usize::MAX, &mut self.scratch).is_err() {
+                continue;
+            }
+            for i in 0..self.scratch.len() {
+                let completion = self.scratch[i];
+                let at = self.arrival(&completion, now);
+                self.send_on(cq, completion, at);
+            }
+        }
+        let mut fabric = lock(&self.fabric);
+        fabric.hardware_arrives(self.node);
+    }
+
+    /// When a completion arrives.
+    fn arrival(&mut self, completion: &WorkCompletion, now: u64) -> u64 {
+        let mut at = now;
+        if self.rng.chance(self.options.late) {
+            at += self.rng.skewed(0..=self.options.late_by);
+        }
+        if completion.status == WcStatus::Flushed {
+            let rng = &mut self.rng;
+            let lazy = self.options.lazy_flush;
+            if *self.lazy.entry(completion.qp.0).or_insert_with(|| rng.chance(lazy)) {
+                at += rng.range(0..=2000 * MS);
+            }
+        }
+        let queue = (completion.qp.0, completion.opcode == WcOpcode::Recv);
+        let last = self.last.entry(queue).or_default();
+        at = at.max(*last);
+        *last = at;
+        at
+    }
+
+    fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
+        let work_queue = (completion.qp.0, completion.opcode == WcOpcode::Recv);
+        if !completion.status.is_success() {
+            // With anything but success only wr_id and qp hold.
+            completion.opcode = WcOpcode::Other(self.rng.below(9) as u32);
+            completion.byte_len = self.rng.bits() as u32;
+        }
+        let mut fabric = lock(&self.fabric);
+        let node = self.node;
+        if let Some(queue) = fabric.ports[node].hardware.queue(cq) {
+            queue.late.push(Late { at, item: (work_queue, completion) });
+            let (held, entries) = (queue.late.len() + queue.visible.len(), queue.entries);
+            if held > entries {
+                fabric.violation(format!("node{node}: {held} completions overran a queue of {entries}"));
+            }
+        }
+        fabric.at(at, Event::Hardware(node));
+    }
+
+    /// Takes the connection-manager events of the inner provider.
+    fn harvest_cm(&mut self, now: Instant) -> Result<()> {
+        while let Some(event) = self.inner.next_cm_event(now)? {
+            let mut fabric = lock(&self.fabric);
+            let mut at = fabric.now();
+            if self.rng.chance(self.options.cm_late) {
+                at += self.rng.skewed(0..=self.options.late_by);
+            }
+            let last = self.cm_last.entry(event.id.0).or_default();
+            at = at.max(*last);
+            *last = at;
+            if let CmEventKind::Disconnected(cause) = &event.kind {
+                if self.rng.chance(self.options.never) {
+                    continue;
+                }
+                if self.rng.chance(self.options.twice) {
+                    let again = at + self.rng.skewed(0..=20 * MS);
+                    let twin = CmEvent { id: event.id, kind: CmEventKind::Disconnected(cause.clone()) };
+                    fabric.ports[self.node].hardware.cm_late.push(Late { at: again, item: twin });
+                    fabric.at(again, Event::Hardware(self.node));
+                }
+            }
+            fabric.ports[self.node].hardware.cm_late.push(Late { at, item: event });
+            fabric.at(at, Event::Hardware(self.node));
+        }
+        Ok(())
+    }
+
+    /// The completions of a destroyed queue pair are there at once, or never.
+    fn settle(&mut self, id: CmId) {
+        let purge = self.rng.chance(self.options.purge);
+        let mut fabric = lock(&self.fabric);
+        let now = fabric.now();
+        let hardware = &mut fabric.ports[self.node].hardware;
+        for queue in &mut hardware.queues {
+            if purge {
+                queue.visible.retain(|completion| completion.qp.0 != id.0);
+                queue.late.retain(|late| late.item.1.qp.0 != id.0);
+            }
+            for late in &mut queue.late {
+                if late.item.1.qp.0 == id.0 {
+                    late.at = late.at.min(now);
+                }
+            }
+        }
+        // A late goodbye may still come; nothing else does.
+        let stays = |event: &CmEvent| event.id != id || matches!(event.kind, CmEventKind::Disconnected(_));
+        hardware.cm_visible.retain(stays);
+        hardware.cm_late.retain(|late| stays(&late.item));
+        fabric.hardware_arrives(self.node);
+        for recv in [false, true] {
+            self.last.remove(&(id.0, recv));
+        }
+        self.cm_last.remove(&id.0);
+        self.lazy.remove(&id.0);
+    }
+}
+
+impl<P: Provider> Provider for HardwareProvider<P> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
+        self.inner.device(device)
+    }
+
+    fn cm_channel(&self) -> RawFd {
+        self.inner.cm_channel()
+    }
+
+    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
+        self.inner.completion_channel(device)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        let more = self.inner.progress(now, drive);
+        self.harvest();
+        more
+    }
+
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        self.inner.listen(address, backlog)
+    }
+
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
+        self.inner.local_address(id)
+    }
+
+    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+        self.inner.resolve(peer, deadline)
+    }
+
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
+        let result = self.inner.connect(id, param);
+        self.harvest();
+        result
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        let result = self.inner.accept(id, param, now);
+        self.harvest();
+        result
+    }
+
+    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
+        self.inner.reject(id, private_data, now)
+    }
+
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
+        let result = self.inner.disconnect(id, now);
+        self.harvest();
+        result
+    }
+
+    fn destroy_id(&mut self, id: CmId, now: Instant) {
+        self.inner.destroy_id(id, now);
+        self.harvest();
+        self.settle(id);
+    }
+
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        self.harvest_cm(now)?;
+        self.harvest();
+        Ok(lock(&self.fabric).ports[self.node].hardware.cm_visible.pop_front())
+    }
+
+    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
+        self.inner.register(device, memory, access)
+    }
+
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        self.inner.deregister(region)
+    }
+
+    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+        let id = self.inner.create_cq(device, entries)?;
+        let queue = Queue { id, entries: entries as usize, armed: false, visible: VecDeque::new(), late: Vec::new() };
+        lock(&self.fabric).ports[self.node].hardware.queues.push(queue);
+        Ok(id)
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
+        self.inner.destroy_cq(cq)?;
+        let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
+        hardware.queues.retain(|queue| queue.id != cq);
+        hardware.events.retain(|&event| event != cq);
+        Ok(())
+    }
+
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        self.inner.create_qp(id, attr)
+    }
+
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let result = self.inner.post_recv(qp, chain);
+        self.harvest();
+        result
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+        let result = self.inner.post_send(qp, chain);
+        self.harvest();
+        result
+    }
+
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let short = self.rng.chance(self.options.short_poll);
+        let cut = self.rng.bits();
+        let mut fabric = lock(&self.fabric);
+        fabric.tick();
+        let node = self.node;
+        let Some(queue) = fabric.ports[node].hardware.queue(cq) else {
+            return Err(Error::Stale { object: "completion queue" });
+        };
+        let mut count = max.min(queue.visible.len());
+        if short && count > 1 {
+            count = 1 + cut as usize % count;
+        }
+        out.extend(queue.visible.drain(..count));
+        Ok(count)
+    }
+
+    fn req_notify(&mut self, cq: CqId) -> Result<()> {
+        let early = self.rng.chance(self.options.before_arming);
+        let mut fabric = lock(&self.fabric);
+        fabric.tick();
+        let now = fabric.now();
+        let node = self.node;
+        let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
+        if early && let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
+            // Not the lazy ones: those are not done yet.
+            if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
+                fabric.ports[node].hardware.events.push_back(cq);
+                fabric.raise(node, index(Channel::Completion));
+            }
+        }
+        if let Some(queue) = fabric.ports[node].hardware.queue(cq) {
+            queue.armed = true;
+        }
+        Ok(())
+    }
+
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        self.inner.next_completion_event(device)?;
+        Ok(lock(&self.fabric).ports[self.node].hardware.events.pop_front())
+    }
+}

@@ -1,0 +1,31 @@
+//! Deterministic simulation: one world, virtual time, one seed.
+//!
+//! Two or three reactors run over the embedded provider, unchanged, in one thread. All they touch is simulated: the
+//! byte streams, readiness with the semantics of nested edge-triggered epoll, the clock, randomness, and hardware that
+//! completes in its own time. The programs on them call anything in any callback, and check everything they are told.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`swarm`] | what a seed decides first: sizes, and which faults are on |
+//! | [`fabric`] | virtual time, the heap of things to come, descriptors |
+//! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
+//! | [`poller`] | a node's poller and clock |
+//! | [`hardware`] | completions and events that arrive in their own time |
+//! | [`program`] | what runs on a node |
+//! | [`audit`] | the books of both ends of every connection |
+//! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
+//! | [`run`] | many worlds, and the report of one that failed |
+//! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
+
+pub mod audit;
+pub mod fabric;
+pub mod hardware;
+pub mod net;
+pub mod poller;
+pub mod program;
+pub mod rng;
+pub mod run;
+pub mod swarm;
+pub mod tcp;
+pub mod trace;
+pub mod world;

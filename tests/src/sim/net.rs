@@ -1,0 +1,108 @@
+//! The sockets of one node, for the embedded provider.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
+
+use super::fabric::{Shared, index, lock};
+
+/// [`Net`] of one node. Its sockets go with it.
+pub struct SimNet {
+    node: usize,
+    fabric: Shared,
+}
+
+impl SimNet {
+    /// The sockets of `node`.
+    #[must_use]
+    pub const fn new(node: usize, fabric: Shared) -> Self {
+        Self { node, fabric }
+    }
+}
+
+impl Drop for SimNet {
+    fn drop(&mut self) {
+        lock(&self.fabric).close_all(self.node);
+    }
+}
+
+impl std::fmt::Debug for SimNet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimNet of node{}", self.node)
+    }
+}
+
+/// The made-up number of a channel's descriptor.
+pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
+    (1000 + 10 * node + channel) as RawFd
+}
+
+impl Net for SimNet {
+    fn channel(&self, channel: Channel) -> RawFd {
+        descriptor(self.node, index(channel))
+    }
+
+    fn wake(&mut self, channel: Channel) {
+        let mut fabric = lock(&self.fabric);
+        fabric.ports[self.node].channels[index(channel)].wake = true;
+        fabric.raise(self.node, index(channel));
+    }
+
+    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        let mut out = Vec::new();
+        let more = lock(&self.fabric).poll_channel(self.node, channel, &mut out);
+        edges.extend(out.into_iter().map(|(key, ready)| (SocketId(key), ready)));
+        Ok(more)
+    }
+
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        lock(&self.fabric).listen(self.node, address, backlog).map(SocketId)
+    }
+
+    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        lock(&self.fabric).accept(listener.0).map(|(key, peer)| (SocketId(key), peer))
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        lock(&self.fabric).connect(self.node, peer).map(SocketId)
+    }
+
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        lock(&self.fabric).connected(socket.0)
+    }
+
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        lock(&self.fabric).promote(socket.0)
+    }
+
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        let fabric = lock(&self.fabric);
+        fabric.sockets.get(socket.0).map(|s| s.local).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    fn max_segment(&self, _socket: SocketId) -> io::Result<usize> {
+        Ok(lock(&self.fabric).net.segment)
+    }
+
+    fn all_acknowledged(&self, socket: SocketId) -> bool {
+        lock(&self.fabric).all_acknowledged(socket.0)
+    }
+
+    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        lock(&self.fabric).recv(socket.0, bufs)
+    }
+
+    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        lock(&self.fabric).send(socket.0, bufs)
+    }
+
+    fn shutdown(&mut self, socket: SocketId) {
+        lock(&self.fabric).shutdown(socket.0);
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        lock(&self.fabric).close(socket.0, reset);
+    }
+}

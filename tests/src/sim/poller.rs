@@ -1,0 +1,126 @@
+//! A node's poller and clock.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{Clock, Poller, Wake};
+
+use super::fabric::{Shared, lock};
+use super::net::descriptor;
+
+/// The instant of virtual time 0. Which one it is makes no difference to anything.
+#[must_use]
+pub fn instant(virtual_ns: u64) -> Instant {
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    #[allow(clippy::disallowed_methods, reason = "virtual time needs some instant to start from")]
+    let base = *BASE.get_or_init(Instant::now);
+    base + Duration::from_nanos(virtual_ns)
+}
+
+/// The virtual time of an instant, ns.
+#[must_use]
+pub fn virtual_ns(at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(instant(0)).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Virtual time. A look at it takes a moment.
+pub struct SimClock(pub Shared);
+
+impl std::fmt::Debug for SimClock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SimClock")
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&mut self) -> Instant {
+        let mut fabric = lock(&self.0);
+        fabric.tick();
+        instant(fabric.now())
+    }
+}
+
+/// Edge-triggered readiness of a node's two channels, as of nested epoll descriptors: an edge for everything new,
+/// coalesced, reported only while there is something behind it; and now and then one for nothing.
+pub struct SimPoller {
+    node: usize,
+    fabric: Shared,
+}
+
+impl SimPoller {
+    /// The poller of `node`.
+    #[must_use]
+    pub const fn new(node: usize, fabric: Shared) -> Self {
+        Self { node, fabric }
+    }
+}
+
+impl std::fmt::Debug for SimPoller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimPoller of node{}", self.node)
+    }
+}
+
+impl Poller for SimPoller {
+    fn register(&mut self, fd: RawFd, token: usize) -> io::Result<()> {
+        let mut fabric = lock(&self.fabric);
+        let channel = (0..2).find(|&i| descriptor(self.node, i) == fd).ok_or(io::ErrorKind::NotFound)?;
+        fabric.ports[self.node].channels[channel].token = Some(token);
+        if fabric.is_readable(self.node, channel) {
+            fabric.raise(self.node, channel);
+        }
+        Ok(())
+    }
+
+    fn deregister(&mut self, fd: RawFd) -> io::Result<()> {
+        let mut fabric = lock(&self.fabric);
+        let channel = (0..2).find(|&i| descriptor(self.node, i) == fd).ok_or(io::ErrorKind::NotFound)?;
+        fabric.ports[self.node].channels[channel].token = None;
+        Ok(())
+    }
+
+    fn wait(&mut self, _timeout: Option<Duration>, ready: &mut Vec<usize>) -> io::Result<()> {
+        let mut fabric = lock(&self.fabric);
+        fabric.tick();
+        fabric.ports[self.node].woken = false;
+        for channel in 0..2 {
+            let spurious = fabric.net.spurious;
+            let spurious = fabric.rng.chance(spurious);
+            let readable = fabric.look(self.node, channel);
+            let state = &mut fabric.ports[self.node].channels[channel];
+            let Some(token) = state.token else { continue };
+            if std::mem::take(&mut state.edge) && readable || spurious {
+                ready.push(token);
+            }
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::new(SimWaker { node: self.node, fabric: self.fabric.clone() })
+    }
+
+    fn fd(&self) -> RawFd {
+        (100 + self.node) as RawFd
+    }
+}
+
+struct SimWaker {
+    node: usize,
+    fabric: Shared,
+}
+
+impl std::fmt::Debug for SimWaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimWaker of node{}", self.node)
+    }
+}
+
+impl Wake for SimWaker {
+    fn wake(&self) -> io::Result<()> {
+        lock(&self.fabric).wake(self.node);
+        Ok(())
+    }
+}

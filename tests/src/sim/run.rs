@@ -1,0 +1,112 @@
+//! Many worlds, and the report of one that failed.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::fabric::lock;
+use super::rng::mix;
+use super::world::{Report, World};
+
+/// Lines of the timeline in the report of a failure.
+const TAIL: usize = 400;
+
+/// A promise that was not kept.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed of the world.
+    pub seed: u64,
+    /// Which promise.
+    pub what: String,
+    /// The end of the timeline; empty unless it was kept.
+    pub tail: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
+        write!(f, "SIM_SEED={:#018x} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture", self.seed)
+    }
+}
+
+/// The seed of the `nth` world.
+#[must_use]
+pub const fn seed(nth: u64) -> u64 {
+    mix(nth ^ 0x5eed)
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("a panic: {}", text.unwrap_or("of unknown kind"))
+}
+
+/// Lives through the world of one seed; keeps the last `keep` lines of its timeline.
+///
+/// # Errors
+/// The first promise that was not kept.
+pub fn check(seed: u64, keep: usize) -> Result<Report, Failure> {
+    let mut world = World::new(seed, keep);
+    let fabric = world.fabric();
+    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
+    let result = result.unwrap_or_else(|panic| {
+        // What a panic left behind is in no state to be dropped.
+        std::mem::forget(world);
+        Err(panic_text(&*panic))
+    });
+    result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail() })
+}
+
+/// The sum of what many worlds have seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Total {
+    /// Worlds.
+    pub worlds: u64,
+    /// Turns, messages, connections, and virtual time of all of them; the hashes folded.
+    pub sum: Report,
+}
+
+/// Lives through `count` worlds on `threads` threads.
+///
+/// # Errors
+/// The first world, by number, that failed, with its number from 1 and its timeline.
+pub fn check_many(first: u64, count: u64, threads: u64) -> Result<Total, (u64, Failure)> {
+    let total = Mutex::new(Total::default());
+    let worst = AtomicU64::new(u64::MAX);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (total, worst) = (&total, &worst);
+            scope.spawn(move || {
+                for nth in (first + thread..first + count).step_by(threads as usize) {
+                    if nth > worst.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    match check(seed(nth), 0) {
+                        Ok(report) => {
+                            let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
+                            total.worlds += 1;
+                            total.sum.hash ^= report.hash;
+                            total.sum.turns += report.turns;
+                            total.sum.messages += report.messages;
+                            total.sum.connections += report.connections;
+                            total.sum.time += report.time;
+                        }
+                        Err(_) => {
+                            worst.fetch_min(nth, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match worst.into_inner() {
+        u64::MAX => Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        nth => {
+            let seed = seed(nth);
+            let lost = || Failure { seed, what: "it failed once, and not again".into(), tail: String::new() };
+            Err((nth - first + 1, check(seed, TAIL).err().unwrap_or_else(lost)))
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Swarm testing: a seed first draws which kinds of faults are on and how often, and the sizes of everything, so that
+//! rare combinations get room.
+
+use super::rng::Rng;
+
+/// Nanoseconds per millisecond.
+pub const MS: u64 = 1_000_000;
+
+/// Everything a seed decides before anything happens.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Virtual time with faults and random calls, ns.
+    pub chaos: u64,
+    /// One entry per node.
+    pub nodes: Vec<NodeOptions>,
+    /// The byte streams.
+    pub net: NetOptions,
+    /// What the hardware does in its own time; `None` runs the embedded provider bare.
+    pub hardware: Option<HardwareOptions>,
+    /// What breaks.
+    pub faults: FaultOptions,
+    /// What the programs do.
+    pub work: WorkOptions,
+}
+
+/// Settings of one reactor and of the loop around it.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "named as the settings of the reactor")]
+pub struct NodeOptions {
+    pub max_message: u32,
+    pub receive_depth: u32,
+    pub send_depth: u32,
+    /// Connections per completion queue.
+    pub per_queue: u32,
+    pub completions_per_turn: u32,
+    pub max_connections: u32,
+    pub max_pending: u32,
+    /// Busy poll, ns; 0 waits for events.
+    pub spin: u64,
+    pub keepalive: (u64, u64),
+    pub connect_timeout: u64,
+    pub handshake_timeout: u64,
+    pub close_timeout: u64,
+    pub flush_timeout: u64,
+    pub crc: bool,
+    /// The program's own loop watches the reactor's descriptor level-triggered, else edge-triggered.
+    pub level: bool,
+}
+
+/// The network: what every TCP may do.
+#[derive(Clone, Debug)]
+pub struct NetOptions {
+    /// Maximum segment size, bytes.
+    pub segment: usize,
+    /// Delay of a segment, ns.
+    pub latency: (u64, u64),
+    /// Bytes on their way and unread, per direction.
+    pub buffer: usize,
+    /// Per thousand: a send takes less than there is room for.
+    pub short_write: u32,
+    /// Per thousand: a call is interrupted.
+    pub interrupted: u32,
+    /// Per thousand: a write arrives in many small pieces.
+    pub shred: u32,
+    /// Per thousand: an edge for nothing.
+    pub spurious: u32,
+    /// Per thousand: a poll stops early and says so.
+    pub poll_cut: u32,
+    /// Per thousand: a connect fails at once, or an accept for want of descriptors.
+    pub exhausted: u32,
+    /// Per thousand: the first packet of a connect is lost.
+    pub lost_connect: u32,
+    /// Longest time between two looks at the clock, ns.
+    pub tick: u64,
+}
+
+/// What asynchronous hardware may do.
+#[derive(Clone, Debug)]
+pub struct HardwareOptions {
+    /// Per thousand: a completion arrives late.
+    pub late: u32,
+    /// How late at most, ns.
+    pub late_by: u64,
+    /// Per thousand: a connection-manager event arrives late.
+    pub cm_late: u32,
+    /// Per thousand: polling returns less than there is.
+    pub short_poll: u32,
+    /// Per thousand: completions arrive just before the queue is armed.
+    pub before_arming: u32,
+    /// Per thousand, by connection: flushing takes longer than anyone waits.
+    pub lazy_flush: u32,
+    /// Per thousand: `Disconnected` comes twice.
+    pub twice: u32,
+    /// Per thousand: `Disconnected` never comes.
+    pub never: u32,
+    /// Per thousand: destroying a queue pair takes its completions out of the queue.
+    pub purge: u32,
+}
+
+/// Faults of links and nodes.
+#[derive(Clone, Debug)]
+pub struct FaultOptions {
+    /// Mean time between two faults, ns; 0: none.
+    pub every: u64,
+    /// Kinds that are on.
+    pub kinds: Vec<Fault>,
+}
+
+/// A fault of a link, or of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// Both ends get the end of the stream.
+    End,
+    /// Both ends get a reset.
+    Reset,
+    /// Nothing arrives any more, nobody is told.
+    Blackhole,
+    /// The same, one way.
+    HalfBlackhole,
+    /// Nothing arrives for a while.
+    Stall,
+    /// A node does not run for a while.
+    Pause,
+}
+
+/// What the programs do.
+#[derive(Clone, Debug)]
+pub struct WorkOptions {
+    /// Connections opened from outside.
+    pub connections: u32,
+    /// Messages per direction at most.
+    pub messages: u64,
+    /// Random calls per callback at most.
+    pub calls: u64,
+    /// Which random calls are made.
+    pub kinds: Vec<Call>,
+    /// Random calls of a node in all.
+    pub budget: u32,
+    /// Per thousand: a connect request is refused.
+    pub refuse: u32,
+    /// Per thousand: a message is kept past its callback.
+    pub detach: u32,
+    /// Messages a pump sends at most before it waits for a completion.
+    pub burst: u64,
+}
+
+/// A random call from a callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `send` on some connection.
+    Send,
+    /// `send_buffer` at once.
+    SendBuffer,
+    /// `buffer`, sent or dropped later.
+    HoldBuffer,
+    /// `close` of the connection the callback is about.
+    CloseSelf,
+    /// `close` of any other.
+    CloseOther,
+    /// Everything on an id that is stale.
+    Stale,
+    /// `connect`.
+    Connect,
+    /// `close_listener`, and `listen` again.
+    Relisten,
+    /// `set_timer`.
+    SetTimer,
+    /// `cancel_timer`.
+    CancelTimer,
+    /// Drops a message that was kept.
+    Release,
+    /// Queries and `set_user`.
+    Look,
+    /// A message that is too long.
+    TooLong,
+    /// The callback takes its time.
+    Dawdle,
+}
+
+const CALLS: [Call; 14] = [
+    Call::Send,
+    Call::SendBuffer,
+    Call::HoldBuffer,
+    Call::CloseSelf,
+    Call::CloseOther,
+    Call::Stale,
+    Call::Connect,
+    Call::Relisten,
+    Call::SetTimer,
+    Call::CancelTimer,
+    Call::Release,
+    Call::Look,
+    Call::TooLong,
+    Call::Dawdle,
+];
+
+const FAULTS: [Fault; 6] =
+    [Fault::End, Fault::Reset, Fault::Blackhole, Fault::HalfBlackhole, Fault::Stall, Fault::Pause];
+
+/// Off half of the time, else rare or frequent.
+fn rate(rng: &mut Rng, most: u64) -> u32 {
+    if rng.chance(500) { 0 } else { rng.skewed(1..=most) as u32 }
+}
+
+impl Options {
+    /// What this seed decides.
+    #[must_use]
+    pub fn draw(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "swarm");
+        let nodes = if rng.chance(200) { 3 } else { 2 };
+        let base = rng.pick(&[16, 200, 1500, 5000, 20_000, 70_000]);
+        let crc = rng.chance(700);
+        let nodes: Vec<_> = (0..nodes).map(|_| NodeOptions::draw(rng, base, crc)).collect();
+        let largest = nodes.iter().map(|node| node.max_message).max().unwrap_or(1);
+        let depth = nodes.iter().map(|node| node.receive_depth).max().unwrap_or(4);
+        Self {
+            chaos: rng.range(20 * MS..=1500 * MS),
+            net: NetOptions::draw(rng, largest),
+            hardware: rng.chance(650).then(|| HardwareOptions::draw(rng)),
+            faults: FaultOptions::draw(rng),
+            work: WorkOptions::draw(rng, largest, depth),
+            nodes,
+        }
+    }
+}
+
+impl NodeOptions {
+    fn draw(rng: &mut Rng, base: u64, crc: bool) -> Self {
+        let interval = rng.range(100 * MS..=500 * MS);
+        Self {
+            max_message: rng.range(1 + base / 2..=base) as u32,
+            receive_depth: rng.skewed(4..=16) as u32,
+            send_depth: rng.skewed(1..=16) as u32,
+            per_queue: rng.range(1..=3) as u32,
+            completions_per_turn: rng.skewed(1..=64) as u32,
+            max_connections: rng.range(4..=24) as u32,
+            max_pending: rng.range(1..=8) as u32,
+            spin: if rng.chance(300) { rng.range(1_000..=50_000) } else { 0 },
+            keepalive: (interval, interval * rng.range(3..=6)),
+            connect_timeout: rng.range(300 * MS..=3000 * MS),
+            handshake_timeout: rng.range(300 * MS..=2000 * MS),
+            close_timeout: rng.range(50 * MS..=1000 * MS),
+            flush_timeout: rng.range(50 * MS..=500 * MS),
+            crc,
+            level: rng.chance(300),
+        }
+    }
+}
+
+impl NetOptions {
+    fn draw(rng: &mut Rng, largest: u32) -> Self {
+        let fastest = rng.skewed(1_000..=2 * MS);
+        let buffer = rng.pick(&[2_000, 20_000, 200_000]).max(u64::from(largest) / 16);
+        Self {
+            segment: rng.pick(&[128, 536, 1448, 8948, 65_483]),
+            latency: (fastest, fastest + rng.skewed(1_000..=10 * MS)),
+            buffer: buffer as usize,
+            short_write: rate(rng, 400),
+            interrupted: rate(rng, 100),
+            shred: rate(rng, 200),
+            spurious: rate(rng, 200),
+            poll_cut: rate(rng, 500),
+            exhausted: rate(rng, 300),
+            lost_connect: rate(rng, 300),
+            tick: rng.pick(&[100, 1_000, 20_000]),
+        }
+    }
+}
+
+impl HardwareOptions {
+    fn draw(rng: &mut Rng) -> Self {
+        Self {
+            late: rate(rng, 900),
+            late_by: rng.skewed(1_000..=3 * MS),
+            cm_late: rate(rng, 700),
+            short_poll: rate(rng, 700),
+            before_arming: rate(rng, 700),
+            lazy_flush: rate(rng, 500),
+            twice: rate(rng, 500),
+            never: rate(rng, 300),
+            purge: rate(rng, 1000),
+        }
+    }
+}
+
+impl FaultOptions {
+    fn draw(rng: &mut Rng) -> Self {
+        let kinds: Vec<_> = FAULTS.into_iter().filter(|_| rng.chance(400)).collect();
+        let on = !kinds.is_empty() && rng.chance(600);
+        Self { every: if on { rng.range(5 * MS..=300 * MS) } else { 0 }, kinds }
+    }
+}
+
+impl WorkOptions {
+    fn draw(rng: &mut Rng, largest: u32, depth: u32) -> Self {
+        let bytes = 600_000 / u64::from(largest.max(100));
+        Self {
+            connections: if rng.chance(850) { rng.range(1..=8) } else { rng.range(9..=40) } as u32,
+            messages: rng.skewed(1..=200).min(bytes.max(4 * u64::from(depth))),
+            calls: rng.below(4),
+            kinds: CALLS.into_iter().filter(|_| rng.chance(600)).collect(),
+            budget: rng.skewed(1..=400) as u32,
+            refuse: rate(rng, 200),
+            detach: rate(rng, 500),
+            burst: rng.skewed(1..=64),
+        }
+    }
+}

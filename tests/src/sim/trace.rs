@@ -1,0 +1,65 @@
+//! The history of a world: a hash of everything, and the readable timeline when it is asked for.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Write};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Trace {
+    hash: Fnv,
+    lines: VecDeque<String>,
+    keep: usize,
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Fnv(u64);
+
+impl Write for Fnv {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        for byte in s.bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        Ok(())
+    }
+}
+
+impl Trace {
+    /// An empty history; its last `keep` lines are kept as text, too.
+    #[must_use]
+    pub fn new(keep: usize) -> Self {
+        Self { hash: Fnv(0xcbf2_9ce4_8422_2325), lines: VecDeque::new(), keep, count: 0 }
+    }
+
+    /// Adds a line: when, who, what.
+    pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
+        self.count += 1;
+        let line = format_args!("{:>13.6} ms  {who:<8} {what}", now as f64 / 1e6);
+        // Writing to a hash or a string never fails.
+        let _ = self.hash.write_fmt(format_args!("{now} {who} {what}"));
+        if self.keep > 0 {
+            if self.lines.len() == self.keep {
+                self.lines.pop_front();
+            }
+            self.lines.push_back(line.to_string());
+        }
+    }
+
+    /// A number that stands for the whole history.
+    #[must_use]
+    pub const fn hash(&self) -> u64 {
+        self.hash.0
+    }
+
+    /// Lines so far.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The last lines, one per line.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        self.lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    }
+}

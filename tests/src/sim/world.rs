@@ -1,0 +1,375 @@
+//! One world: its nodes, and the scheduler that is every program's own loop.
+//!
+//! A node gets a turn exactly when a correct program gives it one: its descriptor became readable, its deadline has
+//! passed, or its last turn said that there is more. So a lost wake-up shows: nothing happens any more.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_reactor::{Config, Context, Parts, Reactor, Wait};
+use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
+use rdma_transport::provider::Provider;
+
+use super::audit::{Audit, Pair};
+use super::fabric::{Fabric, Script, Shared, disturbed, lock};
+use super::hardware::HardwareProvider;
+use super::net::SimNet;
+use super::poller::{SimClock, SimPoller, virtual_ns};
+use super::program::{Program, State};
+use super::rng::{Rng, mix};
+use super::swarm::{MS, NodeOptions, Options};
+use super::trace::Trace;
+
+/// Virtual time in which what is left has to happen once nothing is broken any more, ns.
+const PATIENCE: u64 = 30_000 * MS;
+/// Turns without progress before something else must happen.
+const FUTILE: u64 = 5_000;
+/// Turns of a world at most.
+const TURNS: u64 = 2_000_000;
+/// Turns of a node that has nothing to do, in [`IDLE_TIME`].
+const IDLE: u64 = 200;
+const IDLE_TIME: u64 = 5_000 * MS;
+
+#[derive(Debug)]
+struct Node {
+    reactor: Option<Reactor>,
+    state: State,
+    options: NodeOptions,
+    more: bool,
+    turns: u64,
+}
+
+/// What a world has seen, when all promises were kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Stands for the whole history.
+    pub hash: u64,
+    /// Turns of all nodes.
+    pub turns: u64,
+    /// Messages delivered.
+    pub messages: u64,
+    /// Connections that came up.
+    pub connections: u64,
+    /// Virtual time, ns.
+    pub time: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct World {
+    options: Options,
+    fabric: Shared,
+    nodes: Vec<Node>,
+    audit: Audit,
+    rng: Rng,
+    futile: u64,
+}
+
+fn config(options: &NodeOptions) -> Config {
+    let room = options.receive_depth + options.send_depth + 2;
+    let time = Duration::from_nanos;
+    Config::default()
+        .wait(if options.spin > 0 { Wait::Spin(time(options.spin)) } else { Wait::Event })
+        .max_message(options.max_message)
+        .receive_depth(options.receive_depth)
+        .send_depth(options.send_depth)
+        .completion_queue(options.per_queue * room)
+        .completions_per_turn(options.completions_per_turn)
+        .max_connections(options.max_connections)
+        .max_pending(options.max_pending)
+        .keepalive(time(options.keepalive.0), time(options.keepalive.1))
+        .connect_timeout(time(options.connect_timeout))
+        .handshake_timeout(time(options.handshake_timeout))
+        .close_timeout(time(options.close_timeout))
+        .flush_timeout(time(options.flush_timeout))
+        .crc(options.crc)
+}
+
+fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<dyn Provider> {
+    let mut settings = IwarpConfig::default();
+    settings.crc = if options.nodes[node].crc { CrcPolicy::Require } else { CrcPolicy::Off };
+    let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
+    let net = SimNet::new(node, Arc::clone(fabric));
+    let iwarp = Iwarp::new(settings, net, Box::new(move |bytes: &mut [u8]| entropy.fill(bytes)));
+    let iwarp = iwarp.expect("the default settings are in range");
+    match &options.hardware {
+        None => Box::new(iwarp),
+        Some(hardware) => {
+            let rng = Rng::new(mix(seed) ^ node as u64, "hardware");
+            Box::new(HardwareProvider::new(iwarp, node, Arc::clone(fabric), hardware.clone(), rng))
+        }
+    }
+}
+
+impl World {
+    /// The world of a seed; the last `keep` lines of its timeline are kept as text.
+    ///
+    /// # Panics
+    /// When a reactor refuses settings that are in range.
+    #[must_use]
+    pub fn new(seed: u64, keep: usize) -> Self {
+        let options = Options::draw(seed);
+        let mut trace = Trace::new(keep);
+        trace.line(0, "world", format_args!("{options:?}"));
+        let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
+        fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
+        let fabric = Arc::new(Mutex::new(fabric));
+        let node = |node: usize| Node {
+            reactor: Some(
+                Reactor::with_parts(
+                    config(&options.nodes[node]),
+                    Parts {
+                        provider: provider(seed, node, &options, &fabric),
+                        poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
+                        clock: Box::new(SimClock(Arc::clone(&fabric))),
+                    },
+                )
+                .expect("settings in range"),
+            ),
+            state: State::new(seed, node, &options.nodes, &options.work, Arc::clone(&fabric)),
+            options: options.nodes[node].clone(),
+            more: true,
+            turns: 0,
+        };
+        let nodes = (0..options.nodes.len()).map(node).collect();
+        Self { nodes, fabric, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
+    }
+
+    /// The network, to look at the history.
+    #[must_use]
+    pub fn fabric(&self) -> Shared {
+        Arc::clone(&self.fabric)
+    }
+
+    fn now(&self) -> u64 {
+        lock(&self.fabric).now()
+    }
+
+    /// Has a node's program do something from outside of a turn; the program takes a turn afterwards.
+    fn outside(&mut self, node: usize, act: impl FnOnce(&mut Program<'_>, &mut Context<'_>)) {
+        let Node { reactor: Some(reactor), state, more, .. } = &mut self.nodes[node] else { return };
+        *more = true;
+        act(&mut Program { state, audit: &mut self.audit }, &mut reactor.context());
+    }
+
+    /// Lives through all of it.
+    ///
+    /// # Errors
+    /// The first promise that was not kept.
+    pub fn run(&mut self) -> Result<Report, String> {
+        self.plan();
+        let end = self.options.chaos;
+        self.until("chaos", end, |_| false)?;
+        lock(&self.fabric).heal();
+        for node in 0..self.nodes.len() {
+            self.outside(node, |program, cx| program.settle(cx));
+        }
+        let end = self.now() + PATIENCE;
+        let settled = |pair: &Pair| pair.is_over() || pair.is_settled();
+        if !self.until("settling", end, |world| world.audit.pairs.values().all(settled))? {
+            return Err(format!("no progress: {}", self.audit.unsettled(settled)));
+        }
+        self.close_all();
+        let end = self.now() + PATIENCE;
+        if !self.until("closing", end, |world| world.audit.pairs.values().all(Pair::is_over))? {
+            return Err(format!("not closed: {}", self.audit.unsettled(Pair::is_over)));
+        }
+        for node in 0..self.nodes.len() {
+            self.outside(node, |program, cx| program.cancel_timers(cx));
+        }
+        self.quiesce()
+    }
+
+    /// What happens from outside while everything may break.
+    fn plan(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.outside(node, |program, cx| program.listen(cx));
+        }
+        let chaos = self.options.chaos;
+        let mut fabric = lock(&self.fabric);
+        for _ in 0..self.options.work.connections {
+            let (at, node) = (self.rng.range(0..=chaos * 7 / 10), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Open(node));
+        }
+        for _ in 0..self.rng.below(20) {
+            let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Release(node));
+        }
+        if self.rng.chance(100) {
+            let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Kill(node));
+        }
+    }
+
+    fn close_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            let both = self.rng.chance(400);
+            let live: Vec<_> = self.nodes[node].state.live.iter().map(|(&id, &(cookie, side))| (id, cookie, side)).collect();
+            self.outside(node, |program, cx| {
+                program.close_listener(cx);
+                for (id, cookie, side) in live {
+                    let pair = &program.audit.pairs[&cookie];
+                    let mine = (cookie >> 4) % 2 == side as u64;
+                    if both || mine || !pair.is_open() {
+                        program.close(cx, id);
+                    }
+                }
+            });
+        }
+    }
+
+    fn kill(&mut self, node: usize) {
+        if let Some(reactor) = self.nodes[node].reactor.take() {
+            let mut fabric = lock(&self.fabric);
+            fabric.note(node, format_args!("its reactor is dropped"));
+            fabric.disturb_all(node, disturbed::CUT);
+            drop(fabric);
+            for pair in self.audit.pairs.values_mut() {
+                for end in pair.ends.iter_mut().filter(|end| end.node == node) {
+                    end.killed = true;
+                    end.ended.get_or_insert_with(|| "killed".into());
+                }
+            }
+            self.nodes[node].state.live.clear();
+            drop(reactor);
+            self.nodes[node].state.release(true);
+        }
+    }
+
+    fn script(&mut self) {
+        loop {
+            let next = lock(&self.fabric).next_script();
+            match next {
+                None => return,
+                Some(Script::Open(node)) => self.outside(node, |program, cx| program.open(cx)),
+                // As another thread would: the reactor is to wake itself.
+                Some(Script::Release(node)) => self.nodes[node].state.release(false),
+                Some(Script::Kill(node)) => self.kill(node),
+                Some(Script::Tick) => {}
+            }
+        }
+    }
+
+    /// Runs until `done`, at most until `end`; whether it is done.
+    fn until(&mut self, phase: &str, end: u64, done: impl Fn(&Self) -> bool) -> Result<bool, String> {
+        lock(&self.fabric).trace.line(end, "world", format_args!("{phase} until then"));
+        loop {
+            self.script();
+            if let Some(violation) = lock(&self.fabric).violations.first() {
+                return Err(violation.clone());
+            }
+            if done(self) {
+                return Ok(true);
+            }
+            if self.now() >= end {
+                return Ok(false);
+            }
+            self.step(end)?;
+        }
+    }
+
+    /// One turn of one node, or time passes.
+    fn step(&mut self, end: u64) -> Result<(), String> {
+        let now = self.now();
+        let mut runnable = [0_usize; 8];
+        let mut count = 0;
+        let mut next = end;
+        for (i, node) in self.nodes.iter_mut().enumerate() {
+            let Some(reactor) = &mut node.reactor else { continue };
+            let mut fabric = lock(&self.fabric);
+            let paused = fabric.paused_until(i);
+            let ready = fabric.is_runnable(i, node.options.level);
+            drop(fabric);
+            let deadline = reactor.next_deadline().map_or(u64::MAX, virtual_ns);
+            let at = if ready || node.more { now } else { deadline }.max(paused);
+            if at <= now {
+                runnable[count] = i;
+                count += 1;
+            }
+            next = next.min(at);
+        }
+        if count > 0 {
+            let node = runnable[self.rng.index(count)];
+            return self.turn(node);
+        }
+        self.futile = 0;
+        let mut fabric = lock(&self.fabric);
+        for (i, node) in self.nodes.iter().enumerate() {
+            if node.reactor.is_some()
+                && fabric.paused_until(i) <= now
+                && let Some(what) = fabric.asleep_on(i)
+            {
+                return Err(format!("node{i} sleeps, though there is {what}"));
+            }
+        }
+        let next = fabric.next().map_or(next, |at| at.min(next));
+        fabric.advance(next.max(now + 1));
+        Ok(())
+    }
+
+    fn turn(&mut self, node: usize) -> Result<(), String> {
+        let Node { reactor: Some(reactor), state, options, more, turns } = &mut self.nodes[node] else {
+            return Ok(());
+        };
+        lock(&self.fabric).seen(node);
+        let timeout = if options.spin > 0 && self.rng.chance(500) { options.spin } else { 0 };
+        let mut program = Program { state, audit: &mut self.audit };
+        let turn = reactor.turn(&mut program, Some(Duration::from_nanos(timeout)));
+        let turn = turn.map_err(|error| format!("node{node}: the turn failed: {error}"))?;
+        *turns += 1;
+        // A program that nests the descriptor edge-triggered needs no more than that: the reactor wakes itself.
+        *more = turn.more && options.level;
+        lock(&self.fabric).note(node, format_args!("{turn:?}"));
+        self.futile = if turn.progressed { 0 } else { self.futile + 1 };
+        if self.futile > FUTILE {
+            return Err(format!("node{node} takes turn after turn and does nothing"));
+        }
+        if *turns > TURNS {
+            return Err(format!("node{node} took {turns} turns"));
+        }
+        Ok(())
+    }
+
+    /// Everything is closed: nothing is left, nothing moves, everything was kept.
+    fn quiesce(&mut self) -> Result<Report, String> {
+        let end = self.now() + PATIENCE;
+        if !self.until("lingering", end, |world| lock(&world.fabric).sockets() == 0)? {
+            return Err(format!("sockets are left: {}", lock(&self.fabric).describe_sockets()));
+        }
+        let before: Vec<u64> = self.nodes.iter().map(|node| node.turns).collect();
+        let end = self.now() + IDLE_TIME;
+        self.until("idle", end, |_| false)?;
+        for (i, node) in self.nodes.iter_mut().enumerate() {
+            let Some(reactor) = &mut node.reactor else { continue };
+            let (all, free) = reactor.pool_levels();
+            if all != free {
+                return Err(format!("node{i}: {} of {all} buffers never came home", all - free));
+            }
+            let left = reactor.context().connections();
+            if left > 0 {
+                return Err(format!("node{i}: {left} connections are left"));
+            }
+            if node.turns - before[i] > IDLE {
+                return Err(format!("node{i}: {} turns while idle", node.turns - before[i]));
+            }
+        }
+        for node in &mut self.nodes {
+            node.reactor = None;
+        }
+        let mut fabric = lock(&self.fabric);
+        if fabric.sockets() > 0 {
+            return Err(format!("sockets outlived their reactors: {}", fabric.describe_sockets()));
+        }
+        self.audit.judge(&mut fabric);
+        if let Some(violation) = fabric.violations.first() {
+            return Err(violation.clone());
+        }
+        Ok(Report {
+            hash: fabric.trace.hash(),
+            turns: self.nodes.iter().map(|node| node.turns).sum(),
+            messages: self.audit.messages,
+            connections: self.audit.connected,
+            time: fabric.now(),
+        })
+    }
+}

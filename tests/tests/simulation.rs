@@ -1,0 +1,45 @@
+//! The simulation: real reactors over the embedded provider, in worlds where everything goes wrong.
+//!
+//! `SIM_SEEDS=N` sets how many worlds (10,000 if not), `SIM_FIRST=N` the first. A world that fails prints the command that shows it
+//! again.
+
+use rdma_reactor_tests::sim::run::{check, check_many, seed};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let (digits, radix) = text.strip_prefix("0x").map_or((text.as_str(), 10), |digits| (digits, 16));
+    let number = u64::from_str_radix(digits, radix);
+    Some(number.unwrap_or_else(|error| panic!("{name}={text}: {error}")))
+}
+
+#[test]
+fn every_promise_is_kept_in_every_world() {
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000));
+    match check_many(first, count, 2) {
+        Ok(total) => println!("{total:?}"),
+        Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_world() {
+    for nth in 0..number("SIM_SEEDS").unwrap_or(10_000).div_ceil(40) {
+        let seed = seed(nth);
+        let (once, again) = (check(seed, 0), check(seed, 0));
+        match (once, again) {
+            (Ok(once), Ok(again)) => assert_eq!(once, again, "seed {seed:#x} has two histories"),
+            (Err(failure), _) | (_, Err(failure)) => panic!("{failure}"),
+        }
+    }
+}
+
+/// `SIM_SEED=0x...`: one world, with its whole timeline if it fails. `RUST_LOG` shows what the library says.
+#[test]
+fn replay() {
+    let Some(seed) = number("SIM_SEED") else { return };
+    env_logger::init();
+    match check(seed, usize::MAX) {
+        Ok(report) => println!("seed {seed:#x}: {report:?}"),
+        Err(failure) => panic!("\n{failure}\n"),
+    }
+}
