@@ -137,7 +137,8 @@ impl Config {
         self
     }
 
-    /// Largest payload of a message this side takes, bytes: 1 to 1 GiB. Every buffer is this large. Default: 8 KiB.
+    /// Largest payload of a message this side takes, bytes: 1 to 1 GiB, or what the device carries if that is
+    /// less. Every buffer is this large. Default: 8 KiB.
     #[must_use]
     pub const fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = bytes;

@@ -40,8 +40,8 @@ pub(crate) enum Phase {
 pub(crate) enum Ending {
     Disconnect(DisconnectReason),
     ConnectError(ConnectError),
-    /// It was never announced.
-    Silent,
+    /// It was never announced. If the peer has closed and its hello turns up after all, this is why it ended.
+    Silent(Option<DisconnectReason>),
 }
 
 /// A send that has not completed.
@@ -67,6 +67,10 @@ pub(crate) struct Connection {
     pub(crate) active: bool,
     pub(crate) framing: Framing,
     pub(crate) phase: Phase,
+    /// The user was told of it.
+    pub(crate) announced: bool,
+    /// The user has closed it, and wants to hear no more.
+    pub(crate) closed_here: bool,
     pub(crate) ending: Option<Ending>,
     /// Why is only guessed from a flushed work request: the connection manager will know better.
     pub(crate) provisional: bool,
@@ -216,16 +220,9 @@ impl Connection {
         }
     }
 
-    /// Whether the peer may still be heard: it closed, but what it sent before is delivered.
+    /// Whether messages are delivered. When the peer has closed, what it sent before still is.
     pub(crate) fn delivers(&self) -> bool {
-        match self.phase {
-            Phase::Open => true,
-            Phase::Flushing => !matches!(
-                self.ending,
-                None | Some(Ending::Silent | Ending::ConnectError(_))
-                    | Some(Ending::Disconnect(DisconnectReason::Local | DisconnectReason::PeerViolation(_)))
-            ),
-            _ => false,
-        }
+        let violated = matches!(self.ending, Some(Ending::Disconnect(DisconnectReason::PeerViolation(_))));
+        self.announced && !self.closed_here && !violated
     }
 }

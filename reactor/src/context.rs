@@ -98,10 +98,10 @@ impl Context<'_> {
         self.core.writable(conn)
     }
 
-    /// Largest message the peer takes, bytes; `None` when the connection is not open.
+    /// Largest message the peer takes, bytes; `None` before `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn max_message(&self, conn: ConnectionId) -> Option<usize> {
-        self.core.open(conn).map(|c| c.max_message)
+        self.core.announced(conn).map(|c| c.max_message)
     }
 
     /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
@@ -119,7 +119,7 @@ impl Context<'_> {
     /// What the peer said while connecting; empty when it said nothing or is gone.
     #[must_use]
     pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
-        self.core.open(conn).map_or(&[], |c| &c.private_data)
+        self.core.announced(conn).map_or(&[], |c| &c.private_data)
     }
 
     /// Attaches a number to a connection; ignored when it is gone.

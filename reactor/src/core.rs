@@ -200,6 +200,8 @@ impl Core {
             cm,
             qp: None,
             equipped: false,
+            announced: false,
+            closed_here: false,
             device: 0,
             cq: 0,
             peer,
@@ -247,9 +249,9 @@ impl Core {
         c.phase_timer = Some(self.timers.insert(self.now + timeout, TimerKind::Phase(id)));
     }
 
-    /// A connection that the user knows as open.
-    pub(crate) fn open(&self, id: ConnectionId) -> Option<&Connection> {
-        self.connections.get(id.0).filter(|c| c.phase >= Phase::Open)
+    /// A connection that the user has been told of.
+    pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
+        self.connections.get(id.0).filter(|c| c.announced)
     }
 
     /// The device of an index, made on first use.
@@ -262,7 +264,7 @@ impl Core {
         let home = || Home { pool: index, channel: self.return_to.clone(), wake: Arc::clone(&self.wake) };
         self.devices[index].get_or_insert_with(|| {
             new_devices.push(id);
-            Device::new(id, &self.config, home())
+            Device::new(id, &*self.provider, &self.config, home())
         })
     }
 
@@ -500,11 +502,12 @@ impl Core {
     // Ending.
 
     pub(crate) fn close(&mut self, id: ConnectionId) {
-        let Some(c) = self.connections.get(id.0) else { return };
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        c.closed_here = true;
         let ending = match (c.phase >= Phase::Open, c.active) {
             (true, _) => Ending::Disconnect(DisconnectReason::Local),
             (false, true) => Ending::ConnectError(ConnectError::Cancelled),
-            (false, false) => Ending::Silent,
+            (false, false) => Ending::Silent(None),
         };
         self.end(id, ending);
     }
@@ -524,7 +527,10 @@ impl Core {
         let graceful = matches!(ending, Ending::Disconnect(DisconnectReason::Local));
         // One that was never announced has no disconnect to report.
         c.ending = Some(match ending {
-            Ending::Disconnect(_) if c.phase < Phase::Open && !c.active => Ending::Silent,
+            Ending::Disconnect(reason @ DisconnectReason::Peer) if c.phase < Phase::Open && !c.active => {
+                Ending::Silent(Some(reason))
+            }
+            _ if c.phase < Phase::Open && !c.active => Ending::Silent(None),
             Ending::Disconnect(reason) if c.phase < Phase::Open => {
                 Ending::ConnectError(ConnectError::Local(reason.to_string()))
             }

@@ -39,6 +39,12 @@ pub(crate) struct Device {
     regions: Vec<MrId>,
     pub(crate) cqs: Vec<CompletionQueue>,
     pub(crate) home: Home,
+    /// Largest payload it carries behind a header.
+    pub(crate) max_payload: u32,
+    /// Connections that have a claim.
+    claims: usize,
+    /// It is going away: nothing new is put on it.
+    pub(crate) removed: bool,
 }
 
 /// Why a device has no room for another connection.
@@ -65,9 +71,11 @@ fn register(
 }
 
 impl Device {
-    pub(crate) fn new(id: DeviceId, config: &Config, home: Home) -> Self {
+    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Home) -> Self {
+        let longest = provider.device(id).map_or(u64::MAX, |info| info.capabilities.max_message);
+        let max_payload = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
         let pool = Pool::new(config.max_message as usize + HEADER_LEN, config.max_memory);
-        Self { id, pool, regions: Vec::new(), cqs: Vec::new(), home }
+        Self { id, pool, regions: Vec::new(), cqs: Vec::new(), home, max_payload, claims: 0, removed: false }
     }
 
     /// Buffers of one connection.
@@ -95,6 +103,7 @@ impl Device {
             other => other,
         })?;
         self.cqs[cq].free -= room;
+        self.claims += 1;
         Ok(cq)
     }
 
@@ -103,6 +112,12 @@ impl Device {
         self.cqs[cq].released += config.completion_room();
         self.pool.unreserve(Self::buffers(config));
         self.pool.lend(detached);
+        self.claims -= 1;
+    }
+
+    /// Whether it is going away and nothing is left on it.
+    pub(crate) const fn is_abandoned(&self) -> bool {
+        self.removed && self.claims == 0
     }
 
     /// Takes a buffer for the user to fill, growing the pool when all others are promised.

@@ -75,7 +75,8 @@ impl Core {
     fn work_request_failed(&mut self, id: ConnectionId, status: WcStatus) {
         self.end(id, Ending::Disconnect(DisconnectReason::Transport(DisconnectCause::WorkRequest(status))));
         if let Some(c) = self.connections.get_mut(id.0) {
-            c.provisional = status == WcStatus::Flushed && matches!(c.ending, Some(Ending::Disconnect(_)));
+            let guess = matches!(c.ending, Some(Ending::Disconnect(_) | Ending::ConnectError(_)));
+            c.provisional = status == WcStatus::Flushed && guess;
         }
     }
 
@@ -119,7 +120,7 @@ impl Core {
         c.pinged = false;
         let len = wc.byte_len as usize;
         if c.framing == Framing::Raw {
-            if c.phase == Phase::Accepting {
+            if !c.announced && !c.active {
                 self.announce(handler, id);
             }
             self.deliver(handler, id, buffer, 0, len, slabs, home);
@@ -131,12 +132,7 @@ impl Core {
             Some(_) if !c.rx.received() => Some(PeerViolation::CreditOverrun),
             Some(header) if c.tx.grant(header.grant).is_err() => Some(PeerViolation::InvalidGrant),
             // The hello opens a connection, and only that does.
-            Some(header) if c.phase < Phase::Open && header.kind != Kind::Hello => {
-                Some(PeerViolation::MalformedMessage)
-            }
-            Some(header) if c.phase >= Phase::Open && header.kind == Kind::Hello => {
-                Some(PeerViolation::MalformedMessage)
-            }
+            Some(header) if c.announced == (header.kind == Kind::Hello) => Some(PeerViolation::MalformedMessage),
             Some(_) => None,
         };
         if let Some(violation) = violation {

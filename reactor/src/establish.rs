@@ -68,19 +68,38 @@ impl Core {
                         ConnectError::Rejected { reason: RejectReason::Refused, private_data: private_data.into_vec() }
                     }
                 };
-                self.end(id, Ending::ConnectError(error));
+                self.not_connected(id, error);
             }
             CmEventKind::ConnectFailed(failure) => {
                 let error = match failure {
                     ConnectFailure::Timeout => ConnectError::Timeout,
                     other => ConnectError::Transport(other),
                 };
-                self.end(id, Ending::ConnectError(error));
+                self.not_connected(id, error);
             }
             CmEventKind::Disconnected(cause) => self.disconnected(id, cause),
-            CmEventKind::DeviceRemoval => self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved)),
+            CmEventKind::DeviceRemoval => {
+                if let Some(c) = self.connections.get(id.0).filter(|c| c.equipped)
+                    && let Some(device) = self.devices[c.device].as_mut()
+                {
+                    device.removed = true;
+                }
+                self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved));
+            }
             CmEventKind::TimewaitExit => {}
             other => log::debug!("{id}: {other:?} ignored"),
+        }
+    }
+
+    /// Connecting failed. A queue that was flushed before said so first, but not why.
+    fn not_connected(&mut self, id: ConnectionId, error: ConnectError) {
+        match self.connections.get_mut(id.0) {
+            Some(c) if c.provisional => {
+                c.provisional = false;
+                c.ending = Some(Ending::ConnectError(error));
+                self.endings_moved = true;
+            }
+            _ => self.end(id, Ending::ConnectError(error)),
         }
     }
 
@@ -91,12 +110,13 @@ impl Core {
             _ => return Ok(()),
         }
         self.equip(id, device)?;
+        let max_message = self.max_message_of(id);
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
         let greeting = match c.framing {
             Framing::Raw => std::mem::take(&mut c.private_data),
             Framing::Credits => Greeting {
                 window: self.config.receive_depth,
-                max_message: self.config.max_message,
+                max_message,
                 reason: RejectReason::Refused,
                 user: &c.private_data,
             }
@@ -175,19 +195,17 @@ impl Core {
             self.forget(id);
             return Err(error);
         }
+        let max_message = self.max_message_of(id);
         let reply = match framing {
             Framing::Raw => answer.to_vec(),
-            Framing::Credits => Greeting {
-                window: self.config.receive_depth,
-                max_message: self.config.max_message,
-                reason: RejectReason::Refused,
-                user: answer,
+            Framing::Credits => {
+                Greeting { window: self.config.receive_depth, max_message, reason: RejectReason::Refused, user: answer }
+                    .emit()
             }
-            .emit(),
         };
         if let Some(c) = self.connections.get_mut(id.0) {
             c.tx = SendWindow::new(greeting.window);
-            c.max_message = peer_limit(framing, greeting, self.config.max_message);
+            c.max_message = peer_limit(framing, greeting, max_message);
         }
         self.pending += 1;
         self.set_phase_timer(id, self.config.handshake_timeout);
@@ -195,7 +213,7 @@ impl Core {
         if let Err(error) = self.provider.accept(cm, &param, self.now) {
             // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
-            self.end(id, Ending::Silent);
+            self.end(id, Ending::Silent(None));
         }
         Ok(())
     }
@@ -213,19 +231,20 @@ impl Core {
     }
 
     fn established<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, private_data: &[u8]) {
+        let max_message = self.max_message_of(id);
         let Some(c) = self.connections.get_mut(id.0) else { return };
         match (c.phase, c.framing) {
             (Phase::Accepting, Framing::Credits) => c.phase = Phase::Greeting,
             (Phase::Accepting, Framing::Raw) => self.announce(handler, id),
             (Phase::Connecting, Framing::Raw) => {
                 c.private_data = private_data.to_vec();
-                c.max_message = self.config.max_message as usize;
+                c.max_message = max_message as usize;
                 self.announce(handler, id);
             }
             (Phase::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(check_limits) {
                 Ok(greeting) => {
                     c.tx = SendWindow::new(greeting.window);
-                    c.max_message = peer_limit(c.framing, &greeting, self.config.max_message);
+                    c.max_message = peer_limit(c.framing, &greeting, max_message);
                     c.private_data = greeting.user.to_vec();
                     self.queue_hello(id);
                     self.announce(handler, id);
@@ -244,10 +263,21 @@ impl Core {
     pub(crate) fn announce<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
         let interval = self.config.keepalive_interval;
         let Some(c) = self.connections.get_mut(id.0) else { return };
+        if c.phase == Phase::Flushing {
+            // The peer has closed before we heard its hello: what it sent is delivered all the same.
+            if let Some(Ending::Silent(Some(reason))) = &c.ending {
+                c.ending = Some(Ending::Disconnect(reason.clone()));
+                c.announced = true;
+                self.stats.connected += 1;
+                handler.on_connect(&mut Context { core: self }, id);
+            }
+            return;
+        }
         if !c.active {
             self.pending = self.pending.saturating_sub(1);
         }
         c.phase = Phase::Open;
+        c.announced = true;
         c.last_heard = self.now;
         if let Some(timer) = c.phase_timer.take() {
             self.timers.cancel(timer);
@@ -283,6 +313,14 @@ impl Core {
             (_, cause) => Ending::Disconnect(DisconnectReason::Transport(cause)),
         };
         self.end(id, ending);
+    }
+}
+
+impl Core {
+    /// Largest payload on the device of a connection: what is configured, or what the device carries.
+    fn max_message_of(&self, id: ConnectionId) -> u32 {
+        let device = self.connections.get(id.0).and_then(|c| self.devices.get(c.device)?.as_ref());
+        device.map_or(self.config.max_message, |device| self.config.max_message.min(device.max_payload))
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Reactor {
     /// The provider stopped at its bound.
     provider_pending: bool,
     timers_pending: bool,
+    /// This turn has asked the operating system for edges.
+    looked: bool,
     last_wait: Instant,
 }
 
@@ -109,6 +111,7 @@ impl Reactor {
             cm_pending: true,
             provider_pending: false,
             timers_pending: false,
+            looked: false,
             last_wait: now,
         };
         reactor.register_channels()?;
@@ -168,9 +171,18 @@ impl Reactor {
     /// # Errors
     /// As [`Reactor::run`].
     pub fn turn<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
-        let turn = self.turn_once(handler, timeout)?;
+        let mut turn = self.turn_once(handler, timeout)?;
+        if !turn.more {
+            // The caller may sleep on the descriptor now, and an edge that it has seen does not come again: arm, and
+            // look once more at everything.
+            self.arm()?;
+            turn.more = self.poll_any()?;
+            if !turn.more && !self.looked {
+                self.look(Some(Duration::ZERO))?;
+                turn.more = !self.edges.is_empty() || self.core.wake.is_pending();
+            }
+        }
         if turn.more {
-            // An outer loop may sleep on the descriptor now, and an edge that was seen does not come again.
             self.core.wake.wake();
         }
         Ok(turn)
@@ -197,6 +209,7 @@ impl Reactor {
 
     fn turn_once<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         let mut progressed = false;
+        self.looked = false;
         self.core.stats.turns += 1;
         self.core.now = self.clock.now();
         self.register_channels()?;
@@ -365,6 +378,7 @@ impl Reactor {
     /// Asks the operating system for edges.
     fn look(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
         let before = self.edges.len();
+        self.looked = true;
         self.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
         self.core.stats.waits += 1;
         self.core.stats.empty_waits += u64::from(self.edges.len() == before);

@@ -40,7 +40,7 @@ impl Core {
             Phase::Resolving | Phase::Connecting => self.end(id, Ending::ConnectError(ConnectError::Timeout)),
             Phase::Accepting | Phase::Greeting => {
                 log::info!("{} was not up within the handshake timeout", c.peer);
-                self.end(id, Ending::Silent);
+                self.end(id, Ending::Silent(None));
             }
             Phase::Draining => self.start_flush(id),
             // The device does not flush: stage 10 finishes it without.
@@ -126,7 +126,7 @@ impl Core {
                 self.stats.connect_errors += 1;
                 handler.on_connect_error(&mut Context { core: self }, id, error);
             }
-            Some(Ending::Silent) | None => self.stats.refused += 1,
+            Some(Ending::Silent(_)) | None => self.stats.refused += 1,
         }
         self.release(id);
     }
@@ -179,6 +179,12 @@ impl Core {
         }
         if c.equipped {
             device.release(c.cq, &self.config, c.detached);
+        }
+        if device.is_abandoned()
+            && let Some(mut device) = self.devices[c.device].take()
+        {
+            log::info!("device {}: removed, nothing is left on it", device.id.0);
+            device.close(&mut *self.provider);
         }
     }
 }

@@ -44,7 +44,8 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);
         let deadlines = [p.server.next_deadline().filter(|_| serve_server), p.client.next_deadline()];
         let next = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(now()));
-        outer.poll(&mut events, next).expect("the outer poll");
+        // A loop with nothing to wait for would sleep for ever: fail instead.
+        outer.poll(&mut events, Some(next.unwrap_or(Duration::from_secs(20)))).expect("the outer poll");
         let readable = |token| events.iter().any(|event| event.token() == Token(token));
         let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now());
         if serve_server && (readable(0) || due(deadlines[0])) {
