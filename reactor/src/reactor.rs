@@ -183,7 +183,7 @@ impl Reactor {
             }
         }
         if turn.more {
-            self.core.wake.wake();
+            self.core.wake.wake_again();
         }
         Ok(turn)
     }

@@ -28,9 +28,19 @@ impl WakeFlag {
     }
 
     pub(crate) fn wake(&self) {
-        if !self.pending.swap(true, Ordering::AcqRel)
-            && let Err(error) = self.waker.wake()
-        {
+        if !self.pending.swap(true, Ordering::AcqRel) {
+            self.ring();
+        }
+    }
+
+    /// Wakes even if somebody has called before: the poller may have seen that call already.
+    pub(crate) fn wake_again(&self) {
+        self.pending.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Err(error) = self.waker.wake() {
             log::debug!("waking the reactor: {error}");
         }
     }
