@@ -26,14 +26,14 @@ impl Core {
             *progressed = true;
             match kind {
                 TimerKind::User(token) => handler.on_timer(&mut Context { core: self }, TimerId(key), token),
-                TimerKind::Phase(id) => self.phase_expired(id),
+                TimerKind::Phase(id) => self.phase_expired(id, behind),
                 TimerKind::Keepalive(id) => self.keepalive(id, behind),
             }
         }
         true
     }
 
-    fn phase_expired(&mut self, id: ConnectionId) {
+    fn phase_expired(&mut self, id: ConnectionId, behind: bool) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         c.phase_timer = None;
         match c.phase {
@@ -43,6 +43,8 @@ impl Core {
                 self.end(id, Ending::Silent(None));
             }
             Phase::Draining => self.start_flush(id),
+            // What was flushed, or came before, may be among what is still to be looked at.
+            Phase::Flushing if behind => self.set_phase_timer(id, self.config.flush_timeout),
             // The device does not flush: stage 10 finishes it without.
             Phase::Flushing => self.endings_moved = true,
             Phase::Open => {}
