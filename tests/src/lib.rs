@@ -2,4 +2,5 @@
 
 pub mod conformance;
 pub mod pcap;
+pub mod peer;
 pub mod sim;

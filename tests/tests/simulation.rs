@@ -1,7 +1,7 @@
 //! The simulation: real reactors over the embedded provider, in worlds where everything goes wrong.
 //!
-//! `SIM_SEEDS=N` sets how many worlds (10,000 if not), `SIM_FIRST=N` the first. A world that fails prints the command that shows it
-//! again.
+//! `SIM_SEEDS=N` sets how many worlds (10,000 if not), `SIM_FIRST=N` the first. A world that fails prints the
+//! command that shows it again.
 
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 

@@ -21,3 +21,7 @@ pub struct CqId(pub Key);
 /// A memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub Key);
+
+/// A shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrqId(pub Key);

@@ -3,10 +3,16 @@
 //! All unsafe code of the embedded provider is here. The rule it rests on is the one of the hardware: whoever posts a
 //! work request gives up the memory it names until the work request has completed or its queue pair is destroyed.
 //! [`Sge::new`] is where the promise is made; everything after it is safe.
+//!
+//! Memory that a peer may reach is another matter: nobody promises to leave it alone while a peer reads or writes it.
+//! It is reached through [`Span`] only, by raw copies, by one atomic operation, or by the kernel; what a copy holds
+//! when the program writes at the same time is as undefined as with an adapter, and is never acted upon.
 
 use std::io;
-use std::ptr::NonNull;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mr::LocalKey;
 
@@ -66,6 +72,87 @@ impl Memory {
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
+    }
+}
+
+impl Memory {
+    /// A part of it for as long as it is borrowed; `None` if that is not wholly inside.
+    pub(crate) fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: the offset is within the mapping, or one past its end with a length of 0.
+        let base = unsafe { self.base.add(offset) };
+        Some(Span { base, len, memory: PhantomData })
+    }
+}
+
+/// Part of a memory region that a peer may reach, alive while its region's table entry is borrowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl<'a> Span<'a> {
+    /// Length in bytes.
+    #[inline]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies `bytes` to its start, as many as fit.
+    #[inline]
+    pub(crate) fn fill(self, bytes: &[u8]) {
+        let len = bytes.len().min(self.len);
+        // SAFETY: `base` is valid for `len` bytes while the memory is borrowed (`Memory::span`); it may overlap
+        // `bytes`, and nobody else in this thread holds a reference into it.
+        unsafe { ptr::copy(bytes.as_ptr(), self.base.as_ptr(), len) };
+    }
+
+    /// Appends a copy of its bytes.
+    #[inline]
+    pub(crate) fn append_to(self, out: &mut Vec<u8>) {
+        out.reserve(self.len);
+        let start = out.len();
+        // SAFETY: `base` is valid for `len` bytes while the memory is borrowed; the vector has room for as many behind
+        // its end, and they are written before they count.
+        unsafe {
+            ptr::copy(self.base.as_ptr(), out.as_mut_ptr().add(start), self.len);
+            out.set_len(start + self.len);
+        }
+    }
+
+    /// As a place for the kernel to receive into, for one system call; nobody may look at the bytes.
+    pub(crate) fn as_iovec(self) -> &'a mut [u8] {
+        // SAFETY: valid for `len` bytes while the memory is borrowed. The slice goes into a receive call and nowhere
+        // else; the program's own accesses on other threads race with the kernel's, as they would with an adapter's.
+        unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+
+    /// The bytes, of the sink of a Read of our own that has not completed.
+    pub(crate) fn as_sink(&self) -> &[u8] {
+        // SAFETY: valid for `len` bytes while the memory is borrowed. `Sge::new` promises for the entry that made it a
+        // sink that nobody but the provider touches it; the provider drops the slice before it places anything.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    /// Replaces the 8 bytes at its start, aligned and in the order of this machine, by what `update` makes of them;
+    /// returns what was there. `None` if it is not 8 aligned bytes.
+    pub(crate) fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
+        if self.len != 8 || !(self.base.as_ptr() as usize).is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: 8 aligned bytes, valid while the memory is borrowed, touched by atomic operations here.
+        let word = unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) };
+        let mut old = word.load(Ordering::SeqCst);
+        // Against other threads of the program; each round means that one of them got through.
+        while let Err(now) = word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
+            old = now;
+        }
+        Some(old)
     }
 }
 
@@ -157,6 +244,13 @@ impl Sge {
         // SAFETY: the promise of `new`: valid, and nobody else touches it until the work request completes; the
         // embedded provider calls this on posted receives only and drops the slice before it reports completion.
         unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len()) }
+    }
+}
+
+#[cfg(test)]
+impl Sge {
+    pub(crate) fn with_key(self, key: LocalKey) -> Self {
+        Self { key, ..self }
     }
 }
 

@@ -30,6 +30,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,7 +38,7 @@ use std::time::Instant;
 use crate::caps::Capabilities;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::error::{Error, Result};
-use crate::handle::{CmId, MrId, QpId};
+use crate::handle::{CmId, MrId, QpId, SrqId};
 pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
 use crate::mr::{Access, MemoryRegion};
@@ -150,4 +151,66 @@ pub trait Provider: Send + fmt::Debug {
 
     /// The next completion queue that had an event.
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>>;
+
+    // What not every provider has: asking for it is an error that names the provider.
+
+    /// As [`Provider::register`], for a part of the memory. The rest stays out of the region's reach.
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        let _ = (device, memory, range, access);
+        Err(Error::Unsupported { provider: self.name(), feature: "regions of part of a memory" })
+    }
+
+    /// Lets only the peer of `qp` use the region's remote key. To every other peer there is no such key.
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
+        let _ = (region, qp);
+        Err(Error::Unsupported { provider: self.name(), feature: "regions of one connection" })
+    }
+
+    /// Takes a region's remote key back at once; nothing of a peer's touches the memory after the call. The region
+    /// stays registered for the program's own work requests. Harmless when repeated.
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        let _ = region;
+        Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
+    }
+
+    /// Makes a shared receive queue for up to `max_wr` receives. A receive counts from its post until its completion
+    /// is polled.
+    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+        let _ = (device, max_wr);
+        Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// Destroys a shared receive queue that no queue pair uses; receives that are still posted are dropped without
+    /// completion.
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        let _ = srq;
+        Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// Posts receives for whichever queue pair needs them first.
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let _ = (srq, chain);
+        let error = Error::Unsupported { provider: self.name(), feature: "shared receive queues" };
+        Err(PostError { posted: 0, error })
+    }
+
+    /// As [`Provider::create_qp`], with receives from a shared queue: `attr.max_recv_wr` is not looked at, and
+    /// `attr.recv_cq` must have room for the whole shared queue.
+    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
+        let _ = (id, attr, srq);
+        Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no
+    /// negotiation for them. Call it on both sides before the first of them is used.
+    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
+        let _ = qp;
+        Err(Error::Unsupported { provider: self.name(), feature: "extensions to agree on" })
+    }
 }

@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use crate::handle::CqId;
-pub use crate::handle::QpId;
+pub use crate::handle::{QpId, SrqId};
 
 /// What a queue pair is made with (`rdma_create_qp`(3)): reliable connected service.
 #[derive(Clone, Copy, Debug)]

@@ -308,7 +308,13 @@ impl Fabric {
             // That there is room to send is only known when the peer has said so.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
-                let of = if read { "a socket" } else if state.wake { "a wake-up" } else { "an event" };
+                let of = if read {
+                    "a socket"
+                } else if state.wake {
+                    "a wake-up"
+                } else {
+                    "an event"
+                };
                 return Some(format!("{of} on its {name} channel"));
             }
         }

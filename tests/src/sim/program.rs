@@ -48,6 +48,8 @@ pub struct State {
     kept: Vec<(DetachedMessage, Vec<u8>)>,
     buffers: Vec<SendBuffer>,
     budget: u32,
+    /// Connections that are still to be opened in the place of others.
+    storm: u32,
     /// No more random calls: only the messages that are still to be sent.
     pub calm: bool,
 }
@@ -81,6 +83,7 @@ impl State {
             kept: Vec::new(),
             buffers: Vec::new(),
             budget: work.budget,
+            storm: work.storm,
             calm: false,
         }
     }
@@ -260,6 +263,14 @@ impl Program<'_> {
         self.state.live.keys().nth(nth).copied()
     }
 
+    /// Opens a connection in the place of one that is gone.
+    fn reopen(&mut self, cx: &mut Context<'_>) {
+        if !self.state.calm && self.state.storm > 0 {
+            self.state.storm -= 1;
+            self.open(cx);
+        }
+    }
+
     /// Calls anything.
     fn mischief(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         if self.state.calm || self.state.work.kinds.is_empty() {
@@ -388,7 +399,11 @@ impl Handler for Program<'_> {
         pair.initiators.push(request.peer);
         pair.answers.push(answer.clone());
         pair.taken = !refuse;
-        self.state.note(format_args!("request {cookie:x} from {}: {}", request.peer, if refuse { "no" } else { "yes" }));
+        self.state.note(format_args!(
+            "request {cookie:x} from {}: {}",
+            request.peer,
+            if refuse { "no" } else { "yes" }
+        ));
         self.mischief(cx, None);
         if refuse {
             Decision::Reject(answer)
@@ -451,11 +466,11 @@ impl Handler for Program<'_> {
         self.state.check(*message == *expected, format_args!("{conn}: message {sequence} is another"));
         if !self.state.calm && self.state.rng.chance(self.state.work.detach) {
             self.state.kept.push((message.detach(), expected));
-        } else {
-            drop(message);
         }
         if self.state.calm || self.state.rng.chance(300) {
             self.pump(cx, conn);
+        } else if self.state.storm > 0 && self.state.rng.chance(200) {
+            self.close(cx, conn);
         }
         self.mischief(cx, Some(conn));
     }
@@ -513,6 +528,7 @@ impl Handler for Program<'_> {
         self.state.check(refused, format_args!("{conn}: gone, and sends"));
         self.state.live.remove(&conn);
         cx.close(conn);
+        self.reopen(cx);
         self.mischief(cx, None);
         self.state.stale.push(conn);
     }
@@ -534,6 +550,7 @@ impl Handler for Program<'_> {
         let bound = self.state.options.connect_timeout + 2 * self.state.options.flush_timeout;
         self.state.check(self.state.is_within(pair.opened, bound), format_args!("{conn}: given up too late"));
         self.state.live.remove(&conn);
+        self.reopen(cx);
         self.mischief(cx, None);
         self.state.stale.push(conn);
     }

@@ -28,7 +28,11 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
-        write!(f, "SIM_SEED={:#018x} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture", self.seed)
+        write!(
+            f,
+            "SIM_SEED={:#018x} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
+            self.seed
+        )
     }
 }
 

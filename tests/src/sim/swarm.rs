@@ -136,6 +136,8 @@ pub struct WorkOptions {
     pub kinds: Vec<Call>,
     /// Random calls of a node in all.
     pub budget: u32,
+    /// Connections a node opens at once in the place of those that end: a storm.
+    pub storm: u32,
     /// Per thousand: a connect request is refused.
     pub refuse: u32,
     /// Per thousand: a message is kept past its callback.
@@ -275,7 +277,7 @@ impl HardwareOptions {
             cm_late: rate(rng, 700),
             short_poll: rate(rng, 700),
             before_arming: rate(rng, 700),
-            lazy_flush: rate(rng, 500),
+            lazy_flush: rate(rng, 900),
             twice: rate(rng, 500),
             never: rate(rng, 300),
             purge: rate(rng, 1000),
@@ -300,6 +302,7 @@ impl WorkOptions {
             calls: rng.below(4),
             kinds: CALLS.into_iter().filter(|_| rng.chance(600)).collect(),
             budget: rng.skewed(1..=400) as u32,
+            storm: if rng.chance(150) { rng.range(20..=300) as u32 } else { 0 },
             refuse: rate(rng, 200),
             detach: rate(rng, 500),
             burst: rng.skewed(1..=64),

@@ -146,7 +146,8 @@ impl Fabric {
         let i = index(channel);
         self.ports[node].channels[i].wake = false;
         let waiting = self.ports[node].channels[i].ready.len();
-        let take = if waiting > 1 && self.rng.chance(self.net.poll_cut) { self.rng.index(waiting).max(1) } else { waiting };
+        let take =
+            if waiting > 1 && self.rng.chance(self.net.poll_cut) { self.rng.index(waiting).max(1) } else { waiting };
         for _ in 0..take {
             let Some(key) = self.ports[node].channels[i].ready.pop_front() else { break };
             let Some(ready) = self.mask(key) else { continue };
@@ -323,7 +324,10 @@ impl Fabric {
         if let Some(channel) = s.channel {
             self.ports[s.node].channels[index(channel)].ready.retain(|&other| other != key);
         }
-        self.note(s.node, format_args!("{} -> {} is closed{}", s.local, s.peer, if reset { " by a reset" } else { "" }));
+        self.note(
+            s.node,
+            format_args!("{} -> {} is closed{}", s.local, s.peer, if reset { " by a reset" } else { "" }),
+        );
         if let Kind::Listening { queue, .. } = s.kind {
             for passive in queue {
                 self.close(passive, true);
@@ -486,15 +490,8 @@ impl Fabric {
             return;
         };
         let passive = self.insert_socket(node, Kind::Connected, peer, local, local);
-        let pipe = |src, dst| Pipe {
-            src,
-            dst,
-            segments: VecDeque::new(),
-            undelivered: 0,
-            last: 0,
-            stalled: 0,
-            cut: false,
-        };
+        let pipe =
+            |src, dst| Pipe { src, dst, segments: VecDeque::new(), undelivered: 0, last: 0, stalled: 0, cut: false };
         let there = self.pipes.insert(pipe(active, passive));
         let back = self.pipes.insert(pipe(passive, active));
         for (key, twin, tx) in [(active, passive, there), (passive, active, back)] {

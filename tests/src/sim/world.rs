@@ -26,8 +26,10 @@ const PATIENCE: u64 = 30_000 * MS;
 const FUTILE: u64 = 5_000;
 /// Turns of a world at most.
 const TURNS: u64 = 2_000_000;
-/// Turns of a node that has nothing to do, in [`IDLE_TIME`].
-const IDLE: u64 = 200;
+/// Turns of a node that has nothing to do, in [`IDLE_TIME`]; a connection leaves a few deadlines behind that are no
+/// one's any more.
+const IDLE: u64 = 100;
+const IDLE_PER_CONNECTION: u64 = 4;
 const IDLE_TIME: u64 = 5_000 * MS;
 
 #[derive(Debug)]
@@ -204,7 +206,8 @@ impl World {
     fn close_all(&mut self) {
         for node in 0..self.nodes.len() {
             let both = self.rng.chance(400);
-            let live: Vec<_> = self.nodes[node].state.live.iter().map(|(&id, &(cookie, side))| (id, cookie, side)).collect();
+            let live: Vec<_> =
+                self.nodes[node].state.live.iter().map(|(&id, &(cookie, side))| (id, cookie, side)).collect();
             self.outside(node, |program, cx| {
                 program.close_listener(cx);
                 for (id, cookie, side) in live {
@@ -349,7 +352,7 @@ impl World {
             if left > 0 {
                 return Err(format!("node{i}: {left} connections are left"));
             }
-            if node.turns - before[i] > IDLE {
+            if node.turns - before[i] > IDLE + IDLE_PER_CONNECTION * self.audit.pairs.len() as u64 {
                 return Err(format!("node{i}: {} turns while idle", node.turns - before[i]));
             }
         }

@@ -40,6 +40,11 @@ pub struct IwarpConfig {
     pub retry_v1: bool,
     /// RDMA Reads outstanding per direction where the user names none.
     pub read_depth: u16,
+    /// Send MPA markers to a peer that requires them, as some adapters do; else it is rejected.
+    pub markers: bool,
+    /// Allow the extensions of RFC 7306, immediate data and atomics, where [`crate::Provider::enable_extensions`]
+    /// says that the peer agreed.
+    pub extensions: bool,
     /// Bytes received per connection and call of progress before the next connection has its turn.
     pub receive_budget: usize,
 }
@@ -58,6 +63,8 @@ impl Default for IwarpConfig {
             accept_backoff: Duration::from_millis(100),
             retry_v1: true,
             read_depth: 16,
+            markers: true,
+            extensions: false,
             receive_budget: 512 * 1024,
         }
     }

@@ -7,8 +7,9 @@ use std::time::Instant;
 use super::endpoint::{Endpoint, State, lost, never_up};
 use super::net::{Channel, Net, Ready, SocketId};
 use super::provider::{Iwarp, Owner};
-use super::receive::Fault;
+use super::receive::{Direct, Fault};
 use super::startup;
+use super::transmit::Sent;
 use super::wire::{Quote, TerminateCause};
 use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
 use crate::provider::Drive;
@@ -34,6 +35,8 @@ impl<N: Net> Iwarp<N> {
         if drive == Drive::Spin
             && self.ready.is_empty()
             && let Some(hot) = self.hot
+            // What waits for room in the socket waits for an edge.
+            && !self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked())
         {
             self.spins = self.spins.wrapping_add(1);
             let full = if self.live > 1 { 2 } else { SPIN_FULL };
@@ -55,6 +58,9 @@ impl<N: Net> Iwarp<N> {
             let Some(key) = self.ready.pop_front() else { break };
             if let Some(endpoint) = self.endpoints.get_mut(key) {
                 endpoint.queued = false;
+                if std::mem::take(&mut endpoint.unfinished) {
+                    self.transmit(key);
+                }
                 if self.receive(key, now) {
                     self.enqueue(key);
                 }
@@ -128,7 +134,12 @@ impl<N: Net> Iwarp<N> {
                 return false;
             };
             let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return false };
-            let received = receive_once(&mut self.net, socket, qp.direct(), &mut self.staging);
+            if let Some(fault) = qp.take_fault() {
+                self.broke(key, fault, now);
+                return false;
+            }
+            let direct = qp.direct(&self.resources.stags);
+            let received = receive_once(&mut self.net, socket, direct, &mut self.staging);
             let (direct, staged, drained) = match received {
                 Received::Bytes(direct, staged, drained) => (direct, staged, drained && !endpoint.closed),
                 Received::Nothing => {
@@ -147,7 +158,7 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
-            let result = qp.input(direct, &self.staging[..staged], &mut self.cqs);
+            let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
             if qp.is_held() && qp.has_received() {
                 qp.release();
                 self.announce(key);
@@ -157,16 +168,9 @@ impl<N: Net> Iwarp<N> {
                 self.transmit(key);
             }
             self.hot = Some(key);
-            match result {
-                Ok(()) => {}
-                Err(Fault::Violation(cause, quote)) => {
-                    self.end(key, DisconnectCause::PeerViolation(cause.to_string()), Some((cause, quote)), now);
-                    return false;
-                }
-                Err(Fault::Terminated(what)) => {
-                    self.end(key, DisconnectCause::TerminatedByPeer(what), None, now);
-                    return false;
-                }
+            if let Err(fault) = result {
+                self.broke(key, fault, now);
+                return false;
             }
             if drained {
                 if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -199,17 +203,49 @@ impl<N: Net> Iwarp<N> {
                     qp.set_max_segment(max_segment);
                 }
                 let net = &mut self.net;
-                qp.transmit(&mut |bufs| net.send(socket, bufs), &mut self.cqs).map(|_| ())
+                qp.transmit(&mut |bufs| net.send(socket, bufs), &mut self.resources)
             }
-            Ok(false) => Ok(()),
+            Ok(false) => Ok(Sent::Blocked),
             Err(error) => Err(error),
         };
-        let Err(error) = result else { return };
+        let error = match result {
+            Ok(Sent::More) => {
+                endpoint.unfinished = true;
+                self.enqueue(key);
+                self.net.wake(Channel::Completion);
+                return;
+            }
+            Ok(_) => {
+                if endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
+                    self.enqueue(key);
+                    self.net.wake(Channel::Completion);
+                }
+                return;
+            }
+            Err(error) => error,
+        };
         // What the peer said last may still be there to read.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
         self.net.wake(Channel::Completion);
+    }
+
+    /// Ends a connection for a fault.
+    fn broke(&mut self, key: Key, fault: Fault, now: Instant) {
+        match fault {
+            Fault::Violation(cause, quote) => {
+                self.end(key, DisconnectCause::PeerViolation(cause.to_string()), Some((cause, quote)), now);
+            }
+            Fault::Terminated(terminate) => {
+                let what = terminate.map_or_else(|| "no reason given".into(), |terminate| terminate.to_string());
+                self.end(key, DisconnectCause::TerminatedByPeer(what), None, now);
+            }
+            Fault::WorkRequest(status) => {
+                let terminate = Some((TerminateCause::LOCAL_CATASTROPHIC, None));
+                self.end(key, DisconnectCause::WorkRequest(status), terminate, now);
+            }
+        }
     }
 
     /// Raises `Established`, once.
@@ -233,7 +269,7 @@ impl<N: Net> Iwarp<N> {
         let Some(State::Live) = self.transition(key, State::Dead) else { return };
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
-        let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.cqs)).unwrap_or_default();
+        let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.resources.cqs)).unwrap_or_default();
         let rest = endpoint.unsent(rest);
         let announced = endpoint.announced;
         let socket = endpoint.socket.take();
@@ -311,12 +347,13 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-fn receive_once(net: &mut impl Net, socket: SocketId, direct: Option<crate::mem::Sge>, staging: &mut [u8]) -> Received {
+fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<'_>>, staging: &mut [u8]) -> Received {
     loop {
-        let (result, room, capacity) = match direct {
-            Some(mut sge) => {
-                let (room, capacity) = (sge.len(), sge.len() + staging.len());
-                let bufs = &mut [IoSliceMut::new(sge.bytes_mut()), IoSliceMut::new(staging)];
+        let (result, room, capacity) = match &mut direct {
+            Some(direct) => {
+                let place = direct.as_iovec();
+                let (room, capacity) = (place.len(), place.len() + staging.len());
+                let bufs = &mut [IoSliceMut::new(place), IoSliceMut::new(staging)];
                 (net.recv(socket, bufs), room, capacity)
             }
             None => (net.recv(socket, &mut [IoSliceMut::new(staging)]), 0, staging.len()),

@@ -76,6 +76,8 @@ pub(crate) struct Endpoint {
     pub(crate) closed: bool,
     /// It is in the ready ring.
     pub(crate) queued: bool,
+    /// Sending stopped at its budget.
+    pub(crate) unfinished: bool,
     /// Sending failed; what the peer sent before is still read.
     pub(crate) broken: Option<io::Error>,
     /// Transmissions, to look at the segment size now and then.
@@ -95,6 +97,7 @@ impl Endpoint {
             readable: false,
             closed: false,
             queued: false,
+            unfinished: false,
             broken: None,
             transmissions: 0,
         }

@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::endpoint::{Attempt, Endpoint, State, connect_failure};
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
-use super::queue_pair::{Role, reservations};
+use super::queue_pair::Role;
 use super::startup::{self, Agreement, FrameReader, Judgement, Verdict};
-use super::transmit::append_terminate;
+use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Error, Result};
@@ -110,7 +110,7 @@ impl<N: Net> Iwarp<N> {
             }
         };
         let (enhanced, private_data) = reader.body();
-        match startup::judge_request(&header, enhanced) {
+        match startup::judge_request(&header, enhanced, self.config.markers) {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
                 self.transition(key, State::Offered(asked));
@@ -152,10 +152,7 @@ impl<N: Net> Iwarp<N> {
         let endpoint = self.endpoints.remove(key)?;
         self.cm_events.retain(|event| event.id != CmId(key));
         if let Some(qp) = endpoint.qp {
-            let unpolled = qp.unpolled();
-            let [send, recv] = reservations(qp.attr());
-            self.cqs.release(send.0, send.1, unpolled.0);
-            self.cqs.release(recv.0, recv.1, unpolled.1);
+            qp.release_queues(&mut self.resources);
         }
         endpoint.socket
     }
@@ -180,7 +177,7 @@ impl<N: Net> Iwarp<N> {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.deadline = None;
             if let Some(qp) = &mut endpoint.qp {
-                qp.end(None, &mut self.cqs);
+                qp.end(None, &mut self.resources.cqs);
             }
         }
         self.raise(key, CmEventKind::ConnectFailed(failure));
@@ -193,7 +190,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.deadline = None;
         let socket = endpoint.socket.take();
         if let Some(qp) = &mut endpoint.qp {
-            qp.end(None, &mut self.cqs);
+            qp.end(None, &mut self.resources.cqs);
         }
         match (socket, rest) {
             (Some(socket), Some(rest)) => self.linger(socket, rest, now),
@@ -258,10 +255,10 @@ impl<N: Net> Iwarp<N> {
                 self.raise(key, CmEventKind::Rejected { private_data });
             }
             Verdict::Failed(why, terminate) => {
-                let mut rest = Vec::new();
-                if let Some((cause, crc)) = terminate {
-                    append_terminate(&mut rest, crc, cause, None);
-                }
+                let rest = match terminate {
+                    Some((cause, crc)) => Stream::new(crc, header.markers).end(Some((cause, None))),
+                    None => Vec::new(),
+                };
                 self.fail(key, Some(ConnectFailure::Protocol(why.into())), Some(rest), now);
             }
         }
@@ -489,7 +486,7 @@ mod tests {
 
     #[test]
     fn markers_noise_and_silence() {
-        let mut bench = Bench::new(IwarpConfig::default());
+        let mut bench = Bench::new(IwarpConfig { markers: false, ..Default::default() });
         let (id, mut markers) = bench.listen();
         let address = bench.iwarp.local_address(id).unwrap();
         markers.write_all(&[b"MPA ID Req Frame".as_slice(), &[0x90, 2, 0, 4, 0, 0, 0, 0]].concat()).unwrap();
@@ -571,7 +568,7 @@ mod tests {
         ];
         for (bytes, want) in cases {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let mut bench = Bench::new(IwarpConfig::default());
+            let mut bench = Bench::new(IwarpConfig { markers: false, ..Default::default() });
             let id = bench.connect(&listener);
             let mut peer = bench.accept(&listener);
             bench.read(&mut peer, 24);

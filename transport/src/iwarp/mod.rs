@@ -5,7 +5,11 @@
 //! | [`wire`] | parse and emit of MPA, DDP and RDMAP |
 //! | `startup` | the MPA handshake: frames, and what the two sides agree on |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
-//! | `queue_pair`, `cq` | both together, and where they complete |
+//! | `stream`, `markers` | FPDUs on their way out |
+//! | `requester`, `responder` | Reads and atomics that await their answer: ours, and the peer's |
+//! | `stag` | memory regions, and what the wire may reach of them |
+//! | `queue_pair`, `cq`, `srq` | both directions together, where they complete, where receives may come from |
+//! | `resources` | what queue pairs share |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
 //! | `handshake`, `drive` | what happens on an edge or a deadline |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
@@ -20,11 +24,18 @@ mod drive;
 mod endpoint;
 mod handshake;
 mod linger;
+mod markers;
 pub mod net;
 pub mod provider;
 mod queue_pair;
 mod receive;
+mod requester;
+mod resources;
+mod responder;
+mod srq;
+mod stag;
 mod startup;
+mod stream;
 pub mod tcp;
 mod transmit;
 pub mod wire;

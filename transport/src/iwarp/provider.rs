@@ -1,19 +1,20 @@
 //! [`Iwarp`]: the embedded provider behind the [`Provider`] seam.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::config::IwarpConfig;
-use super::cq::Completions;
 use super::endpoint::{Attempt, Endpoint, State};
 use super::linger::Linger;
 use super::net::{Channel, Net, Ready, SocketId};
-use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, reservations};
+use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
+use super::resources::Resources;
 use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, MAX_READ_DEPTH, Terms};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
-use crate::qp::{QpAttr, QpId};
+use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::{Key, Slab};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
@@ -46,14 +47,6 @@ pub(super) enum Owner {
     Linger(Key),
 }
 
-#[derive(Debug)]
-struct Region {
-    stag: u32,
-    /// Kept for as long as a work request or a peer may reach it.
-    _memory: Arc<Memory>,
-    _access: Access,
-}
-
 /// iWARP in user space. It is driven by one thread and does nothing between two calls.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
@@ -64,10 +57,8 @@ pub struct Iwarp<N: Net> {
     pub(super) lingers: Slab<Linger>,
     /// By socket slot.
     owners: Vec<Option<(SocketId, Owner)>>,
-    pub(super) cqs: Completions,
+    pub(super) resources: Resources,
     pub(super) cm_events: VecDeque<CmEvent>,
-    regions: Slab<Region>,
-    stags: BTreeMap<u32, Key>,
     /// Earliest first; an entry holds only while its owner still has that deadline.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
     /// Connections with work left.
@@ -106,7 +97,14 @@ impl<N: Net> Iwarp<N> {
     /// For settings out of range.
     pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
         config.check()?;
-        let mut capabilities = Capabilities::portable(Features::SERVER_SENDS_FIRST);
+        let extensions = Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS;
+        let features = Features::SERVER_SENDS_FIRST
+            | Features::READ
+            | Features::WRITE
+            | Features::SEND_WITH_INVALIDATE
+            | Features::SHARED_RECEIVE_QUEUE
+            | if config.extensions { extensions } else { Features::empty() };
+        let mut capabilities = Capabilities::portable(features);
         capabilities.max_inline = MAX_INLINE as u32;
         capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
         capabilities.max_completion_queue = 1 << 22;
@@ -121,10 +119,8 @@ impl<N: Net> Iwarp<N> {
             endpoints: Slab::default(),
             lingers: Slab::default(),
             owners: Vec::new(),
-            cqs: Completions::default(),
+            resources: Resources::default(),
             cm_events: VecDeque::new(),
-            regions: Slab::default(),
-            stags: BTreeMap::new(),
             deadlines: BinaryHeap::new(),
             ready: VecDeque::new(),
             backlog: VecDeque::new(),
@@ -240,7 +236,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Gives completion events that came outside of progress an edge.
     pub(super) fn wake_completions(&mut self) {
-        if self.cqs.take_edge() {
+        if self.resources.cqs.take_edge() {
             self.net.wake(Channel::Completion);
         }
     }
@@ -260,13 +256,42 @@ impl<N: Net> Iwarp<N> {
 
     fn terms(&self, param: &ConnectParam<'_>) -> Terms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
-        Terms::new(self.config.crc, or_default(param.responder_resources), or_default(param.initiator_depth))
+        let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
+        Terms::new(self.config.crc, ird, ord, self.config.markers)
     }
 
-    fn random(&mut self) -> u32 {
-        let mut bytes = [0; 4];
-        (self.entropy)(&mut bytes);
-        u32::from_ne_bytes(bytes)
+    fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
+        let entropy = &mut self.entropy;
+        let (id, stag) = self.resources.stags.register(memory, range, access, || {
+            let mut bytes = [0; 4];
+            entropy(&mut bytes);
+            u32::from_ne_bytes(bytes)
+        })?;
+        Ok(MemoryRegion { id, local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
+    }
+
+    fn add_qp(&mut self, id: CmId, attr: &QpAttr, srq: Option<SrqId>) -> Result<QpId> {
+        let endpoint = self.endpoint(id)?;
+        if !matches!(endpoint.state, State::Resolved(_) | State::Offered(_)) {
+            return Err(Error::InvalidState { call: "create_qp", state: endpoint.state.name() });
+        }
+        if endpoint.qp.is_some() {
+            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+        }
+        let qp = QueuePair::new(QpId(id.0), attr, srq)?;
+        self.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
+        let receives = match srq {
+            Some(srq) => self.resources.attach(srq, attr.recv_cq),
+            None => self.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
+        };
+        if let Err(error) = receives {
+            self.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
+            return Err(error);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(id.0) {
+            endpoint.qp = Some(Box::new(qp));
+        }
+        Ok(QpId(id.0))
     }
 }
 
@@ -295,7 +320,7 @@ impl<N: Net> Provider for Iwarp<N> {
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
         // The caller gets completion events next: no edge is needed.
-        self.cqs.take_edge();
+        self.resources.cqs.take_edge();
         more
     }
 
@@ -425,20 +450,30 @@ impl<N: Net> Provider for Iwarp<N> {
 
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
         Self::is_device(device)?;
-        let mut stag = self.random();
-        // 1 stands for no region in an RTR.
-        while stag <= 1 || self.stags.contains_key(&stag) {
-            stag = self.random().wrapping_add(stag).wrapping_add(1);
-        }
-        let key = self.regions.insert(Region { stag, _memory: Arc::clone(memory), _access: access });
-        self.stags.insert(stag, key);
-        Ok(MemoryRegion { id: MrId(key), local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
+        self.add_region(memory, 0..memory.len(), access)
+    }
+
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        Self::is_device(device)?;
+        self.add_region(memory, range, access)
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        let region = self.regions.remove(region.0).ok_or(Error::Stale { object: "memory region" })?;
-        self.stags.remove(&region.stag);
-        Ok(())
+        self.resources.stags.deregister(region)
+    }
+
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
+        self.resources.stags.restrict(region, qp.0)
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.resources.stags.invalidate(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
@@ -447,39 +482,55 @@ impl<N: Net> Provider for Iwarp<N> {
             let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
             return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
         }
-        Ok(self.cqs.create(entries as usize))
+        Ok(self.resources.cqs.create(entries as usize))
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.cqs.destroy(cq)
+        self.resources.cqs.destroy(cq)
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        let endpoint = self.endpoint(id)?;
-        if !matches!(endpoint.state, State::Resolved(_) | State::Offered(_)) {
-            return Err(Error::InvalidState { call: "create_qp", state: endpoint.state.name() });
+        self.add_qp(id, attr, None)
+    }
+
+    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
+        self.add_qp(id, attr, Some(srq))
+    }
+
+    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+        Self::is_device(device)?;
+        if max_wr == 0 || max_wr > MAX_QUEUE_DEPTH {
+            return Err(Error::OutOfRange { what: "max_wr", value: max_wr.into(), range: "1 to 32768" });
         }
-        if endpoint.qp.is_some() {
-            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+        Ok(self.resources.create_srq(max_wr))
+    }
+
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        self.resources.destroy_srq(srq)
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        for (posted, wr) in chain.iter().enumerate() {
+            let result = self.resources.srq(srq).and_then(|queue| queue.post(*wr));
+            result.map_err(|error| PostError { posted, error })?;
         }
-        let qp = QueuePair::new(QpId(id.0), attr)?;
-        let [send, recv] = reservations(attr);
-        self.cqs.reserve(send.0, send.1)?;
-        if let Err(error) = self.cqs.reserve(recv.0, recv.1) {
-            self.cqs.release(send.0, send.1, 0);
-            return Err(error);
+        Ok(())
+    }
+
+    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
+        if !self.config.extensions {
+            return Err(Error::Unsupported { provider: NAME, feature: "extensions: see IwarpConfig::extensions" });
         }
-        if let Some(endpoint) = self.endpoints.get_mut(id.0) {
-            endpoint.qp = Some(Box::new(qp));
-        }
-        Ok(QpId(id.0))
+        let qp = self.endpoints.get_mut(qp.0).and_then(|endpoint| endpoint.qp.as_mut()).ok_or(STALE_QP)?;
+        qp.enable_extensions();
+        Ok(())
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         let Some(qp) = self.endpoints.get_mut(qp.0).and_then(|endpoint| endpoint.qp.as_mut()) else {
             return Err(PostError { posted: 0, error: STALE_QP });
         };
-        let result = qp.post_recv(chain, &mut self.cqs);
+        let result = qp.post_recv(chain, &mut self.resources.cqs);
         self.wake_completions();
         result
     }
@@ -489,7 +540,7 @@ impl<N: Net> Provider for Iwarp<N> {
         let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) else {
             return Err(PostError { posted: 0, error: STALE_QP });
         };
-        let result = qp.post_send(chain, &mut self.cqs);
+        let result = qp.post_send(chain, &mut self.resources);
         self.transmit(key);
         self.wake_completions();
         result
@@ -497,22 +548,26 @@ impl<N: Net> Provider for Iwarp<N> {
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
-        let count = self.cqs.poll(cq, max, out)?;
+        let count = self.resources.cqs.poll(cq, max, out)?;
         for completion in &out[start..] {
             match self.endpoints.get_mut(completion.qp.0).and_then(|endpoint| endpoint.qp.as_mut()) {
-                Some(qp) => qp.polled(completion.opcode),
-                None => self.cqs.release_orphan(cq),
+                Some(qp) => {
+                    if let Some(srq) = qp.polled(completion.opcode) {
+                        self.resources.receive_polled(srq);
+                    }
+                }
+                None => self.resources.orphan_polled(cq, completion.qp, is_receive(completion.opcode)),
             }
         }
         Ok(count)
     }
 
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        self.cqs.arm(cq)
+        self.resources.cqs.arm(cq)
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         Self::is_device(device)?;
-        Ok(self.cqs.next_event())
+        Ok(self.resources.cqs.next_event())
     }
 }

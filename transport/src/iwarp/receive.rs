@@ -1,22 +1,38 @@
 //! The receive side of a queue pair: the byte stream is cut into FPDUs, each is checked and placed.
 //!
-//! Payload goes to the posted receive as it arrives; what it holds means nothing before its completion, and that
-//! waits for the CRC of every segment. At most one header or trailer is kept between calls.
+//! Payload of Sends and of Read Responses goes to its place as it arrives; what it holds means nothing before its
+//! completion, and that waits for the CRC of every segment. A Write has no completion: with CRC its segments are held
+//! until they are whole and undamaged. Where a header is at fault and there is a CRC, that is judged first: a stream
+//! ends in the same way however it is cut into reads.
 
 use std::collections::VecDeque;
 
-use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
-use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
-use super::wire::rdmap::{MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE};
-use super::wire::{
-    Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
-    header_len,
+use super::requester::{Kind, Requester};
+use super::responder::{Request, Responder};
+use super::srq::SharedReceiveQueue;
+use super::stag::StagTable;
+use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
+use super::wire::ddp::{
+    READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
-use crate::mem::Sge;
+use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
+use super::wire::rdmap::{
+    ATOMIC_RESPONSE_QUEUE, MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE,
+};
+use super::wire::{
+    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
+    Untagged, crc32c, header_len,
+};
+use crate::mem::{Sge, Span};
+use crate::mr::Access;
+use crate::slab::Key;
+use crate::wc::WcStatus;
 use crate::wr::RecvWr;
 
 /// Payload that is still to come is received in place from this length on.
 pub(crate) const DIRECT_MIN: usize = 4096;
+/// Payload of messages that are no user's: a Terminate, an Atomic Request.
+const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 /// Why a stream cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +40,9 @@ pub(crate) enum Fault {
     /// The peer broke the protocol: it is told so, with the headers it is about.
     Violation(TerminateCause, Option<Quote>),
     /// The peer says that we did.
-    Terminated(String),
+    Terminated(Option<Terminate>),
+    /// A work request of ours cannot be done.
+    WorkRequest(WcStatus),
 }
 
 impl From<TerminateCause> for Fault {
@@ -33,13 +51,49 @@ impl From<TerminateCause> for Fault {
     }
 }
 
-/// What came in, whole and checked.
+/// A receive that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Received {
-    /// A message is in the receive with this id.
-    Message { wr_id: u64, len: u32 },
-    /// The peer reads nothing, and awaits an answer that says so.
-    EmptyRead { sink_stag: u32, sink_offset: u64 },
+pub(crate) struct Message {
+    pub(crate) wr_id: u64,
+    pub(crate) len: u32,
+    /// The STag that the peer took back with it.
+    pub(crate) invalidated: Option<u32>,
+    pub(crate) immediate: Option<u32>,
+}
+
+/// What a segment may reach beyond the posted receives.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    /// Whose STags.
+    pub(crate) scope: Key,
+    pub(crate) stags: &'a mut StagTable,
+    pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) responder: &'a mut Responder,
+    /// RFC 7306 is agreed on.
+    pub(crate) extensions: bool,
+}
+
+/// Memory where the next bytes of the stream belong.
+#[derive(Debug)]
+pub(crate) enum Direct<'a> {
+    /// A posted receive.
+    Receive(Sge),
+    /// A memory region.
+    Region(Span<'a>),
+    /// A Write that waits for its CRC.
+    Held(&'a mut [u8]),
+}
+
+impl Direct<'_> {
+    /// As a place for a receive call.
+    pub(crate) fn as_iovec(&mut self) -> &mut [u8] {
+        match self {
+            Self::Receive(sge) => sge.bytes_mut(),
+            Self::Region(span) => span.as_iovec(),
+            Self::Held(bytes) => bytes,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +107,13 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     header: Header,
-    /// Payload still to come, and then pad.
+    /// Payload that is in place, and still to come; then pad.
+    done: usize,
     left: usize,
     pad: usize,
     read: Option<ReadRequest>,
+    /// Its memory was taken back under it.
+    revoked: bool,
 }
 
 #[derive(Debug)]
@@ -68,18 +125,21 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: Segment,
-    /// A Terminate's payload.
-    terminate: [u8; MAX_TERMINATE_LEN],
-    terminate_len: usize,
+    /// What is wrong with the segment, if its CRC is not.
+    deferred: Option<Box<Fault>>,
+    small: [u8; SMALL],
+    /// A Write that waits for its CRC. Made for the first that arrives in parts.
+    held: Vec<u8>,
     posted: VecDeque<RecvWr>,
     /// Of the message in progress, which goes to the front of `posted`: bytes placed, and where the next goes.
     placed: usize,
     entry: usize,
     entry_offset: usize,
     send_msn: u32,
-    read_msn: u32,
-    /// Responses to our zero-length Reads that are still to come.
-    pub(crate) empty_responses: u32,
+    request_msn: u32,
+    /// Bytes of the Write in progress, and of the one before.
+    writing: u32,
+    written: u32,
     /// A valid FPDU has come.
     seen: bool,
 }
@@ -93,16 +153,18 @@ impl Receiver {
             carry: [0; READ_REQUEST_FPDU_HEADER_LEN],
             carried: 0,
             sum: Crc32c::new(),
-            segment: Segment { header, left: 0, pad: 0, read: None },
-            terminate: [0; MAX_TERMINATE_LEN],
-            terminate_len: 0,
+            segment: Segment { header, done: 0, left: 0, pad: 0, read: None, revoked: false },
+            deferred: None,
+            small: [0; SMALL],
+            held: Vec::new(),
             posted: VecDeque::with_capacity(depth),
             placed: 0,
             entry: 0,
             entry_offset: 0,
             send_msn: 1,
-            read_msn: 1,
-            empty_responses: 0,
+            request_msn: 1,
+            writing: 0,
+            written: 0,
             seen: false,
         }
     }
@@ -136,23 +198,61 @@ impl Receiver {
 
     /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.
     #[inline]
-    pub(crate) fn direct(&self) -> Option<Sge> {
-        if self.phase != Phase::Payload || self.segment.left < DIRECT_MIN || !self.segment.header.opcode().is_send() {
+    pub(crate) fn direct<'a>(&'a mut self, scope: Key, stags: &'a StagTable) -> Option<Direct<'a>> {
+        let Segment { header, done, left, .. } = self.segment;
+        if self.phase != Phase::Payload || left < DIRECT_MIN || self.deferred.is_some() {
             return None;
         }
-        let sge = self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, self.segment.left);
-        (sge.len() >= DIRECT_MIN).then_some(sge)
+        match header {
+            Header::Untagged(untagged) if untagged.opcode.is_send() => {
+                let sge = self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, left);
+                (sge.len() >= DIRECT_MIN).then_some(Direct::Receive(sge))
+            }
+            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
+                stags.sink(tagged.stag, tagged.offset.wrapping_add(done as u64), left).map(Direct::Region)
+            }
+            Header::Tagged(_) if self.crc => self.held.get_mut(done..done + left).map(Direct::Held),
+            Header::Tagged(tagged) => {
+                let offset = tagged.offset.wrapping_add(done as u64);
+                stags.remote(scope, tagged.stag, offset, left, Access::REMOTE_WRITE).ok().map(Direct::Region)
+            }
+            Header::Untagged(_) => None,
+        }
     }
 
     /// Takes note of `n` bytes received into [`Receiver::direct`].
-    pub(crate) fn filled(&mut self, n: usize) {
-        let Some(sge) = self.direct() else { return };
-        let n = n.min(sge.len());
-        if self.crc {
-            self.sum.update(sge.part(0, n).bytes());
+    pub(crate) fn filled(&mut self, n: usize, cx: &mut Context<'_>) {
+        let crc = self.crc;
+        let mut sum = std::mem::take(&mut self.sum);
+        let is_read = self.segment.header.opcode() == Opcode::ReadResponse;
+        let n = match self.direct(cx.scope, cx.stags) {
+            None => 0,
+            Some(Direct::Receive(sge)) => {
+                let part = sge.part(0, n);
+                if crc {
+                    sum.update(part.bytes());
+                }
+                self.entry_offset += part.len();
+                self.placed += part.len();
+                part.len()
+            }
+            Some(Direct::Region(span)) => {
+                let n = n.min(span.len());
+                if crc {
+                    sum.update(&span.as_sink()[..n]);
+                }
+                n
+            }
+            Some(Direct::Held(bytes)) => {
+                let n = n.min(bytes.len());
+                sum.update(&bytes[..n]);
+                n
+            }
+        };
+        self.sum = sum;
+        if is_read {
+            cx.requester.advance(n);
         }
-        self.entry_offset += n;
-        self.placed += n;
         self.take_payload(n);
     }
 
@@ -160,22 +260,23 @@ impl Receiver {
     pub(crate) fn input(
         &mut self,
         mut bytes: &[u8],
-        out: &mut impl FnMut(Received) -> Result<(), TerminateCause>,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
     ) -> Result<(), Fault> {
         while !bytes.is_empty() {
             bytes = match self.phase {
-                Phase::Header if self.carried == 0 => self.whole_or_header(bytes, out)?,
-                Phase::Header => self.carried_header(bytes)?,
+                Phase::Header if self.carried == 0 => self.whole_or_header(bytes, cx, out)?,
+                Phase::Header => self.carried_header(bytes, cx)?,
                 Phase::Payload => {
                     let (now, rest) = bytes.split_at(bytes.len().min(self.segment.left));
                     if self.crc {
                         self.sum.update(now);
                     }
-                    self.place(now);
+                    self.place(now, false, cx);
                     self.take_payload(now.len());
                     rest
                 }
-                Phase::Trailer => self.trailer(bytes, out)?,
+                Phase::Trailer => self.trailer(bytes, cx, out)?,
             };
         }
         Ok(())
@@ -186,41 +287,38 @@ impl Receiver {
     fn whole_or_header<'a>(
         &mut self,
         bytes: &'a [u8],
-        out: &mut impl FnMut(Received) -> Result<(), TerminateCause>,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
     ) -> Result<&'a [u8], Fault> {
-        let Some(prefix) = bytes.first_chunk::<4>() else { return self.carried_header(bytes) };
+        let Some(prefix) = bytes.first_chunk::<4>() else { return self.carried_header(bytes, cx) };
         let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
         if let Some((fpdu, rest)) = bytes.split_at_checked(fpdu_len(ulpdu_len)) {
             let (body, crc) = fpdu.split_at(fpdu.len() - CRC_LEN);
             if self.crc && crc32c(body).to_le_bytes() != crc {
                 return Err(TerminateCause::LLP_CRC.into());
             }
-            let len = header_len(prefix).map_err(|error| refuse(&error, body))?;
-            let (header, rest_of_body) = body.split_at_checked(len).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
-            self.begin(header)?;
-            self.place(&rest_of_body[..self.segment.left.min(rest_of_body.len())]);
-            self.finish(out)?;
+            let (header, rest_of_body) = body.split_at(header_need(prefix).min(body.len()));
+            self.begin(header, cx)?;
+            self.place(&rest_of_body[..self.segment.left.min(rest_of_body.len())], true, cx);
+            self.finish(true, cx, out)?;
             return Ok(rest);
         }
-        let len = header_len(prefix).map_err(|error| refuse(&error, bytes))?;
-        let Some((header, rest)) = bytes.split_at_checked(len) else { return self.carried_header(bytes) };
-        self.open(header)?;
+        let Some((header, rest)) = bytes.split_at_checked(header_need(prefix)) else {
+            return self.carried_header(bytes, cx);
+        };
+        self.open(header, cx)?;
         Ok(rest)
     }
 
     /// A header that arrives in parts.
-    fn carried_header<'a>(&mut self, mut bytes: &'a [u8]) -> Result<&'a [u8], Fault> {
+    fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut Context<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
-            let need = if self.carried < prefix.len() {
-                prefix.len()
-            } else {
-                header_len(&prefix).map_err(|error| refuse(&error, &self.carry[..self.carried]))?
-            };
+            let need = if self.carried < prefix.len() { prefix.len() } else { header_need(&prefix) };
             if self.carried >= need {
                 let header = self.carry;
                 self.carried = 0;
-                self.open(header.get(..need).unwrap_or(&header))?;
+                self.open(header.get(..need).unwrap_or(&header), cx)?;
                 return Ok(bytes);
             }
             if bytes.is_empty() {
@@ -240,17 +338,32 @@ impl Receiver {
     }
 
     /// Begins a segment whose rest has not arrived yet.
-    fn open(&mut self, header: &[u8]) -> Result<(), Fault> {
-        self.begin(header)?;
+    fn open(&mut self, header: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+        match self.begin(header, cx) {
+            Ok(()) => {}
+            Err(fault) if self.crc => {
+                // Not before it is sure that this is what the peer sent.
+                let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+                self.deferred = Some(Box::new(fault));
+                self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
+                self.segment.pad = 0;
+            }
+            Err(fault) => return Err(fault),
+        }
         if self.crc {
             self.sum = Crc32c::new();
             self.sum.update(header);
+            let Segment { header, left, .. } = self.segment;
+            if header.opcode() == Opcode::Write && self.deferred.is_none() && self.held.len() < left {
+                self.held.resize(left.next_power_of_two(), 0);
+            }
         }
         self.phase = if self.segment.left > 0 { Phase::Payload } else { Phase::Trailer };
         Ok(())
     }
 
     fn take_payload(&mut self, n: usize) {
+        self.segment.done += n;
         self.segment.left = self.segment.left.saturating_sub(n);
         if self.segment.left == 0 {
             self.phase = Phase::Trailer;
@@ -261,7 +374,8 @@ impl Receiver {
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
-        out: &mut impl FnMut(Received) -> Result<(), TerminateCause>,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
     ) -> Result<&'a [u8], Fault> {
         let pad = self.segment.pad;
         let rest = self.carry_some(bytes, pad + CRC_LEN);
@@ -276,32 +390,51 @@ impl Receiver {
                 return Err(TerminateCause::LLP_CRC.into());
             }
         }
-        self.finish(out)?;
+        if let Some(fault) = self.deferred.take() {
+            return Err(*fault);
+        }
+        self.finish(false, cx, out)?;
         Ok(rest)
     }
 
     /// Judges a segment by its header and finds the place for its payload.
     #[inline]
-    fn begin(&mut self, bytes: &[u8]) -> Result<(), Fault> {
-        let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes))?;
+    fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+        let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
-        let read = match bytes.get(UNTAGGED_FPDU_HEADER_LEN..).and_then(<[u8]>::first_chunk::<READ_REQUEST_LEN>) {
-            Some(request) if header.opcode() == Opcode::ReadRequest => Some(ReadRequest::parse(request)),
-            _ => None,
-        };
+        let mut read = None;
         match &header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left),
-            Header::Untagged(untagged) => self.judge_control(untagged, read),
-            Header::Tagged(tagged) => self.judge_tagged(tagged, left),
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
+            Header::Untagged(untagged) => {
+                if untagged.opcode == Opcode::ReadRequest {
+                    let request =
+                        bytes.get(UNTAGGED_FPDU_HEADER_LEN..).and_then(<[u8]>::first_chunk::<READ_REQUEST_LEN>);
+                    read = request.map(ReadRequest::parse);
+                }
+                self.judge_control(untagged, read, cx)
+            }
+            Header::Tagged(tagged) => self.judge_tagged(tagged, left, cx),
         }
         .map_err(|cause| Fault::Violation(cause, Quote::new(bytes)))?;
-        self.segment = Segment { header, left, pad: pad_len(ulpdu_len), read };
+        self.segment = Segment { header, done: 0, left, pad: pad_len(ulpdu_len), read, revoked: false };
         Ok(())
     }
 
+    /// Whether a receive is there for a message that begins.
+    #[cold]
+    fn has_receive(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.posted.is_empty()
+            && let Some(srq) = &mut cx.srq
+            && let Some(wr) = srq.take()
+        {
+            self.posted.push_back(wr);
+        }
+        !self.posted.is_empty()
+    }
+
     #[inline]
-    fn judge_send(&mut self, header: &Untagged, len: usize) -> Result<(), TerminateCause> {
+    fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
         if header.queue != SEND_QUEUE {
             return Err(TerminateCause::INVALID_QN);
         }
@@ -311,53 +444,133 @@ impl Receiver {
         if header.offset as usize != self.placed {
             return Err(TerminateCause::INVALID_MO);
         }
-        let Some(wr) = self.posted.front() else { return Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER) };
-        if self.placed + len > wr.sges.total_len().min(u32::MAX as usize) {
+        if self.posted.is_empty() && !self.has_receive(cx) {
+            return Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER);
+        }
+        let room = self.posted.front().map_or(0, |wr| wr.sges.total_len().min(u32::MAX as usize));
+        if self.placed + len > room {
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
-        if header.opcode.invalidates() {
+        if header.opcode.invalidates() && !cx.stags.may_invalidate(cx.scope, header.reserved_or_stag) {
             return Err(TerminateCause::RDMAP_CANNOT_INVALIDATE);
         }
         Ok(())
     }
 
-    fn judge_control(&mut self, header: &Untagged, read: Option<ReadRequest>) -> Result<(), TerminateCause> {
-        match header.opcode {
-            Opcode::ReadRequest if header.queue != READ_REQUEST_QUEUE => Err(TerminateCause::INVALID_QN),
-            Opcode::ReadRequest if header.msn != self.read_msn => Err(TerminateCause::INVALID_MSN),
-            Opcode::ReadRequest if header.offset != 0 => Err(TerminateCause::INVALID_MO),
-            // No region is open to the peer.
-            Opcode::ReadRequest if read.is_none_or(|read| read.size > 0) => Err(TerminateCause::RDMAP_INVALID_STAG),
-            Opcode::ReadRequest => Ok(()),
-            Opcode::Terminate if header.queue != TERMINATE_QUEUE => Err(TerminateCause::INVALID_QN),
-            Opcode::Terminate => {
-                self.terminate_len = 0;
-                Ok(())
+    fn judge_control(
+        &mut self,
+        header: &Untagged,
+        read: Option<ReadRequest>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), TerminateCause> {
+        if header.opcode.is_extension() && !cx.extensions {
+            return Err(TerminateCause::RDMAP_OPCODE);
+        }
+        let (queue, msn) = match header.opcode {
+            Opcode::ReadRequest | Opcode::AtomicRequest => (READ_REQUEST_QUEUE, self.request_msn),
+            Opcode::Terminate => (TERMINATE_QUEUE, header.msn),
+            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.send_msn),
+            Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, cx.requester.atomic_msn),
+            _ => return Err(TerminateCause::RDMAP_OPCODE),
+        };
+        if header.queue != queue {
+            return Err(TerminateCause::INVALID_QN);
+        }
+        if header.msn != msn {
+            return Err(TerminateCause::INVALID_MSN);
+        }
+        if header.opcode == Opcode::Terminate {
+            // Whatever it looks like: it is the peer's last word.
+            return Ok(());
+        }
+        if header.offset != 0 || (queue == SEND_QUEUE && self.placed > 0) {
+            return Err(TerminateCause::INVALID_MO);
+        }
+        if !header.last {
+            // Each of these is one segment, and so is its buffer.
+            return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
+        }
+        match (header.opcode, read) {
+            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.has_receive(cx) => {
+                Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
             }
-            _ => Err(TerminateCause::RDMAP_OPCODE),
+            (Opcode::AtomicResponse, _) => match cx.requester.front() {
+                Some(front) if matches!(front.kind, Kind::Atomic(_)) => Ok(()),
+                _ => Err(TerminateCause::DDP_LOCAL_CATASTROPHIC),
+            },
+            (Opcode::ReadRequest | Opcode::AtomicRequest, read) => {
+                cx.responder.has_room()?;
+                match read.filter(|read| read.size > 0) {
+                    Some(read) => cx
+                        .stags
+                        .remote(cx.scope, read.source_stag, read.source_offset, read.size as usize, Access::REMOTE_READ)
+                        .map(|_| ())
+                        .map_err(|miss| miss.request()),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
         }
     }
 
-    fn judge_tagged(&mut self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
-        match header.opcode {
-            // Nothing about a segment without payload may be checked (RFC 5041 §5.2).
-            Opcode::Write if len == 0 => Ok(()),
-            Opcode::Write => Err(TerminateCause::DDP_TAGGED_INVALID_STAG),
-            Opcode::ReadResponse if len == 0 && self.empty_responses > 0 => Ok(()),
-            _ => Err(TerminateCause::DDP_LOCAL_CATASTROPHIC),
-        }
-    }
-
-    /// Puts payload where the segment's header said; there is room, as that was judged.
     #[inline]
-    fn place(&mut self, mut bytes: &[u8]) {
-        if !self.segment.header.opcode().is_send() {
-            let room = self.terminate.get_mut(self.terminate_len..).unwrap_or_default();
-            let n = bytes.len().min(room.len());
-            room[..n].copy_from_slice(&bytes[..n]);
-            self.terminate_len += n;
+    fn judge_tagged(&mut self, header: &Tagged, len: usize, cx: &Context<'_>) -> Result<(), TerminateCause> {
+        if header.opcode == Opcode::ReadResponse {
+            return cx.requester.judge_response(header, len);
+        }
+        // Nothing about a segment without payload may be checked (RFC 5041 §5.2).
+        if len > 0
+            && let Err(miss) = cx.stags.remote(cx.scope, header.stag, header.offset, len, Access::REMOTE_WRITE)
+        {
+            return Err(miss.tagged());
+        }
+        Ok(())
+    }
+
+    /// Puts payload where the segment's header said; there is room, as that was judged. `whole` if the segment is
+    /// here to its end, and undamaged.
+    #[inline]
+    fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
+        if bytes.is_empty() || self.deferred.is_some() {
             return;
         }
+        match self.segment.header {
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.scatter(bytes),
+            Header::Untagged(_) => {
+                let room = self.small.get_mut(self.segment.done..).unwrap_or_default();
+                let n = bytes.len().min(room.len());
+                room[..n].copy_from_slice(&bytes[..n]);
+                if whole {
+                    self.segment.done += n;
+                }
+            }
+            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
+                let offset = tagged.offset.wrapping_add(self.segment.done as u64);
+                match cx.stags.sink(tagged.stag, offset, bytes.len()) {
+                    Some(span) => span.fill(bytes),
+                    None => self.segment.revoked = true,
+                }
+                cx.requester.advance(bytes.len());
+            }
+            Header::Tagged(_) if self.crc && !whole => {
+                let done = self.segment.done;
+                if let Some(room) = self.held.get_mut(done..done + bytes.len()) {
+                    room.copy_from_slice(bytes);
+                }
+            }
+            Header::Tagged(tagged) => {
+                let offset = tagged.offset.wrapping_add(self.segment.done as u64);
+                match cx.stags.remote(cx.scope, tagged.stag, offset, bytes.len(), Access::REMOTE_WRITE) {
+                    Ok(span) => span.fill(bytes),
+                    Err(_) => self.segment.revoked = true,
+                }
+            }
+        }
+    }
+
+    /// Puts payload of a Send into the entries of its receive.
+    #[inline]
+    fn scatter(&mut self, mut bytes: &[u8]) {
         let Some(wr) = self.posted.front() else { return };
         while !bytes.is_empty() {
             let Some(sge) = wr.sges.as_slice().get(self.entry) else { return };
@@ -376,46 +589,142 @@ impl Receiver {
 
     /// Ends a segment that arrived whole and undamaged.
     #[inline]
-    fn finish(&mut self, out: &mut impl FnMut(Received) -> Result<(), TerminateCause>) -> Result<(), Fault> {
+    fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         let segment = self.segment;
-        self.seen = true;
-        match segment.header.opcode() {
-            opcode if opcode.is_send() => {
-                if segment.header.last()
-                    && let Some(wr) = self.posted.pop_front()
-                {
+        match segment.header {
+            Header::Untagged(untagged) if untagged.opcode.is_send() => {
+                if untagged.last {
+                    let mut invalidated = None;
+                    if untagged.opcode.invalidates() {
+                        let stag = untagged.reserved_or_stag;
+                        if !cx.stags.invalidate_remotely(cx.scope, stag) {
+                            return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, &untagged));
+                        }
+                        invalidated = Some(stag);
+                    }
                     let len = self.placed as u32;
-                    (self.placed, self.entry, self.entry_offset) = (0, 0, 0);
-                    self.send_msn = self.send_msn.wrapping_add(1);
-                    out(Received::Message { wr_id: wr.wr_id, len })?;
+                    self.message(len, invalidated, None, out);
                 }
             }
+            Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
+            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
+                if segment.revoked {
+                    return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
+                }
+                if tagged.last {
+                    cx.requester.complete();
+                }
+            }
+            Header::Tagged(tagged) => self.finish_write(&tagged, whole, cx)?,
+        }
+        self.seen = true;
+        Ok(())
+    }
+
+    /// Completes the receive at the front.
+    #[inline]
+    fn message(&mut self, len: u32, invalidated: Option<u32>, immediate: Option<u32>, out: &mut impl FnMut(Message)) {
+        if let Some(wr) = self.posted.pop_front() {
+            (self.placed, self.entry, self.entry_offset) = (0, 0, 0);
+            self.send_msn = self.send_msn.wrapping_add(1);
+            out(Message { wr_id: wr.wr_id, len, invalidated, immediate });
+        }
+    }
+
+    fn finish_write(&mut self, header: &Tagged, whole: bool, cx: &mut Context<'_>) -> Result<(), Fault> {
+        let done = self.segment.done;
+        let len = if whole { self.segment.left } else { done };
+        if self.crc && !whole && done > 0 {
+            let held = self.held.get(..done).unwrap_or_default();
+            match cx.stags.remote(cx.scope, header.stag, header.offset, done, Access::REMOTE_WRITE) {
+                Ok(span) => span.fill(held),
+                Err(_) => self.segment.revoked = true,
+            }
+        }
+        if self.segment.revoked {
+            let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+            header.emit_into((TAGGED_FPDU_HEADER_LEN - LENGTH_LEN + len) as u16, &mut bytes);
+            return Err(Fault::Violation(TerminateCause::DDP_TAGGED_INVALID_STAG, Quote::new(&bytes)));
+        }
+        self.writing = self.writing.saturating_add(len as u32);
+        if header.last {
+            self.written = std::mem::take(&mut self.writing);
+        }
+        Ok(())
+    }
+
+    fn finish_control(
+        &mut self,
+        header: &Untagged,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        let payload = self.small.get(..self.segment.done).unwrap_or(&self.small);
+        let too_short = violation(TerminateCause::LLP_FPDU_LENGTH, header);
+        match header.opcode {
             Opcode::ReadRequest => {
-                self.read_msn = self.read_msn.wrapping_add(1);
-                if let Some(ReadRequest { sink_stag, sink_offset, .. }) = segment.read {
-                    out(Received::EmptyRead { sink_stag, sink_offset })?;
+                self.request_msn = self.request_msn.wrapping_add(1);
+                if let Some(read) = self.segment.read {
+                    cx.responder.push(Request::Read(read), header.msn);
                 }
             }
-            Opcode::ReadResponse => self.empty_responses = self.empty_responses.saturating_sub(1),
-            Opcode::Terminate => {
-                let payload = self.terminate.get(..self.terminate_len).unwrap_or_default();
-                let what = Terminate::parse(payload).map_or_else(|| "no reason given".into(), |t| t.to_string());
-                return Err(Fault::Terminated(what));
+            Opcode::AtomicRequest => {
+                let request = AtomicRequest::parse(payload.first_chunk().ok_or(too_short)?);
+                if !request.is_known() {
+                    return Err(violation(TerminateCause::RDMAP_OPCODE, header));
+                }
+                self.request_msn = self.request_msn.wrapping_add(1);
+                cx.responder.push(Request::Atomic(request), header.msn);
             }
-            _ => {}
+            Opcode::AtomicResponse => {
+                let (id, old) = parse_response(payload.first_chunk::<ATOMIC_RESPONSE_LEN>().ok_or(too_short)?);
+                let Some(front) = cx.requester.front().copied().filter(|front| front.kind == Kind::Atomic(id)) else {
+                    return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
+                };
+                let Some(span) = cx.stags.sink(front.stag, front.offset, front.len as usize) else {
+                    return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
+                };
+                span.fill(&old.to_ne_bytes());
+                cx.requester.atomic_msn = cx.requester.atomic_msn.wrapping_add(1);
+                cx.requester.complete();
+            }
+            Opcode::Immediate | Opcode::ImmediateSolicited => {
+                let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
+                let len = std::mem::take(&mut self.written);
+                self.message(len, None, Some(data as u32), out);
+            }
+            _ => return Err(Fault::Terminated(Terminate::parse(payload))),
         }
         Ok(())
     }
 }
 
+/// The octets of header to await: as many as it has, or as a Terminate quotes of one that cannot be read.
+#[inline]
+fn header_need(prefix: &[u8; 4]) -> usize {
+    header_len(prefix).unwrap_or_else(|_| {
+        let ddp = if prefix[2] & 0x80 != 0 { TAGGED_FPDU_HEADER_LEN } else { UNTAGGED_FPDU_HEADER_LEN };
+        let rdmap = if Opcode::from_raw(prefix[3]) == Opcode::ReadRequest { READ_REQUEST_LEN } else { 0 };
+        let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
+        (ddp + rdmap).min(LENGTH_LEN + ulpdu_len).max(prefix.len())
+    })
+}
+
+/// A violation found behind the header.
+fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
+    let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+    header.emit_into(header.opcode.min_ulpdu_len().max(UNTAGGED_HEADER_LEN as u16), &mut bytes);
+    Fault::Violation(cause, Quote::new(&bytes))
+}
+
 /// The fault of a header that cannot be read.
-fn refuse(error: &HeaderError, bytes: &[u8]) -> Fault {
+fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
     let extension = match error {
         HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {
             opcode.is_extension()
         }
         _ => false,
     };
-    let cause = if extension { TerminateCause::RDMAP_OPCODE } else { error.cause() };
+    let cause = if extension && !extensions { TerminateCause::RDMAP_OPCODE } else { error.cause() };
     Fault::Violation(cause, Quote::new(bytes))
 }

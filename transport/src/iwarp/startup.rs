@@ -86,6 +86,8 @@ pub(crate) struct Agreement {
     pub(crate) ord: u16,
     /// The initiator sends this first; `None` without the peer-to-peer model.
     pub(crate) rtr: Option<ReadyToReceive>,
+    /// The peer requires markers in what it receives.
+    pub(crate) markers: bool,
 }
 
 /// What our side brings.
@@ -95,17 +97,25 @@ pub(crate) struct Terms {
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) revision: u8,
+    /// Markers are sent where they are required.
+    pub(crate) markers: bool,
 }
 
 impl Terms {
-    /// Brings the depths into the range that is ever sent.
-    pub(crate) fn new(crc: CrcPolicy, ird: u16, ord: u16) -> Self {
-        Self { crc, ird: ird.min(MAX_READ_DEPTH), ord: ord.min(MAX_READ_DEPTH), revision: 2 }
+    /// Brings the depths into the range that is ever sent. siw rounds what it may have outstanding up to a power of
+    /// two: what it is told is one.
+    pub(crate) fn new(crc: CrcPolicy, ird: u16, ord: u16, markers: bool) -> Self {
+        Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers }
     }
 
     fn wants_crc(&self) -> bool {
         self.crc == CrcPolicy::Require
     }
+}
+
+/// A depth as it is told to peers.
+fn round_up(ird: u16) -> u16 {
+    if ird == 0 { 0 } else { ird.min(MAX_READ_DEPTH).next_power_of_two() }
 }
 
 fn frame(mut header: StartupHeader, enhanced: Option<Enhanced>, private_data: &[u8]) -> Vec<u8> {
@@ -160,13 +170,13 @@ pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option
         return Verdict::Rejected;
     }
     let crc = terms.wants_crc() || reply.crc;
-    if reply.markers {
+    if reply.markers && !terms.markers {
         return Verdict::Failed("it requires MPA markers", None);
     }
     if reply.revision > terms.revision {
         return Verdict::Failed("its MPA revision is above ours", Some((TerminateCause::LLP_STARTUP, crc)));
     }
-    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None };
+    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: reply.markers };
     let Some(enhanced) = enhanced.filter(|_| terms.revision >= 2) else { return Verdict::Accepted(agreement) };
     if enhanced.ird != NO_NEGOTIATION {
         agreement.ord = agreement.ord.min(enhanced.ird);
@@ -196,6 +206,7 @@ pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option
 pub(crate) struct Asked {
     revision: u8,
     crc: bool,
+    markers: bool,
     enhanced: Option<Enhanced>,
 }
 
@@ -209,14 +220,14 @@ pub(crate) enum Judgement {
     Unknown(&'static str),
 }
 
-/// Judges a request.
-pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>) -> Judgement {
-    let asked = Asked { revision: request.revision, crc: request.crc, enhanced };
+/// Judges a request; `markers` if we can send them.
+pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
+    let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced };
     if request.revision > 2 {
         Judgement::Unknown("an MPA revision above 2")
     } else if request.reject {
         Judgement::Unknown("a request that rejects")
-    } else if request.markers {
+    } else if request.markers && !markers {
         Judgement::Refused("it requires MPA markers", asked)
     } else {
         Judgement::Acceptable(asked)
@@ -225,13 +236,14 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>)
 
 /// The reply that accepts, and what is agreed with it.
 pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
-    let mut agreement = Agreement { crc: asked.crc || terms.wants_crc(), ird: terms.ird, ord: terms.ord, rtr: None };
+    let crc = asked.crc || terms.wants_crc();
+    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
     let block = asked.enhanced.map(|asked| {
         let mut block = Enhanced { peer_to_peer: asked.peer_to_peer, ..Enhanced::default() };
         block.ird = NO_NEGOTIATION;
         block.ord = NO_NEGOTIATION;
         if asked.ord != NO_NEGOTIATION {
-            agreement.ird = terms.ird.max(asked.ord).min(MAX_READ_DEPTH);
+            agreement.ird = round_up(terms.ird.max(asked.ord));
             block.ird = agreement.ird;
         }
         if asked.ird != NO_NEGOTIATION {
@@ -284,7 +296,7 @@ mod tests {
     }
 
     fn terms(crc: CrcPolicy, revision: u8) -> Terms {
-        Terms { revision, ..Terms::new(crc, 4, 8) }
+        Terms { revision, ..Terms::new(crc, 4, 8, false) }
     }
 
     #[test]
@@ -296,7 +308,7 @@ mod tests {
                 let bytes = request(&offer, b"question");
                 let (header, enhanced, private_data) = read(StartupKind::Request, &bytes);
                 assert_eq!(private_data, b"question");
-                let Judgement::Acceptable(asked) = judge_request(&header, enhanced) else { panic!() };
+                let Judgement::Acceptable(asked) = judge_request(&header, enhanced, false) else { panic!() };
                 let (bytes, passive) = accept(&terms(theirs, 2), &asked, b"answer");
                 let (header, enhanced, private_data) = read(StartupKind::Reply, &bytes);
                 assert_eq!((header.revision, private_data.as_slice()), (revision, b"answer".as_slice()));
@@ -320,7 +332,7 @@ mod tests {
         for bits in 0..8u8 {
             let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
-            let asked = Asked { revision: 2, crc: true, enhanced: Some(block) };
+            let asked = Asked { revision: 2, crc: true, markers: false, enhanced: Some(block) };
             let (bytes, agreement) = accept(&terms(CrcPolicy::Require, 2), &asked, b"");
             let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
             assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
@@ -350,9 +362,9 @@ mod tests {
     fn markers_are_refused() {
         let mut asks = header(StartupKind::Request, 2, false);
         asks.markers = true;
-        let Judgement::Refused(_, asked) = judge_request(&asks, Some(Enhanced::default())) else { panic!() };
+        let Judgement::Refused(_, asked) = judge_request(&asks, Some(Enhanced::default()), false) else { panic!() };
         assert_eq!(reject(&asked, b"")[16..], [0x30, 2, 0, 4, 0, 0, 0, 0]);
-        let Judgement::Refused(_, asked) = judge_request(&StartupHeader { revision: 1, ..asks }, None) else {
+        let Judgement::Refused(_, asked) = judge_request(&StartupHeader { revision: 1, ..asks }, None, false) else {
             panic!()
         };
         assert_eq!(reject(&asked, b"")[16..], [0x20, 1, 0, 0]);
@@ -360,6 +372,14 @@ mod tests {
         reply.markers = true;
         let verdict = judge_reply(&terms(CrcPolicy::Require, 2), &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Failed(_, None)));
+        // Unless we can send them.
+        let able = Terms { markers: true, ..terms(CrcPolicy::Require, 2) };
+        let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
+        assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
+        let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
+        let (bytes, agreement) = accept(&able, &asked, b"");
+        // Ours does not ask for any.
+        assert!(agreement.markers && !read(StartupKind::Reply, &bytes).0.markers);
     }
 
     #[test]
@@ -374,11 +394,13 @@ mod tests {
         assert!(matches!(open, Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
         let asked = |ird, ord| {
             let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
-            let (bytes, agreement) = accept(&ours, &Asked { revision: 2, crc: false, enhanced }, b"");
+            let (bytes, agreement) = accept(&ours, &Asked { revision: 2, crc: false, markers: false, enhanced }, b"");
             let block = read(StartupKind::Reply, &bytes).1.unwrap();
             (block.ird, block.ord, agreement.ird, agreement.ord)
         };
-        assert_eq!(asked(2, 100), (100, 2, 100, 2));
+        assert_eq!(asked(2, 100), (128, 2, 128, 2));
+        assert_eq!(asked(2, 5), (8, 2, 8, 2));
+        assert_eq!(Terms::new(CrcPolicy::Off, 3, 3, false).ird, 4);
         assert_eq!(asked(1000, 1000), (128, 8, 128, 8));
         assert_eq!(asked(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
     }
@@ -410,7 +432,7 @@ mod tests {
                     Ok(Some(header)) => {
                         let (enhanced, _) = reader.body();
                         let _ = judge_reply(&terms(CrcPolicy::Off, 2), &header, enhanced);
-                        if let Judgement::Acceptable(asked) = judge_request(&header, enhanced) {
+                        if let Judgement::Acceptable(asked) = judge_request(&header, enhanced, false) {
                             let frame = accept(&terms(CrcPolicy::Off, 2), &asked, b"").0;
                             prop_assert!(frame.len() <= STARTUP_HEADER_LEN + 4);
                         }

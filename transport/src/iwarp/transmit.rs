@@ -1,129 +1,173 @@
-//! The transmit side of a queue pair: the send queue is cut into FPDUs, and they are handed to TCP.
+//! The transmit side of a queue pair: the send queue and the answers to the peer's requests are cut into FPDUs.
 //!
-//! Headers, trailers and small payloads are written one behind the other into a control buffer, so that many small
-//! messages are one piece of a send call. Larger payloads are never copied.
+//! The send queue goes out in order and completes in order. A Read goes out when the peer has room for one more, and
+//! holds back what is behind it until then; it completes with its answer. Answers alternate with own messages.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use super::startup::ReadyToReceive;
+use super::receive::Fault;
+use super::requester::{Kind, Outstanding, Requester};
+use super::responder::{Request, Responder};
+use super::stag::{Miss, StagTable};
+use super::startup::{Agreement, ReadyToReceive};
+use super::stream::{Stream, max_ulpdu, parts};
+use super::wire::atomic::emit_response;
 use super::wire::ddp::{
     MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, TAGGED_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
-use super::wire::mpa::pad_len;
-use super::wire::rdmap::{MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE};
-use super::wire::{Crc32c, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c};
+use super::wire::rdmap::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE};
+use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCause, Untagged};
 use crate::mem::Sge;
-use crate::wr::{SendFlags, SgeList};
+use crate::mr::Access;
+use crate::slab::Key;
+use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 
 /// Payloads up to this length are copied next to their header.
 const COPY_MAX: usize = 256;
 /// Largest inline send: its payload is always small enough to be copied into the control buffer.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// Pieces of one send call.
-const MAX_PIECES: usize = 64;
-/// Framed bytes that are not sent yet, and how many of them may be in the control buffer.
-const MAX_BATCH: usize = 256 * 1024;
-const MAX_CONTROL: usize = 64 * 1024;
-/// Pieces one FPDU can add: every entry of a work request and a header and trailer.
-const PIECES_PER_FPDU: usize = crate::wr::MAX_SGE + 2;
 /// Smallest segment size believed (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
+/// Bytes handed to TCP in one go before others have their turn.
+const BUDGET: u64 = 4 << 20;
+const ATOMIC_LEN: u32 = 8;
 
-/// A piece of the stream.
-#[derive(Clone, Copy, Debug)]
-enum Piece {
-    Control { start: usize, end: usize },
-    Memory(Sge),
-}
-
-/// A posted send.
+/// A posted work request.
 #[derive(Debug)]
 struct Entry {
     wr_id: u64,
-    signaled: bool,
-    opcode: Opcode,
+    op: SendOp,
+    flags: SendFlags,
     len: usize,
     sges: SgeList,
     /// Where its payload is in the inline buffer.
-    inline: Option<usize>,
+    inline: usize,
     /// Stream offset behind its last byte, once framed.
     end: u64,
 }
 
-#[derive(Debug)]
-pub(crate) struct Transmitter {
-    crc: bool,
-    /// Payload of one untagged segment.
-    segment: usize,
-    /// Nothing may be sent yet.
-    held: bool,
-    queue: VecDeque<Entry>,
-    /// Entries at the front of the queue that are framed, and bytes framed of the one behind them.
-    framed: usize,
-    framed_part: usize,
-    msn: u32,
-    inline: Vec<u8>,
-    inline_max: usize,
-    inline_next: usize,
-    inline_slots: usize,
-    /// Answers owed to Reads of nothing.
-    owed: VecDeque<(u32, u64)>,
-    owed_max: usize,
-    control: Vec<u8>,
-    pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
-    head: usize,
-    framed_bytes: u64,
-    sent_bytes: u64,
+impl Entry {
+    /// Whether it completes with an answer of the peer. A Read of nothing has none: it never leaves.
+    #[inline]
+    fn is_answered(&self) -> bool {
+        match self.op {
+            SendOp::Read(_) => self.len > 0,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The opcode of its segments.
+    #[inline]
+    fn opcode(&self) -> Opcode {
+        match (self.op, self.flags.contains(SendFlags::SOLICITED)) {
+            (SendOp::Send, false) => Opcode::Send,
+            (SendOp::Send, true) => Opcode::SendSolicited,
+            (SendOp::SendInvalidate(_), false) => Opcode::SendInvalidate,
+            (SendOp::SendInvalidate(_), true) => Opcode::SendSolicitedInvalidate,
+            (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
+            (SendOp::Read(_), _) => Opcode::ReadRequest,
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
+        }
+    }
+}
+
+/// A work request that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) wr_id: u64,
+    pub(crate) status: WcStatus,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) len: u32,
+    pub(crate) signaled: bool,
+}
+
+impl Done {
+    fn of(entry: &Entry, status: WcStatus) -> Self {
+        let (opcode, len) = match entry.op {
+            SendOp::Send | SendOp::SendInvalidate(_) => (WcOpcode::Send, 0),
+            SendOp::Write(_) | SendOp::WriteWithImmediate(..) => (WcOpcode::Write, 0),
+            SendOp::Read(_) => (WcOpcode::Read, entry.len as u32),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (WcOpcode::Atomic, ATOMIC_LEN),
+        };
+        let signaled = entry.flags.contains(SendFlags::SIGNALED) || !status.is_success();
+        Self { wr_id: entry.wr_id, status, opcode, len, signaled }
+    }
 }
 
 /// How a transmission ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Nothing is left.
+    /// Nothing is left that could go.
     All,
     /// TCP takes no more: a writable edge will come.
     Blocked,
+    /// Others have their turn first.
+    More,
+}
+
+#[derive(Debug)]
+pub(crate) struct Transmitter {
+    stream: Stream,
+    /// Payload of one untagged and of one tagged segment.
+    untagged_segment: usize,
+    tagged_segment: usize,
+    /// Nothing of our own may be sent yet.
+    held: bool,
+    queue: VecDeque<Entry>,
+    /// Work requests that are done: the front of the queue has this number.
+    first: u64,
+    /// Entries at the front of the queue that are framed, and bytes framed of the one behind them.
+    framed: usize,
+    framed_part: usize,
+    /// The data of a Write with Immediate is framed, the immediate is next.
+    immediate_next: bool,
+    msn: u32,
+    inline: Vec<u8>,
+    inline_max: usize,
+    inline_next: usize,
+    inline_slots: usize,
+    /// The next message is an answer, if one is owed.
+    answer_next: bool,
+    /// What the peer is to be told, or the work request that cannot be done.
+    fault: Option<Fault>,
 }
 
 impl Transmitter {
     pub(crate) fn new(depth: usize, inline_max: usize) -> Self {
         Self {
-            crc: true,
-            segment: 0,
+            stream: Stream::new(true, false),
+            untagged_segment: 0,
+            tagged_segment: 0,
             held: true,
             queue: VecDeque::with_capacity(depth),
+            first: 0,
             framed: 0,
             framed_part: 0,
+            immediate_next: false,
             msn: 1,
             inline: vec![0; if inline_max > 0 { depth * inline_max } else { 0 }],
             inline_max,
             inline_next: 0,
             inline_slots: depth,
-            owed: VecDeque::new(),
-            owed_max: 0,
-            control: Vec::new(),
-            pieces: VecDeque::new(),
-            head: 0,
-            framed_bytes: 0,
-            sent_bytes: 0,
+            answer_next: false,
+            fault: None,
         }
     }
 
-    /// Starts the stream, with an RTR if one is due.
-    pub(crate) fn establish(&mut self, crc: bool, ird: u16, max_segment: usize) {
-        self.crc = crc;
-        // siw rounds the depth up to a power of two, and exceeds ours by that.
-        self.owed_max = usize::from(ird.max(1)).next_power_of_two() + 1;
+    /// Starts the stream.
+    pub(crate) fn establish(&mut self, agreement: &Agreement, max_segment: usize) {
+        self.stream = Stream::new(agreement.crc, agreement.markers);
         self.set_max_segment(max_segment);
     }
 
-    /// MULPDU = EMSS - 6 - EMSS mod 4 (RFC 5044 §4.5), less the header, to a multiple of 8 so that no pad is needed.
+    /// Cuts segments so that an FPDU is a TCP segment, in multiples of 4 or 8 so that no pad is needed.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
-        let emss = emss.max(MIN_SEGMENT);
-        let mulpdu = (emss - 6 - emss % 4).min(MAX_ULPDU_LEN);
-        self.segment = (mulpdu - UNTAGGED_HEADER_LEN) & !7;
+        let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
+        self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
+        self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
     /// Lets queued sends go.
@@ -139,56 +183,63 @@ impl Transmitter {
         self.queue.len()
     }
 
-    /// Whether a call of [`Transmitter::transmit`] could do anything.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.pieces.is_empty() || !self.owed.is_empty() || (!self.held && self.framed < self.queue.len())
+    #[inline]
+    pub(crate) fn has_fault(&self) -> bool {
+        self.fault.is_some()
     }
 
-    /// Queues a send. The caller has checked that there is room and that an inline payload fits.
-    pub(crate) fn post(&mut self, wr_id: u64, opcode: Opcode, sges: &SgeList, flags: SendFlags) {
-        let len = sges.total_len();
-        let inline = flags.contains(SendFlags::INLINE).then(|| {
-            let start = self.inline_next * self.inline_max;
+    pub(crate) fn take_fault(&mut self) -> Option<Fault> {
+        self.fault.take()
+    }
+
+    /// Whether a call of [`Transmitter::transmit`] could do anything.
+    #[inline]
+    pub(crate) fn has_work(&self, requester: &Requester, responder: &Responder) -> bool {
+        !self.stream.is_empty() || self.fault.is_some() || !responder.is_idle() || self.may_go(requester)
+    }
+
+    /// Whether the next work request may go out now.
+    #[inline]
+    fn may_go(&self, requester: &Requester) -> bool {
+        if self.held {
+            return false;
+        }
+        let Some(entry) = self.queue.get(self.framed) else { return false };
+        if requester.is_idle() && !entry.is_answered() {
+            return true;
+        }
+        (!entry.flags.contains(SendFlags::FENCE) || self.framed_part > 0 || requester.is_idle())
+            && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
+    }
+
+    /// Queues a work request. The caller has checked that there is room and that an inline payload fits.
+    #[inline]
+    pub(crate) fn post(&mut self, wr: &SendWr) {
+        let len = wr.sges.total_len();
+        let mut inline = 0;
+        if wr.flags.contains(SendFlags::INLINE) {
+            inline = self.inline_next * self.inline_max;
             self.inline_next = (self.inline_next + 1) % self.inline_slots.max(1);
-            let mut room = self.inline.get_mut(start..start + len).unwrap_or_default();
-            for sge in sges.as_slice() {
+            let mut room = self.inline.get_mut(inline..inline + len).unwrap_or_default();
+            for sge in wr.sges.as_slice() {
                 let (now, rest) = room.split_at_mut(sge.len().min(room.len()));
                 now.copy_from_slice(&sge.bytes()[..now.len()]);
                 room = rest;
             }
-            start
-        });
-        let sges = if inline.is_some() { SgeList::default() } else { *sges };
-        let signaled = flags.contains(SendFlags::SIGNALED);
-        self.queue.push_back(Entry { wr_id, signaled, opcode, len, sges, inline, end: 0 });
-    }
-
-    /// Owes an answer to a Read of nothing.
-    pub(crate) fn owe(&mut self, sink_stag: u32, sink_offset: u64) -> Result<(), TerminateCause> {
-        if self.owed.len() >= self.owed_max {
-            return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
         }
-        self.owed.push_back((sink_stag, sink_offset));
-        Ok(())
+        self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline, end: 0 });
     }
 
     /// Puts the initiator's first message into the stream. STag 1, as siw: some adapters refuse 0.
-    pub(crate) fn ready_to_receive(&mut self, rtr: ReadyToReceive) {
+    pub(crate) fn ready_to_receive(&mut self, rtr: ReadyToReceive, requester: &mut Requester) {
         match rtr {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let header = Untagged {
-                    last: true,
-                    opcode: Opcode::ReadRequest,
-                    reserved_or_stag: 0,
-                    queue: READ_REQUEST_QUEUE,
-                    msn: 1,
-                    offset: 0,
-                };
-                let start = self.control.len();
-                untagged(&mut self.control, self.crc, &header, &read.emit());
-                self.extend_control(start);
+                let request =
+                    Outstanding { kind: Kind::Read, stag: 1, offset: 0, len: 0, done: 0, sequence: None, msn: 0 };
+                let msn = requester.push(request);
+                self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
             // We never offer it.
             ReadyToReceive::Send => {}
@@ -197,245 +248,314 @@ impl Transmitter {
 
     /// A tagged segment without payload.
     fn tagged(&mut self, header: &Tagged) {
-        let start = self.control.len();
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
         header.emit_into(TAGGED_HEADER_LEN as u16, &mut bytes);
-        self.control.extend_from_slice(&bytes);
-        seal(&mut self.control, start, self.crc);
-        self.extend_control(start);
-    }
-
-    /// Counts the control bytes from `start` on as part of the stream.
-    #[inline]
-    fn extend_control(&mut self, start: usize) {
-        let len = self.control.len();
-        self.framed_bytes += (len - start) as u64;
-        match self.pieces.back_mut() {
-            Some(Piece::Control { end, .. }) if *end == start => *end = len,
-            _ => self.pieces.push_back(Piece::Control { start, end: len }),
-        }
-    }
-
-    fn unsent(&self) -> usize {
-        (self.framed_bytes - self.sent_bytes) as usize
+        let start = self.stream.begin(&bytes);
+        self.stream.seal(start);
     }
 
     /// Frames what fits into a batch.
-    fn frame(&mut self) {
-        while self.unsent() < MAX_BATCH
-            && self.control.len() < MAX_CONTROL
-            && self.pieces.len() + PIECES_PER_FPDU <= MAX_PIECES
-        {
-            if let Some((stag, offset)) = self.owed.pop_front() {
-                self.tagged(&Tagged { last: true, opcode: Opcode::ReadResponse, stag, offset });
-            } else if self.held || !self.frame_send() {
-                break;
-            }
-        }
-    }
-
-    /// Frames one segment of the send queue.
     #[inline]
-    fn frame_send(&mut self) -> bool {
-        let Some(entry) = self.queue.get(self.framed) else { return false };
-        let (offset, opcode) = (self.framed_part, entry.opcode);
-        let len = (entry.len - offset).min(self.segment);
-        let last = offset + len == entry.len;
-        let header =
-            Untagged { last, opcode, reserved_or_stag: 0, queue: SEND_QUEUE, msn: self.msn, offset: offset as u32 };
-        let ulpdu_len = UNTAGGED_HEADER_LEN + len;
-        let start = self.control.len();
-        let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
-        header.emit_into(ulpdu_len as u16, &mut bytes);
-        self.control.extend_from_slice(&bytes);
-        if let Some(inline) = entry.inline {
-            let from = inline + offset;
-            self.control.extend_from_slice(self.inline.get(from..from + len).unwrap_or_default());
-            seal(&mut self.control, start, self.crc);
-            self.extend_control(start);
-        } else if len <= COPY_MAX {
-            parts(&entry.sges, offset, len, |part| self.control.extend_from_slice(part.bytes()));
-            seal(&mut self.control, start, self.crc);
-            self.extend_control(start);
-        } else {
-            let sges = entry.sges;
-            self.extend_control(start);
-            let mut sum = Crc32c::new();
-            if self.crc {
-                sum.update(&bytes);
+    fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, stags: &StagTable, scope: Key) {
+        while self.stream.has_room() {
+            if self.fault.is_some() {
+                return;
             }
-            parts(&sges, offset, len, |part| {
-                if self.crc {
-                    sum.update(part.bytes());
-                }
-                self.pieces.push_back(Piece::Memory(part));
+            // Segments of two messages are never mixed.
+            let answer = responder.front().is_some_and(|pending| {
+                pending.done > 0 || (self.framed_part == 0 && !self.immediate_next && self.answer_next)
             });
-            self.framed_bytes += len as u64;
-            let pad = &[0; 3][..pad_len(ulpdu_len)];
-            sum.update(pad);
-            let trailer = self.control.len();
-            self.control.extend_from_slice(pad);
-            self.control.extend_from_slice(&if self.crc { sum.finish() } else { 0 }.to_le_bytes());
-            self.extend_control(trailer);
-        }
-        self.framed_part = offset + len;
-        if last {
-            if let Some(entry) = self.queue.get_mut(self.framed) {
-                entry.end = self.framed_bytes;
+            if !answer && self.may_go(requester) {
+                self.frame_own(requester);
+                self.answer_next = true;
+            } else if !responder.is_idle() {
+                self.frame_answer(responder, stags, scope);
+            } else {
+                return;
             }
-            self.framed += 1;
-            self.framed_part = 0;
-            self.msn = self.msn.wrapping_add(1);
         }
-        true
     }
 
-    /// Frames and hands over until nothing is left or TCP takes no more; `done` gets every send that TCP has taken
-    /// whole, with whether it was signaled.
+    /// Frames one segment of the send queue, which [`Transmitter::may_go`].
+    #[inline]
+    fn frame_own(&mut self, requester: &mut Requester) {
+        let Self { stream, queue, framed, framed_part, msn, inline, .. } = self;
+        let Some(entry) = queue.get_mut(*framed) else { return };
+        let (offset, opcode) = (*framed_part, entry.opcode());
+        let remote = match entry.op {
+            SendOp::Send | SendOp::SendInvalidate(_) => {
+                let len = (entry.len - offset).min(self.untagged_segment);
+                let last = offset + len == entry.len;
+                let reserved_or_stag = if let SendOp::SendInvalidate(key) = entry.op { key.0 } else { 0 };
+                let offset32 = offset as u32;
+                let header =
+                    Untagged { last, opcode, reserved_or_stag, queue: SEND_QUEUE, msn: *msn, offset: offset32 };
+                let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+                header.emit_into((UNTAGGED_HEADER_LEN + len) as u16, &mut bytes);
+                payload(stream, inline, entry, &bytes, offset, len);
+                *framed_part = offset + len;
+                if last {
+                    *msn = msn.wrapping_add(1);
+                    entry.end = stream.framed();
+                    *framed += 1;
+                    *framed_part = 0;
+                }
+                return;
+            }
+            SendOp::WriteWithImmediate(_, data) if self.immediate_next => return self.frame_immediate(data),
+            SendOp::Write(remote) | SendOp::WriteWithImmediate(remote, _) => remote,
+            SendOp::Read(_) if entry.len == 0 => return self.entry_framed(),
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+                return self.frame_request(requester);
+            }
+        };
+        let len = (entry.len - offset).min(self.tagged_segment);
+        let last = offset + len == entry.len;
+        let header = Tagged { last, opcode, stag: remote.key.0, offset: remote.address.wrapping_add(offset as u64) };
+        let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+        header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+        payload(stream, inline, entry, &bytes, offset, len);
+        *framed_part = offset + len;
+        if last && matches!(entry.op, SendOp::WriteWithImmediate(..)) {
+            self.immediate_next = true;
+        } else if last {
+            self.entry_framed();
+        }
+    }
+
+    /// The message that completes a receive of the peer behind a Write (RFC 7306 §6).
+    fn frame_immediate(&mut self, data: u32) {
+        let solicited = self.queue.get(self.framed).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
+        let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
+        let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue: SEND_QUEUE, msn: self.msn, offset: 0 };
+        self.stream.untagged(&header, &u64::from(data).to_be_bytes());
+        self.msn = self.msn.wrapping_add(1);
+        self.entry_framed();
+    }
+
+    /// A Read Request or an Atomic Request.
+    fn frame_request(&mut self, requester: &mut Requester) {
+        let Some(entry) = self.queue.get(self.framed) else { return };
+        if requester.depth() == 0 {
+            self.fault = Some(Fault::WorkRequest(WcStatus::LocalQpOperationError));
+            return;
+        }
+        let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
+        let (stag, offset) = (sink.local_key().0, address(&sink));
+        let sequence = Some(self.first + self.framed as u64);
+        let mut request =
+            Outstanding { kind: Kind::Read, stag, offset, len: entry.len as u32, done: 0, sequence, msn: 0 };
+        let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
+            SendOp::CompareSwap { expected, swap, .. } => {
+                AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
+            }
+            SendOp::FetchAdd { add, .. } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
+            _ => AtomicRequest::fetch_add(id, remote.key.0, remote.address, 0),
+        };
+        match entry.op {
+            SendOp::Read(remote) => {
+                let read = ReadRequest {
+                    sink_stag: stag,
+                    sink_offset: offset,
+                    size: entry.len as u32,
+                    source_stag: remote.key.0,
+                    source_offset: remote.address,
+                };
+                let msn = requester.push(request);
+                self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
+            }
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+                request.kind = Kind::Atomic(requester.msn);
+                request.len = ATOMIC_LEN;
+                let body = atomic(remote, requester.msn).emit();
+                let msn = requester.push(request);
+                self.stream.untagged(&request_header(Opcode::AtomicRequest, msn), &body);
+            }
+            _ => {}
+        }
+        self.entry_framed();
+    }
+
+    #[inline]
+    fn entry_framed(&mut self) {
+        if let Some(entry) = self.queue.get_mut(self.framed) {
+            entry.end = self.stream.framed();
+        }
+        self.framed += 1;
+        self.framed_part = 0;
+        self.immediate_next = false;
+    }
+
+    /// Frames one segment of the answer to the peer's oldest request. Its memory is looked up for each segment.
+    fn frame_answer(&mut self, responder: &mut Responder, stags: &StagTable, scope: Key) {
+        let Some(pending) = responder.front() else { return };
+        let result = match pending.request {
+            Request::Read(read) => {
+                let left = (read.size - pending.done) as usize;
+                let len = left.min(self.tagged_segment);
+                let last = len == left;
+                self.frame_response(&read, pending.done, len, last, stags, scope).map(|()| (len, last))
+            }
+            Request::Atomic(atomic) => {
+                let result = self.frame_atomic_response(&atomic, responder.atomic_msn, stags, scope);
+                responder.atomic_msn = responder.atomic_msn.wrapping_add(1);
+                result.map(|()| (0, true))
+            }
+        };
+        match result {
+            Ok((len, last)) => {
+                responder.advance(len, last);
+                self.answer_next = !last;
+            }
+            Err(miss) => {
+                let quote = responder.front().and_then(|pending| pending.quote());
+                self.fault = Some(Fault::Violation(miss.request(), quote));
+            }
+        }
+    }
+
+    fn frame_response(
+        &mut self,
+        read: &ReadRequest,
+        done: u32,
+        len: usize,
+        last: bool,
+        stags: &StagTable,
+        scope: Key,
+    ) -> Result<(), Miss> {
+        let offset = read.sink_offset.wrapping_add(done.into());
+        let header = Tagged { last, opcode: Opcode::ReadResponse, stag: read.sink_stag, offset };
+        if read.size == 0 {
+            self.tagged(&header);
+            return Ok(());
+        }
+        let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
+        let span = stags.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
+        let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+        header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+        let start = self.stream.begin(&bytes);
+        self.stream.copy_span(span);
+        self.stream.seal(start);
+        Ok(())
+    }
+
+    fn frame_atomic_response(
+        &mut self,
+        request: &AtomicRequest,
+        msn: u32,
+        stags: &StagTable,
+        scope: Key,
+    ) -> Result<(), Miss> {
+        let need = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, need)?;
+        let old = span.update(|old| request.apply(old)).ok_or(Miss::Bounds)?;
+        let header = Untagged {
+            last: true,
+            opcode: Opcode::AtomicResponse,
+            reserved_or_stag: 0,
+            queue: ATOMIC_RESPONSE_QUEUE,
+            msn,
+            offset: 0,
+        };
+        self.stream.untagged(&header, &emit_response(request.request_id, old));
+        Ok(())
+    }
+
+    /// Frames and hands over until nothing is left, TCP takes no more, or it is the others' turn; `done` gets every
+    /// work request that is done.
+    #[inline]
     pub(crate) fn transmit(
         &mut self,
+        requester: &mut Requester,
+        responder: &mut Responder,
+        stags: &StagTable,
+        scope: Key,
         send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
-        done: &mut impl FnMut(u64, bool),
+        done: &mut impl FnMut(Done),
     ) -> io::Result<Sent> {
+        let stop = self.stream.sent() + BUDGET;
         loop {
-            self.frame();
-            if self.pieces.is_empty() {
+            self.frame(requester, responder, stags, scope);
+            if self.stream.is_empty() {
+                self.reap(requester, done);
                 return Ok(Sent::All);
             }
-            let result = if self.pieces.len() == 1 {
-                send(&[IoSlice::new(self.piece(0))])
-            } else {
-                let mut slices = [IoSlice::new(&[]); MAX_PIECES];
-                let count = self.pieces.len().min(MAX_PIECES);
-                for (index, slice) in slices[..count].iter_mut().enumerate() {
-                    *slice = IoSlice::new(self.piece(index));
-                }
-                send(&slices[..count])
-            };
-            match result {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    let all = n >= self.unsent();
-                    self.advance(n, done);
-                    if !all {
-                        return Ok(Sent::Blocked);
-                    }
-                }
+            let all = match self.stream.flush(send) {
+                Ok(all) => all,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Blocked),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
+            };
+            self.reap(requester, done);
+            if !all {
+                return Ok(Sent::Blocked);
+            }
+            if self.stream.sent() >= stop {
+                return Ok(Sent::More);
             }
         }
     }
 
-    /// The unsent bytes of a piece.
+    /// Completes the work requests at the front of the queue that are done.
     #[inline]
-    fn piece(&self, index: usize) -> &[u8] {
-        let bytes = match self.pieces.get(index) {
-            Some(Piece::Control { start, end }) => self.control.get(*start..*end).unwrap_or_default(),
-            Some(Piece::Memory(sge)) => sge.bytes(),
-            None => &[],
-        };
-        if index == 0 { bytes.get(self.head..).unwrap_or_default() } else { bytes }
-    }
-
-    fn advance(&mut self, n: usize, done: &mut impl FnMut(u64, bool)) {
-        self.sent_bytes += n as u64;
-        if self.sent_bytes == self.framed_bytes {
-            self.pieces.clear();
-            self.control.clear();
-            self.head = 0;
-        } else {
-            let mut left = n;
-            while left > 0 {
-                let len = self.piece(0).len();
-                if left < len {
-                    self.head += left;
-                    break;
-                }
-                left -= len;
-                self.head = 0;
-                if self.pieces.pop_front().is_none() {
-                    break;
-                }
-            }
-        }
+    pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while self.framed > 0
             && let Some(entry) = self.queue.front()
-            && entry.end <= self.sent_bytes
+            && entry.end <= self.stream.sent()
+            && (!entry.is_answered() || self.first < requester.answered())
         {
-            done(entry.wr_id, entry.signaled);
+            done(Done::of(entry, WcStatus::Success));
             self.queue.pop_front();
+            self.first += 1;
             self.framed -= 1;
         }
     }
 
-    /// The next send that TCP has not taken whole; call after [`Transmitter::rest`].
-    pub(crate) fn pop_flushed(&mut self) -> Option<u64> {
-        self.framed = 0;
-        self.framed_part = 0;
-        self.queue.pop_front().map(|entry| entry.wr_id)
+    /// Ends the stream behind the last FPDU begun: what is still to be sent, and then a Terminate.
+    pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
+        self.fault = None;
+        self.stream.end(terminate)
     }
 
-    /// Ends the stream behind the last FPDU begun: a copy of what is framed and not sent, and then a Terminate.
-    pub(crate) fn rest(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
-        let mut rest = Vec::new();
-        for index in 0..self.pieces.len() {
-            rest.extend_from_slice(self.piece(index));
+    /// Gives up all work requests after [`Transmitter::end`]: those are flushed, but for the one that `failed` names.
+    /// `failed` is counted from the start of the queue, and stands for the first that was not framed if there is no
+    /// number.
+    pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
+        let unframed = self.first + self.framed as u64;
+        while let Some(entry) = self.queue.pop_front() {
+            let status = match failed {
+                Some((at, status)) if at.unwrap_or(unframed) == self.first => status,
+                _ => WcStatus::Flushed,
+            };
+            done(Done::of(&entry, status));
+            self.first += 1;
         }
-        self.pieces.clear();
-        self.owed.clear();
-        self.control = Vec::new();
-        self.head = 0;
-        self.sent_bytes = self.framed_bytes;
-        if let Some((cause, quote)) = terminate {
-            append_terminate(&mut rest, self.crc, cause, quote);
-        }
-        rest
+        (self.framed, self.framed_part, self.immediate_next) = (0, 0, false);
     }
 }
 
-/// Appends a Terminate message.
-pub(crate) fn append_terminate(out: &mut Vec<u8>, crc: bool, cause: TerminateCause, quote: Option<Quote>) {
-    let mut payload = [0; MAX_TERMINATE_LEN];
-    let len = Terminate::new(cause, quote).emit_into(&mut payload);
-    untagged(out, crc, &Untagged::TERMINATE, &payload[..len]);
-}
-
-/// Appends an untagged segment with a payload that is not user memory.
-fn untagged(out: &mut Vec<u8>, crc: bool, header: &Untagged, payload: &[u8]) {
-    debug_assert!(payload.len() <= MAX_TERMINATE_LEN.max(READ_REQUEST_LEN));
-    let start = out.len();
-    let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
-    header.emit_into((UNTAGGED_HEADER_LEN + payload.len()) as u16, &mut bytes);
-    out.extend_from_slice(&bytes);
-    out.extend_from_slice(payload);
-    seal(out, start, crc);
-}
-
-/// Appends pad and CRC to the FPDU that begins at `start` and is whole but for them. Without CRC the field is 0.
+/// Frames one segment of a work request.
 #[inline]
-fn seal(out: &mut Vec<u8>, start: usize, crc: bool) {
-    let pad = (out.len() - start).wrapping_neg() & 3;
-    out.extend_from_slice(&[0; 3][..pad]);
-    let sum = if crc { crc32c(&out[start..]) } else { 0 };
-    out.extend_from_slice(&sum.to_le_bytes());
+fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], offset: usize, len: usize) {
+    if entry.flags.contains(SendFlags::INLINE) {
+        let start = stream.begin(header);
+        let from = entry.inline + offset;
+        stream.copy(inline.get(from..from + len).unwrap_or_default());
+        stream.seal(start);
+    } else if len <= COPY_MAX {
+        let start = stream.begin(header);
+        parts(&entry.sges, offset, len, |part| stream.copy(part.bytes()));
+        stream.seal(start);
+    } else {
+        stream.refer(header, &entry.sges, offset, len);
+    }
 }
 
-/// The parts of `sges` that hold `len` bytes from `offset` on.
-#[inline]
-fn parts(sges: &SgeList, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
-    for sge in sges.as_slice() {
-        if offset >= sge.len() {
-            offset -= sge.len();
-            continue;
-        }
-        let part = sge.part(offset, len);
-        offset = 0;
-        len -= part.len();
-        each(part);
-        if len == 0 {
-            return;
-        }
-    }
+/// A sink's Tagged Offset.
+pub(crate) fn address(sge: &Sge) -> u64 {
+    sge.address() as u64
+}
+
+fn request_header(opcode: Opcode, msn: u32) -> Untagged {
+    Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn, offset: 0 }
 }

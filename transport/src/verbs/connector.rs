@@ -4,10 +4,18 @@
 //! A thread is started when a call is to be made and none is idle, up to a bound; more calls wait for a thread. An
 //! idle thread goes after a while. Threads own the ids they work on together with the provider: whoever lets go last
 //! destroys. They are never waited for.
+//!
+//! A connect whose peer does not answer at all blocks for minutes, and with it the removal of its device. When its id
+//! is released it is interrupted, by a signal to its thread: `SIGURG`, which nothing else happens to when it is not
+//! in use. A handler that does nothing is installed for it when the first iWARP connect starts, unless the program
+//! has one of its own; then there is no interruption. All other signals are blocked in these threads.
 
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -17,8 +25,12 @@ use super::id::{RawId, Terms};
 use crate::error::Error;
 use crate::slab::Key;
 
-/// Calls that block at the same time.
+/// Connect calls that block at the same time; as many releases beside them.
 const THREADS: usize = 64;
+/// Interrupts a call.
+const SIGNAL: c_int = libc::SIGURG;
+/// A signal may come just before the call that it is to interrupt: it is sent again after this.
+const AGAIN: Duration = Duration::from_millis(10);
 /// How long a thread waits for its next call.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK: usize = 256 * 1024;
@@ -41,7 +53,26 @@ struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Threads inside a connect call, by the address of its id.
+    connecting: Vec<(usize, libc::pthread_t)>,
     failed: Vec<Failed>,
+}
+
+impl Queue {
+    fn interrupt(&self, id: &Arc<RawId>) {
+        if !signal_is_ours() {
+            return;
+        }
+        for (_, thread) in self.connecting.iter().filter(|(address, _)| *address == address_of(id)) {
+            // SAFETY: a thread is in the list only while it runs, and leaves it under the lock that is held here. The
+            // signal has a handler.
+            unsafe { libc::pthread_kill(*thread, SIGNAL) };
+        }
+    }
+}
+
+fn address_of(id: &Arc<RawId>) -> usize {
+    Arc::as_ptr(id).addr()
 }
 
 #[derive(Debug)]
@@ -78,16 +109,34 @@ impl Shared {
     }
 
     fn run(&self) {
+        mask_signals();
         while let Some(job) = self.next_job() {
             match job {
-                Job::Connect { key, id, terms } if !id.is_abandoned() => {
-                    if let Err(Error::Io { source: error, .. }) = id.connect(&terms) {
-                        self.fail(key, error);
-                    }
-                }
-                Job::Connect { id, .. } | Job::Release(id) => drop(id),
+                Job::Connect { key, id, terms } => self.connect(key, &id, &terms),
+                Job::Release(id) => self.release(id),
             }
         }
+    }
+
+    fn connect(&self, key: Key, id: &Arc<RawId>, terms: &Terms) {
+        // SAFETY: no arguments.
+        let thread = unsafe { libc::pthread_self() };
+        self.lock().connecting.push((address_of(id), thread));
+        // Whoever abandons it from here on interrupts.
+        let result = if id.is_abandoned() { Ok(()) } else { id.connect(terms) };
+        self.lock().connecting.retain(|(address, _)| *address != address_of(id));
+        if let Err(Error::Io { source: error, .. }) = result {
+            self.fail(key, error);
+        }
+    }
+
+    fn release(&self, id: Arc<RawId>) {
+        // Only a thread inside its connect call can still hold it.
+        while Arc::strong_count(&id) > 1 {
+            self.lock().interrupt(&id);
+            thread::park_timeout(AGAIN);
+        }
+        drop(id);
     }
 
     fn fail(&self, key: Key, error: io::Error) {
@@ -106,12 +155,18 @@ impl Connector {
 
     /// Calls `rdma_connect`; failure comes out of [`Connector::take_failed`], success as an event of the id.
     pub(super) fn connect(&self, key: Key, id: Arc<RawId>, terms: Terms) -> io::Result<()> {
+        signal_is_ours();
         self.submit(Job::Connect { key, id, terms })
     }
 
     /// Destroys an id, when nobody else holds it any more.
     pub(super) fn release(&self, id: Arc<RawId>) {
         id.abandon();
+        {
+            let mut queue = self.shared.lock();
+            queue.jobs.retain(|job| !matches!(job, Job::Connect { id: waiting, .. } if Arc::ptr_eq(waiting, &id)));
+            queue.interrupt(&id);
+        }
         if let Err(error) = self.submit(Job::Release(id)) {
             log::warn!("no thread to destroy an id on: {error}");
         }
@@ -119,12 +174,22 @@ impl Connector {
 
     fn submit(&self, job: Job) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        queue.jobs.push_back(job);
+        // A release ends, and lets others end: it goes first.
+        let bound = match job {
+            Job::Connect { .. } => {
+                queue.jobs.push_back(job);
+                THREADS
+            }
+            Job::Release(_) => {
+                queue.jobs.push_front(job);
+                2 * THREADS
+            }
+        };
         if queue.idle >= queue.jobs.len() {
             self.shared.work.notify_one();
             return Ok(());
         }
-        if queue.threads == THREADS {
+        if queue.threads >= bound {
             return Ok(());
         }
         let shared = Arc::clone(&self.shared);
@@ -134,8 +199,8 @@ impl Connector {
             // One of those there are takes it later.
             Err(_) if queue.threads > 0 => {}
             Err(error) => {
+                // No thread, so it is the only one. It may own an id: that is destroyed without the lock.
                 let job = queue.jobs.pop_back();
-                // It may own an id: that is destroyed without the lock.
                 drop(queue);
                 drop(job);
                 return Err(error);
@@ -154,5 +219,40 @@ impl Connector {
         if let Err(error) = self.shared.waker.wake() {
             log::error!("waking the connection-manager channel: {error}");
         }
+    }
+}
+
+extern "C" fn nothing(_: c_int) {}
+
+/// Whether the signal may be sent; on the first call, makes it so.
+fn signal_is_ours() -> bool {
+    static OURS: OnceLock<bool> = OnceLock::new();
+    *OURS.get_or_init(|| {
+        let mut before = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: asks only, into a place for the result.
+        if unsafe { libc::sigaction(SIGNAL, ptr::null(), before.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        // SAFETY: filled by the call.
+        if unsafe { before.assume_init_ref() }.sa_sigaction != libc::SIG_DFL {
+            log::info!("SIGURG is in use: connects that hang are not interrupted");
+            return false;
+        }
+        // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
+        // SAFETY: the handler does nothing, which is safe at any time.
+        unsafe { libc::sigaction(SIGNAL, &raw const action, ptr::null_mut()) == 0 }
+    })
+}
+
+/// Leaves the program's signals to the program's threads.
+fn mask_signals() {
+    let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: a place for a mask, filled by the first call and used by the others; changes this thread only.
+    unsafe {
+        libc::sigfillset(mask.as_mut_ptr());
+        libc::sigdelset(mask.as_mut_ptr(), SIGNAL);
+        libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), ptr::null_mut());
     }
 }

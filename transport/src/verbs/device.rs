@@ -1,11 +1,13 @@
 //! A device: context, protection domain, channels, what it can do, its asynchronous events.
 
 use std::ffi::{CStr, c_int};
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_atomic_cap, ibv_comp_channel,
@@ -16,6 +18,7 @@ use rdma_sys::{
 };
 
 use super::ffi::{check, key_of, non_null, set_nonblocking};
+use super::id::RawId;
 use super::qp::Numbers;
 use crate::caps::{Capabilities, Features};
 use crate::error::{Error, Result};
@@ -38,6 +41,8 @@ pub(super) struct RawDevice {
     channel: *mut ibv_comp_channel,
     /// The device is going away.
     removed: AtomicBool,
+    /// An id of the provider's own on the device. While it lives, librdmacm keeps the context open.
+    anchor: Option<Arc<RawId>>,
 }
 
 // SAFETY: libibverbs lets any thread use a context, a domain and a channel; they are destroyed once, by the last
@@ -47,12 +52,14 @@ unsafe impl Send for RawDevice {}
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
-    /// # Safety
-    /// `context` belongs to librdmacm and stays open while an id is on it, and so while the result lives.
-    unsafe fn open(context: *mut ibv_context) -> Result<Self> {
-        // SAFETY: a live context; the result is checked.
+    /// Opens the device that `anchor` is on.
+    fn open(anchor: Arc<RawId>) -> Result<Self> {
+        let context = anchor.context();
+        // SAFETY: a live context: an id is on it. The result is checked.
         let pd = non_null("ibv_alloc_pd", unsafe { ibv_alloc_pd(context) })?;
-        let mut device = Self { context, pd, channel: ptr::null_mut(), removed: AtomicBool::new(false) };
+        let (channel, removed) = (ptr::null_mut(), AtomicBool::new(false));
+        let mut device = Self { context, pd, channel, removed, anchor: Some(anchor) };
+        open_contexts().push(context.addr());
         // SAFETY: a live context; the result is checked.
         device.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
         set_nonblocking(device.completion_fd())?;
@@ -80,6 +87,11 @@ impl RawDevice {
     pub(super) fn async_fd(&self) -> c_int {
         // SAFETY: the context is live; its descriptor never changes.
         unsafe { (*self.context).async_fd }
+    }
+
+    fn cmd_fd(&self) -> c_int {
+        // SAFETY: the context is live; its descriptor never changes.
+        unsafe { (*self.context).cmd_fd }
     }
 
     /// Has the library close the device too, when this is dropped.
@@ -123,20 +135,67 @@ impl Drop for RawDevice {
         if let Err(error) = check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }) {
             log::warn!("{error}");
         }
-        if self.removed.load(Ordering::Relaxed) {
-            forget_removed();
+        let files = OpenFiles::of(self.cmd_fd(), self.async_fd());
+        let last = {
+            let mut open = open_contexts();
+            if let Some(index) = open.iter().position(|&context| context == self.context.addr()) {
+                open.swap_remove(index);
+            }
+            !open.contains(&self.context.addr())
+        };
+        // From here on the context may be closed.
+        self.anchor = None;
+        if self.removed.load(Ordering::Relaxed) && !forget_removed() && last {
+            // It was the last device of the system, for which the library does not look: it would keep it for ever.
+            files.release();
         }
     }
 }
 
+/// The contexts on which providers of this process have something open, one entry each.
+fn open_contexts() -> MutexGuard<'static, Vec<usize>> {
+    static OPEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Makes librdmacm look which devices there are: it then closes those that are gone and in no use, for which the
-/// kernel waits before it lets them go.
-fn forget_removed() {
+/// kernel waits before it lets them go. `false` when it found no device at all, and then it closes none.
+fn forget_removed() -> bool {
     // SAFETY: the count is not asked for; the list is given back as it came.
     unsafe {
         let devices = rdma_get_devices(ptr::null_mut());
-        if !devices.is_null() {
-            rdma_free_devices(devices);
+        if devices.is_null() {
+            return false;
+        }
+        rdma_free_devices(devices);
+    }
+    true
+}
+
+/// The two open files of a context, and how to know them again when the context may be gone.
+struct OpenFiles([(c_int, Option<String>); 2]);
+
+impl OpenFiles {
+    fn of(cmd: c_int, events: c_int) -> Self {
+        Self([cmd, events].map(|fd| (fd, Self::behind(fd))))
+    }
+
+    /// What is open under a descriptor, whether or not its name is still there.
+    fn behind(fd: c_int) -> Option<String> {
+        let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?.to_string_lossy().into_owned();
+        Some(name.trim_end_matches(" (deleted)").to_owned())
+    }
+
+    /// Lets the kernel have the device back without its user, the library, which keeps the numbers: what is open
+    /// under them becomes the null device, and closing that later is harmless.
+    fn release(self) {
+        let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
+        for (fd, file) in self.0 {
+            let is_ours = file.as_ref().is_some_and(|file| file.contains("infiniband"));
+            if is_ours && Self::behind(fd) == file {
+                // SAFETY: replaces an open file by another, under a number that was just seen to be the device's.
+                unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
+            }
         }
     }
 }
@@ -250,13 +309,10 @@ pub(super) struct Limits {
 }
 
 impl Device {
-    /// Opens what the provider needs on the device of an id.
-    ///
-    /// # Safety
-    /// As [`RawDevice::open`].
-    pub(super) unsafe fn open(context: *mut ibv_context, port: u8) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        let raw = unsafe { RawDevice::open(context)? };
+    /// Opens what the provider needs on the device of `anchor`, an id that nothing else is done with.
+    pub(super) fn open(anchor: Arc<RawId>, port: u8) -> Result<Self> {
+        let raw = RawDevice::open(anchor)?;
+        let context = raw.context;
         // SAFETY: all fields are numbers.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: a live context and a place for the result.

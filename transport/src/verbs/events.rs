@@ -144,7 +144,7 @@ impl Verbs {
             return;
         }
         let Some(peer) = raw.peer_address() else { return };
-        let mut id = Id::new(raw, State::Offered);
+        let mut id = Id::new(Arc::new(raw), State::Offered);
         id.asked = (request.responder_resources, request.initiator_depth);
         let key = self.add(id);
         match self.land(key) {
@@ -199,6 +199,10 @@ impl Verbs {
             State::Accepting => {
                 id.state = State::Dead;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
+            }
+            // It accepted, and went before it heard that the connection was up.
+            State::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
+                self.disconnected(key, DisconnectCause::Peer);
             }
             // Since Linux 6.0 a connection manager may say so of a connection that is up.
             State::Established => {

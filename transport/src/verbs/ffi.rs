@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
 
 use socket2::SockAddr;
 
@@ -27,7 +28,7 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
 
 /// A key as the `context` that the libraries hand back with their events.
 pub(super) fn context_of(key: Key) -> *mut c_void {
-    std::ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
+    ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
 }
 
 /// The key in a `context`.
@@ -53,10 +54,10 @@ impl RawAddress {
 /// Reads an address.
 ///
 /// # Safety
-/// `address` points to a `sockaddr_storage`.
-pub(super) unsafe fn address(address: *const libc::sockaddr_storage) -> Option<SocketAddr> {
+/// `address` points to an address that is as long as its family says.
+pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller's promise.
-    match c_int::from(unsafe { (*address).ss_family }) {
+    match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
             // SAFETY: the family says that this is in it.
             let v4 = unsafe { &*address.cast::<libc::sockaddr_in>() };
@@ -71,6 +72,29 @@ pub(super) unsafe fn address(address: *const libc::sockaddr_storage) -> Option<S
         }
         _ => None,
     }
+}
+
+/// The addresses of this host, with port 0.
+pub(super) fn local_addresses() -> Vec<SocketAddr> {
+    let mut list = ptr::null_mut();
+    // SAFETY: a place for the result.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut at: *const libc::ifaddrs = list;
+    while !at.is_null() {
+        // SAFETY: an element of the list, which is whole until it is freed below.
+        let (this, next) = unsafe { ((*at).ifa_addr, (*at).ifa_next) };
+        if !this.is_null() {
+            // SAFETY: the list holds whole addresses.
+            found.extend(unsafe { address(this) });
+        }
+        at = next;
+    }
+    // SAFETY: given back once; what was in it is copied.
+    unsafe { libc::freeifaddrs(list) }
+    found
 }
 
 /// Makes a descriptor non-blocking.
@@ -109,8 +133,15 @@ mod tests {
         for text in ["192.0.2.1:4791", "[2001:db8::1]:7471", "[fe80::1%3]:1", "0.0.0.0:0"] {
             let wanted: SocketAddr = text.parse().unwrap();
             let raw = RawAddress::new(wanted);
-            // SAFETY: a `SockAddr` holds a whole `sockaddr_storage`.
-            assert_eq!(unsafe { address(raw.as_ptr().cast()) }, Some(wanted));
+            // SAFETY: a `SockAddr` holds a whole address.
+            assert_eq!(unsafe { address(raw.as_ptr()) }, Some(wanted));
         }
+    }
+
+    #[test]
+    fn this_host_has_addresses() {
+        let found = local_addresses();
+        assert!(found.iter().any(|address| address.ip().is_loopback()), "{found:?}");
+        assert!(found.iter().all(|address| address.port() == 0));
     }
 }

@@ -91,13 +91,13 @@ impl RawId {
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the id is live, and the union holds a `sockaddr_storage`.
-        unsafe { address(&raw const (*self.raw).route.addr.src_addr_union.src_storage) }
+        // SAFETY: the id is live, and the union has room for every family.
+        unsafe { address((&raw const (*self.raw).route.addr.src_addr_union).cast()) }
     }
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as for the local address.
-        unsafe { address(&raw const (*self.raw).route.addr.dst_addr_union.dst_storage) }
+        unsafe { address((&raw const (*self.raw).route.addr.dst_addr_union).cast()) }
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<()> {
@@ -311,8 +311,7 @@ pub(super) struct Id {
 }
 
 impl Id {
-    pub(super) fn new(raw: RawId, state: State) -> Self {
-        let raw = Arc::new(raw);
+    pub(super) const fn new(raw: Arc<RawId>, state: State) -> Self {
         Self {
             raw,
             state,

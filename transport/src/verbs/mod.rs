@@ -23,6 +23,7 @@
 //! The provider is driven by one thread, and no call blocks. One kind of device makes that hard: on iWARP
 //! `rdma_connect` may block in the kernel until TCP has connected, and destroying an id waits for the end of its
 //! handshake. Both run on private threads (`connector`); what comes out of them arrives as a connection-manager event.
+//! A connect that is given up is interrupted by `SIGURG`, if the program has no handler of its own for that signal.
 //!
 //! # Removal of a device
 //!
@@ -31,6 +32,10 @@
 //! removal while the process lives on. Their handles stay good for the calls that give them back, and a completion
 //! queue stays empty. An idle id of the provider's own is kept on each device, so that a removal is noticed even when
 //! nothing else is there. A device that comes back is a new one, under a new handle.
+//!
+//! librdmacm closes a device that is gone only when it looks for devices, which is asked of it then. While it looks it
+//! opens all others, so the provider puts an idle id on those as well; and when it finds none at all it closes none,
+//! so what it still has open of the last device is replaced by the null device.
 //!
 //! # Several providers in one process
 //!

@@ -14,6 +14,7 @@ use super::channel::EventChannel;
 use super::connector::Connector;
 use super::cq::{self, Cq, RawCq};
 use super::device::Device;
+use super::ffi;
 use super::id::{Id, RawId, State, Terms};
 use super::mr::{RawRegion, Region};
 use super::qp::{Chains, Qp, init_attr};
@@ -156,38 +157,43 @@ impl Verbs {
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
-        // SAFETY: the context of an id; it stays open while an id is on it: `id` is now, the one that watches is
-        // from here on, and everything else that is made on the device holds it together with its own id.
-        let device = unsafe { Device::open(context, id.port())? };
+        // An id of our own goes first, at the same address: it keeps the context open, and hears of the removal.
+        let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
+        address.set_port(0);
+        let watch = Arc::new(RawId::create(&self.channel)?);
+        watch.bind(address)?;
+        if watch.context() != context {
+            return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
+        }
+        let device = Device::open(Arc::clone(&watch), id.port())?;
         let index = self.devices.len();
         let fd = device.live()?.async_fd();
         self.poll
             .registry()
             .register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE)
             .map_err(|source| Error::io("watching a device", source))?;
+        let mut watch = Id::new(watch, State::Watching);
+        let handle = DeviceId(index as u32);
+        watch.device = Some(handle);
+        let key = self.add(watch);
         self.devices.push(device);
-        let device = DeviceId(index as u32);
-        if let Err(error) = self.watch(device, id) {
-            log::warn!("{}: its removal may go unnoticed: {error}", self.devices[index].info.name);
-        }
-        Ok(device)
+        self.devices[index].watch = Some(key);
+        Ok(handle)
     }
 
-    /// Puts an id of our own on a device, at the address of `id`: it keeps the context open, and hears of the removal.
-    fn watch(&mut self, device: DeviceId, id: &RawId) -> Result<()> {
-        let Some(address) = id.local_address() else { return Ok(()) };
-        let raw = RawId::create(&self.channel)?;
-        raw.bind(SocketAddr::new(address.ip(), 0))?;
-        if raw.context() != id.context() {
-            return Err(Error::NoDevice { reason: format!("{} is not on it", address.ip()) });
+    /// Watches every device that has an address: librdmacm opens them all when it looks for removed ones, and would
+    /// keep those that nobody watches from being removed in their turn.
+    fn watch_all(&mut self) {
+        for address in ffi::local_addresses() {
+            let watched = RawId::create(&self.channel).and_then(|id| {
+                id.bind(address)?;
+                if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
+            });
+            if let Err(error) = watched {
+                // Most addresses are on no device.
+                log::trace!("{} is not watched: {error}", address.ip());
+            }
         }
-        let entry = &mut self.devices[device.0 as usize];
-        raw.set_device(entry.live()?);
-        let mut watch = Id::new(raw, State::Watching);
-        watch.device = Some(device);
-        let key = self.add(watch);
-        self.devices[device.0 as usize].watch = Some(key);
-        Ok(())
     }
 
     /// Destroys an id with its queue pair.
@@ -253,6 +259,8 @@ impl Verbs {
         if let Some(watch) = watch {
             self.remove(watch);
         }
+        drop(raw);
+        self.watch_all();
     }
 
     /// What this side offers; `asked`: what the peer did.
@@ -356,7 +364,7 @@ impl Provider for Verbs {
         let raw = RawId::create(&self.channel)?;
         raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
         let on_device = !raw.context().is_null();
-        let key = self.add(Id::new(raw, State::Listening));
+        let key = self.add(Id::new(Arc::new(raw), State::Listening));
         if on_device && let Err(error) = self.land(key) {
             self.remove(key);
             return Err(error);
@@ -369,10 +377,9 @@ impl Provider for Verbs {
     }
 
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        let raw = RawId::create(&self.channel)?;
-        let mut id = Id::new(raw, State::Resolving);
+        let raw = Arc::new(RawId::create(&self.channel)?);
+        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
         id.deadline = Some(deadline);
-        let raw = Arc::clone(&id.raw);
         let key = self.add(id);
         match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
             Ok(()) => {}

@@ -4,11 +4,13 @@
 //! way out, except where a field says that it carries them.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 pub mod crc;
 pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 
+pub use atomic::AtomicRequest;
 pub use crc::{Crc32c, crc32c};
 pub use ddp::{Header, HeaderError, Tagged, Untagged, header_len};
 pub use mpa::{Enhanced, StartupError, StartupHeader, StartupKind};

@@ -1,0 +1,340 @@
+//! A peer that is nothing but a socket: it sends what a test says, octet by octet, to the embedded provider.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use rdma_transport::iwarp::wire::mpa::fpdu_len;
+use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c};
+use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
+use rdma_transport::wr::SgeList;
+use rdma_transport::{
+    Access, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceId, Drive, Memory, MemoryRegion, Provider, QpAttr,
+    QpId, RecvWr, WorkCompletion,
+};
+
+/// No wait is longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The provider, with a listener.
+#[derive(Debug)]
+pub struct Target {
+    /// The provider.
+    pub iwarp: Iwarp<TcpNet>,
+    /// Where everything completes.
+    pub cq: CqId,
+    /// Its listener's address.
+    pub address: SocketAddr,
+    /// The time it is told.
+    pub now: Instant,
+    /// Events that no test has looked at.
+    pub events: Vec<CmEvent>,
+}
+
+impl Target {
+    /// A provider that listens on a port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// When the system has no sockets.
+    #[allow(clippy::disallowed_methods)]
+    pub fn new(config: IwarpConfig) -> Self {
+        let mut seed = 0x9e37_79b9_u32;
+        let entropy = move |bytes: &mut [u8]| {
+            for byte in bytes {
+                seed = seed.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+                *byte = (seed >> 24) as u8;
+            }
+        };
+        let net = TcpNet::new().expect("sockets");
+        let mut iwarp = Iwarp::new(config, net, Box::new(entropy)).expect("settings");
+        let cq = iwarp.create_cq(DeviceId(0), 4096).expect("a completion queue");
+        let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), 128).expect("a port");
+        let address = iwarp.local_address(listener).expect("an address");
+        Self { iwarp, cq, address, now: Instant::now(), events: Vec::new() }
+    }
+
+    /// One turn.
+    ///
+    /// # Panics
+    /// When the provider fails.
+    pub fn turn(&mut self) {
+        self.iwarp.progress(self.now, Drive::Full);
+        while let Some(event) = self.iwarp.next_cm_event(self.now).expect("events") {
+            self.events.push(event);
+        }
+    }
+
+    /// Turns until `ready` has something.
+    ///
+    /// # Panics
+    /// When it has nothing for too long.
+    #[allow(clippy::disallowed_methods)]
+    pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.turn();
+            if let Some(value) = ready(self) {
+                return value;
+            }
+            assert!(Instant::now() < end, "no {what}: {:?}", self.events);
+        }
+    }
+
+    /// The next event.
+    pub fn event(&mut self) -> CmEvent {
+        self.until("event", |target| (!target.events.is_empty()).then(|| target.events.remove(0)))
+    }
+
+    /// What completed.
+    ///
+    /// # Panics
+    /// When the provider fails.
+    pub fn completions(&mut self) -> Vec<WorkCompletion> {
+        let mut out = Vec::new();
+        self.iwarp.poll_cq(self.cq, usize::MAX, &mut out).expect("a completion queue");
+        out
+    }
+
+    /// A region of `len` bytes within memory that is larger at both ends.
+    ///
+    /// # Panics
+    /// When there is no memory.
+    pub fn region(&mut self, len: usize, access: Access) -> Region {
+        let memory = Arc::new(Memory::new(len + 2 * MARGIN).expect("memory"));
+        let base = memory.as_ptr() as u64 + MARGIN as u64;
+        let inner = self.iwarp.register_range(DeviceId(0), &memory, MARGIN..MARGIN + len, access).expect("a region");
+        let whole = self.iwarp.register(DeviceId(0), &memory, Access::REMOTE_READ).expect("a region");
+        Region { stag: inner.remote_key.0, base, len, inner, whole, total: memory.len() }
+    }
+
+    /// Connects a peer; the target has `receives` empty receives posted.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn connect(&mut self, receives: usize, crc: bool) -> Peer {
+        let mut peer = Peer::open(self.address, crc);
+        let flags = if crc { 0x50 } else { 0x10 };
+        peer.send(&request(&[flags, 2, 0, 4, 0, 16, 0, 16]));
+        let id = self.offered();
+        self.accept(id, receives);
+        let reply = peer.read(self, 24);
+        assert_eq!(reply[..16], *b"MPA ID Rep Frame");
+        peer.id = Some(id);
+        self.until("established", |target| {
+            target.events.iter().position(|e| matches!(e.kind, CmEventKind::Established { .. }))
+        });
+        self.events.clear();
+        peer
+    }
+
+    /// The id of a connect request.
+    ///
+    /// # Panics
+    /// When something else came.
+    pub fn offered(&mut self) -> CmId {
+        let event = self.event();
+        assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
+        event.id
+    }
+
+    /// Accepts it, with empty receives.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn accept(&mut self, id: CmId, receives: usize) -> QpId {
+        let attr = QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: 4, max_recv_wr: 8, max_inline: 0 };
+        let qp = self.iwarp.create_qp(id, &attr).expect("a queue pair");
+        for wr_id in 0..receives as u64 {
+            self.iwarp.post_recv(qp, &[RecvWr { wr_id, sges: SgeList::default() }]).expect("room");
+        }
+        let param = ConnectParam { responder_resources: 4, initiator_depth: 4, ..ConnectParam::default() };
+        self.iwarp.accept(id, &param, self.now).expect("accept");
+        qp
+    }
+
+    /// Reads a region with the memory around it, over a connection of its own: what no peer may have changed.
+    pub fn inspect(&mut self, region: &Region) -> Vec<u8> {
+        let mut peer = self.connect(0, false);
+        let read = ReadRequest {
+            sink_stag: 7,
+            sink_offset: 0,
+            size: region.total as u32,
+            source_stag: region.whole.remote_key.0,
+            source_offset: region.base - MARGIN as u64,
+        };
+        peer.send(&fpdu_read(1, &read, false));
+        let mut bytes = Vec::new();
+        loop {
+            let fpdu = peer.fpdu(self);
+            assert_eq!(Header::parse(&fpdu).expect("a header").opcode(), Opcode::ReadResponse);
+            let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
+            bytes.extend_from_slice(&fpdu[TAGGED_FPDU_HEADER_LEN..2 + len]);
+            if bytes.len() >= region.total {
+                break;
+            }
+        }
+        peer.finish(self);
+        bytes
+    }
+}
+
+/// Room around a region that nobody may touch.
+pub const MARGIN: usize = 128;
+
+/// A region of the target.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// Its STag.
+    pub stag: u32,
+    /// Tagged Offset of its first byte.
+    pub base: u64,
+    /// Its length.
+    pub len: usize,
+    /// Itself, to take it back.
+    pub inner: MemoryRegion,
+    /// The same with the memory around it, to look at.
+    pub whole: MemoryRegion,
+    /// Length of that.
+    pub total: usize,
+}
+
+/// An MPA request with this behind the key.
+pub fn request(tail: &[u8]) -> Vec<u8> {
+    [b"MPA ID Req Frame".as_slice(), tail].concat()
+}
+
+/// Ends an FPDU: pad and CRC.
+pub fn seal(mut fpdu: Vec<u8>, crc: bool) -> Vec<u8> {
+    fpdu.resize(fpdu.len().next_multiple_of(4), 0);
+    let sum = if crc { crc32c(&fpdu) } else { 0 };
+    fpdu.extend_from_slice(&sum.to_le_bytes());
+    fpdu
+}
+
+/// An untagged FPDU.
+pub fn fpdu_untagged(header: &Untagged, payload: &[u8], crc: bool) -> Vec<u8> {
+    let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+    header.emit_into((18 + payload.len()) as u16, &mut bytes);
+    seal([&bytes, payload].concat(), crc)
+}
+
+/// A tagged FPDU.
+pub fn fpdu_tagged(header: &Tagged, payload: &[u8], crc: bool) -> Vec<u8> {
+    let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+    header.emit_into((14 + payload.len()) as u16, &mut bytes);
+    seal([&bytes, payload].concat(), crc)
+}
+
+/// A Send of one segment.
+pub const SEND: Untagged =
+    Untagged { last: true, opcode: Opcode::Send, reserved_or_stag: 0, queue: 0, msn: 1, offset: 0 };
+
+/// A Read Request.
+pub fn fpdu_read(msn: u32, read: &ReadRequest, crc: bool) -> Vec<u8> {
+    fpdu_untagged(&Untagged { opcode: Opcode::ReadRequest, queue: 1, msn, ..SEND }, &read.emit(), crc)
+}
+
+/// The socket.
+#[derive(Debug)]
+pub struct Peer {
+    stream: TcpStream,
+    /// FPDUs carry a CRC.
+    pub crc: bool,
+    /// The target's end.
+    pub id: Option<CmId>,
+}
+
+impl Peer {
+    /// A TCP connection.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn open(address: SocketAddr, crc: bool) -> Self {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_nonblocking(true).expect("non-blocking");
+        stream.set_nodelay(true).expect("no delay");
+        Self { stream, crc, id: None }
+    }
+
+    /// Sends what fits into the socket; a target that has closed already is no surprise.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// Reads exactly `len` octets.
+    ///
+    /// # Panics
+    /// When the stream ends before.
+    pub fn read(&mut self, target: &mut Target, len: usize) -> Vec<u8> {
+        let (mut bytes, mut at) = (vec![0; len], 0);
+        target.until("octets", |_| {
+            match self.stream.read(&mut bytes[at..]) {
+                Ok(0) if at < len => panic!("the end after {at} of {len} octets"),
+                Ok(n) => at += n,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            (at == len).then_some(())
+        });
+        bytes
+    }
+
+    /// Reads one FPDU.
+    pub fn fpdu(&mut self, target: &mut Target) -> Vec<u8> {
+        let mut fpdu = self.read(target, 2);
+        let len = fpdu_len(usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])));
+        fpdu.extend(self.read(target, len - 2));
+        if self.crc {
+            let (body, sum) = fpdu.split_at(len - 4);
+            assert_eq!(crc32c(body).to_le_bytes(), sum);
+        }
+        fpdu
+    }
+
+    /// Reads the Terminate that must come now, and the end of the stream behind it.
+    ///
+    /// # Panics
+    /// When something else comes.
+    pub fn terminated(&mut self, target: &mut Target) -> TerminateCause {
+        let fpdu = self.fpdu(target);
+        assert_eq!(Header::parse(&fpdu), Ok(Header::Untagged(Untagged::TERMINATE)));
+        let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
+        let terminate = Terminate::parse(&fpdu[UNTAGGED_FPDU_HEADER_LEN..2 + len]).expect("a Terminate");
+        assert_eq!(terminate.other_reading.is_some(), terminate.raw & 0xff00 == 0 && terminate.raw != 0);
+        self.ended(target);
+        terminate.cause
+    }
+
+    /// Awaits the end of the stream.
+    ///
+    /// # Panics
+    /// When octets come instead.
+    pub fn ended(&mut self, target: &mut Target) {
+        target.until("end", |_| match self.stream.read(&mut [0]) {
+            Ok(0) => Some(()),
+            Ok(_) => panic!("octets behind the end"),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(_) => Some(()),
+        });
+    }
+
+    /// Hangs up, and has the target clean up.
+    pub fn finish(self, target: &mut Target) {
+        drop(self.stream);
+        if let Some(id) = self.id {
+            target.until("disconnect", |target| {
+                target.events.iter().any(|e| e.id == id && matches!(e.kind, CmEventKind::Disconnected(_))).then_some(())
+            });
+            target.events.retain(|event| event.id != id);
+            target.iwarp.destroy_id(id, target.now);
+        }
+    }
+}
+
+/// Settings without CRC, as a test needs them to send what is wrong.
+pub fn plain() -> IwarpConfig {
+    let mut config = IwarpConfig::default();
+    config.crc = CrcPolicy::Off;
+    config
+}

@@ -1,0 +1,508 @@
+//! The embedded provider against peers that misbehave, octet by octet over TCP: the Terminate that the RFCs have for
+//! it, nothing outside the regions touched, and the next peer served as if nothing had been.
+
+use std::time::Duration;
+
+use rdma_reactor_tests::peer::{
+    MARGIN, Peer, Region, SEND, Target, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request, seal,
+};
+use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
+use rdma_transport::{Access, CmEventKind, DisconnectCause, Provider, WcStatus};
+
+const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+fn write(region: &Region, offset: u64, payload: &[u8], crc: bool) -> Vec<u8> {
+    let header = Tagged { last: true, opcode: Opcode::Write, stag: region.stag, offset };
+    fpdu_tagged(&header, payload, crc)
+}
+
+fn read(region: &Region, offset: u64, size: u32) -> ReadRequest {
+    ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: region.stag, source_offset: offset }
+}
+
+/// Sends `octets` in steps, and checks the Terminate, the event, the memory, and that others are still served.
+#[track_caller]
+fn expect(target: &mut Target, region: &Region, receives: usize, crc: bool, octets: &[u8], want: Cause) {
+    let before = target.inspect(region);
+    for step in [octets.len(), 1] {
+        let mut peer = target.connect(receives, crc);
+        for chunk in octets.chunks(step) {
+            peer.send(chunk);
+            target.turn();
+        }
+        assert_eq!(peer.terminated(target), want);
+        let id = peer.id;
+        let cause = target.until("disconnect", |target| {
+            let at = target.events.iter().position(|event| Some(event.id) == id)?;
+            match target.events.remove(at).kind {
+                CmEventKind::Disconnected(cause) => Some(cause),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert_eq!(cause, DisconnectCause::PeerViolation(want.to_string()));
+        assert!(target.completions().iter().all(|wc| wc.status == WcStatus::Flushed));
+        target.iwarp.destroy_id(id.unwrap(), target.now);
+        assert_eq!(target.inspect(region), before, "memory was touched");
+    }
+}
+
+fn target() -> (Target, Region) {
+    let mut target = Target::new(plain());
+    let region = target.region(1000, REMOTE);
+    (target, region)
+}
+
+#[test]
+fn what_it_takes_when_all_is_well() {
+    for crc in [true, false] {
+        let mut target = Target::new(plain());
+        let region = target.region(1000, REMOTE);
+        let mut peer = target.connect(2, crc);
+        peer.send(&write(&region, region.base + 10, &[7; 990], crc));
+        peer.send(&fpdu_untagged(&SEND, b"", crc));
+        target.until("receive", |target| target.completions().iter().any(|wc| wc.status.is_success()).then_some(()));
+        peer.send(&fpdu_read(1, &read(&region, region.base, 1000), crc));
+        let answer = peer.fpdu(&mut target);
+        assert_eq!((&answer[16..26], &answer[26..1016]), (&[0; 10][..], &[7; 990][..]));
+        peer.finish(&mut target);
+        let memory = target.inspect(&region);
+        assert!(memory[..MARGIN].iter().chain(&memory[MARGIN + 1000..]).all(|&byte| byte == 0));
+    }
+}
+
+/// Row 47: more messages than receives.
+#[test]
+fn more_sends_than_receives() {
+    let (mut target, region) = target();
+    expect(&mut target, &region, 0, false, &fpdu_untagged(&SEND, b"", false), Cause::DDP_UNTAGGED_NO_BUFFER);
+}
+
+/// Row 51: a message that is longer than its receive.
+#[test]
+fn a_send_that_is_too_long() {
+    let (mut target, region) = target();
+    expect(&mut target, &region, 1, true, &fpdu_untagged(&SEND, b"x", true), Cause::DDP_UNTAGGED_TOO_LONG);
+    let begun = Untagged { last: false, ..SEND };
+    expect(&mut target, &region, 1, false, &fpdu_untagged(&begun, &[1; 9000], false), Cause::DDP_UNTAGGED_TOO_LONG);
+}
+
+/// Row 52: a message that never ends has no more room than its receive.
+#[test]
+fn a_message_that_never_ends() {
+    let (mut target, region) = target();
+    let begun = Untagged { last: false, ..SEND };
+    let mut octets = fpdu_untagged(&begun, b"", false).repeat(1000);
+    octets.extend(fpdu_untagged(&Untagged { offset: 1, ..begun }, b"", false));
+    expect(&mut target, &region, 1, false, &octets, Cause::INVALID_MO);
+}
+
+/// Row 53: unknown opcodes and versions; reserved bits are ignored.
+#[test]
+fn headers_that_are_unknown() {
+    let (mut target, region) = target();
+    let cases: [(usize, u8, Cause); 6] = [
+        (3, 0x4c, Cause::RDMAP_OPCODE),
+        (3, 0x4f, Cause::RDMAP_OPCODE),
+        (3, 0x83, Cause::RDMAP_VERSION),
+        (3, 0x03, Cause::RDMAP_VERSION),
+        (2, 0x42, Cause::DDP_UNTAGGED_VERSION),
+        (2, 0xc2, Cause::DDP_TAGGED_VERSION),
+    ];
+    for (at, value, want) in cases {
+        for crc in [true, false] {
+            let mut fpdu = fpdu_untagged(&SEND, b"", crc);
+            fpdu[at] = value;
+            fpdu.truncate(20);
+            expect(&mut target, &region, 1, crc, &seal(fpdu, crc), want);
+        }
+    }
+    let mut peer = target.connect(1, false);
+    let mut fpdu = fpdu_untagged(&SEND, b"", false);
+    fpdu[2] |= 0x3c;
+    fpdu[3] |= 0x30;
+    fpdu[4..8].fill(0xff);
+    peer.send(&fpdu);
+    target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
+    peer.finish(&mut target);
+}
+
+/// Row 54: a peer that reads for ever and takes nothing costs a bounded amount and harms nobody.
+#[test]
+fn a_peer_that_asks_and_never_reads() {
+    let mut target = Target::new(plain());
+    let region = target.region(8 << 20, REMOTE);
+    let mut peer = target.connect(0, false);
+    for msn in 1..=4 {
+        peer.send(&fpdu_read(msn, &read(&region, region.base, 8 << 20), false));
+    }
+    for _ in 0..1000 {
+        target.turn();
+    }
+    // The answers wait; another peer does not.
+    let other = target.region(16, REMOTE);
+    let memory = target.inspect(&other);
+    assert_eq!(memory.len(), target.inspect(&other).len());
+    // The depth that was agreed on is 16, and one more is let through.
+    for msn in 5..=20 {
+        peer.send(&fpdu_read(msn, &read(&region, region.base, 1), false));
+    }
+    let id = peer.id;
+    let cause = target.until("disconnect", |target| {
+        let at = target.events.iter().position(|event| Some(event.id) == id)?;
+        Some(format!("{:?}", target.events.remove(at).kind))
+    });
+    assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
+}
+
+/// Row 55: a handshake and a frame in drops.
+#[test]
+fn slow_handshakes_have_an_end() {
+    let (mut target, region) = target();
+    let mut peer = Peer::open(target.address, false);
+    for octet in request(&[0x10, 2, 0, 4]) {
+        peer.send(&[octet]);
+        target.now += Duration::from_millis(300);
+        target.turn();
+    }
+    peer.ended(&mut target);
+    assert!(target.events.is_empty());
+    target.inspect(&region);
+}
+
+/// Row 56: every guess costs the connection, whatever is guessed.
+#[test]
+fn guesses() {
+    let (mut target, region) = target();
+    for guess in [0, 1, 2, region.stag ^ 1, region.stag.wrapping_add(256), u32::MAX] {
+        let wrong = Region { stag: guess, ..region };
+        expect(&mut target, &region, 0, true, &write(&wrong, region.base, b"x", true), Cause::DDP_TAGGED_INVALID_STAG);
+        let octets = fpdu_read(1, &read(&wrong, region.base, 1), false);
+        expect(&mut target, &region, 0, false, &octets, Cause::RDMAP_INVALID_STAG);
+    }
+}
+
+/// Row 57: out of bounds by as little and as much as possible.
+#[test]
+fn out_of_bounds() {
+    let (mut target, region) = target();
+    for (offset, len) in [
+        (region.base - 1, 1),
+        (region.base - 1, 2),
+        (region.base + 1000, 1),
+        (region.base + 999, 2),
+        (region.base, 1001),
+        (0, 1),
+        (u64::MAX >> 1, 1000),
+    ] {
+        for crc in [true, false] {
+            let octets = write(&region, offset, &vec![0xee; len], crc);
+            expect(&mut target, &region, 0, crc, &octets, Cause::DDP_TAGGED_BOUNDS);
+        }
+        let octets = fpdu_read(1, &read(&region, offset, len as u32), false);
+        expect(&mut target, &region, 0, false, &octets, Cause::RDMAP_BOUNDS);
+    }
+    let octets = fpdu_read(1, &read(&region, region.base, u32::MAX), false);
+    expect(&mut target, &region, 0, false, &octets, Cause::RDMAP_BOUNDS);
+}
+
+/// rxe: address and length wrap around.
+#[test]
+fn cve_2026_98365_address_wrap() {
+    let (mut target, region) = target();
+    for offset in [u64::MAX, u64::MAX - 7, u64::MAX - 14] {
+        expect(&mut target, &region, 0, true, &write(&region, offset, &[1; 15], true), Cause::DDP_TAGGED_TO_WRAP);
+        expect(&mut target, &region, 0, false, &fpdu_read(1, &read(&region, offset, 15), false), Cause::RDMAP_TO_WRAP);
+    }
+}
+
+/// Row 57: regions of others, without the right, and taken back.
+#[test]
+fn regions_that_are_not_the_peers() {
+    let mut target = Target::new(plain());
+    let region = target.region(1000, REMOTE);
+    let local = target.region(1000, Access::LOCAL_WRITE);
+    let readable = target.region(1000, Access::REMOTE_READ);
+    let writable = target.region(1000, Access::REMOTE_WRITE);
+    let other = target.region(1000, REMOTE);
+    let friend = target.connect(0, false);
+    target.iwarp.restrict(other.inner.id, rdma_transport::QpId(friend.id.unwrap().0)).unwrap();
+    let revoked = target.region(1000, REMOTE);
+    target.iwarp.invalidate(revoked.inner.id).unwrap();
+    let gone = target.region(1000, REMOTE);
+    target.iwarp.deregister(gone.inner.id).unwrap();
+    for (at, read_cause) in [
+        (&local, Cause::RDMAP_INVALID_STAG),
+        (&other, Cause::RDMAP_INVALID_STAG),
+        (&revoked, Cause::RDMAP_INVALID_STAG),
+        (&gone, Cause::RDMAP_INVALID_STAG),
+        (&writable, Cause::RDMAP_ACCESS),
+    ] {
+        expect(&mut target, at, 0, false, &fpdu_read(1, &read(at, at.base, 8), false), read_cause);
+        if read_cause == Cause::RDMAP_INVALID_STAG {
+            expect(&mut target, at, 0, true, &write(at, at.base, b"x", true), Cause::DDP_TAGGED_INVALID_STAG);
+        }
+    }
+    expect(
+        &mut target,
+        &readable,
+        0,
+        true,
+        &write(&readable, readable.base, b"x", true),
+        Cause::DDP_TAGGED_INVALID_STAG,
+    );
+    let take = Untagged { opcode: Opcode::SendInvalidate, reserved_or_stag: other.stag, ..SEND };
+    expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
+}
+
+/// Row 60: startup frames of every wrong kind; the peer is closed and nobody else notices.
+#[test]
+fn cve_2026_74345_malformed_mpa() {
+    let (mut target, region) = target();
+    let frames: Vec<Vec<u8>> = vec![
+        b"MPA ID Rep Frame\x10\x02\0\x04\0\0\0\0".to_vec(),
+        b"MPA ID Req Frbme\x10\x02\0\x04\0\0\0\0".to_vec(),
+        request(&[0x10, 2, 0, 0]),
+        request(&[0x10, 2, 0, 3, 1, 2, 3]),
+        request(&[0x10, 2, 2, 1]),
+        request(&[0x10, 2, 0xff, 0xff]),
+        request(&[0x10, 3, 0, 4, 0, 0, 0, 0]),
+        request(&[0x10, 255, 0, 4, 0, 0, 0, 0]),
+        request(&[0x30, 2, 0, 4, 0, 0, 0, 0]),
+    ];
+    for frame in &frames {
+        for step in [frame.len(), 1] {
+            let mut peer = Peer::open(target.address, false);
+            for chunk in frame.chunks(step) {
+                peer.send(chunk);
+                target.turn();
+            }
+            peer.ended(&mut target);
+            assert!(target.events.is_empty(), "{frame:?}");
+        }
+    }
+    // Cut off anywhere.
+    let whole = request(&[0x10, 2, 0, 6, 0, 1, 0, 1, 1, 2]);
+    for len in 0..whole.len() {
+        let mut peer = Peer::open(target.address, false);
+        peer.send(&whole[..len]);
+        target.turn();
+        drop(peer);
+        target.turn();
+    }
+    target.now += Duration::from_secs(6);
+    target.inspect(&region);
+    // With a frame of the stream in the same segment.
+    let mut peer = Peer::open(target.address, false);
+    peer.send(&[request(&[0x10, 2, 0, 4, 0, 1, 0, 1]), fpdu_untagged(&SEND, b"", false)].concat());
+    let id = target.offered();
+    target.accept(id, 1);
+    target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
+}
+
+/// Row 61: lengths below the header that they promise.
+#[test]
+fn cve_2026_64102_length_underflow() {
+    let (mut target, region) = target();
+    for (ddp, rdmap, least) in
+        [(0xc1, 0x40, 14), (0xc1, 0x42, 14), (0x41, 0x41, 46), (0x41, 0x43, 18), (0x41, 0x47, 22)]
+    {
+        for len in [0, 1, 2, 3, least - 1] {
+            for crc in [true, false] {
+                let mut fpdu = vec![0; 2 + len];
+                fpdu[1] = len as u8;
+                if len >= 2 {
+                    fpdu[2..4].copy_from_slice(&[ddp, rdmap]);
+                }
+                expect(&mut target, &region, 1, crc, &seal(fpdu, crc), Cause::LLP_FPDU_LENGTH);
+            }
+        }
+    }
+    let mut fpdu = fpdu_read(1, &read(&region, region.base, 1), false);
+    fpdu[1] += 1;
+    fpdu.truncate(48);
+    fpdu.push(0);
+    expect(&mut target, &region, 1, false, &seal(fpdu, false), Cause::DDP_UNTAGGED_TOO_LONG);
+}
+
+/// rxe's pads of four octets and less: what is in a pad is not looked at, and never payload.
+#[test]
+fn cve_2026_46043_pad_underflow() {
+    let (mut target, region) = target();
+    let mut peer = target.connect(0, false);
+    let mut octets = Vec::new();
+    for len in 1..=9 {
+        let mut fpdu = write(&region, region.base + 100, &vec![len as u8; len], false);
+        let pad = 16 + len..fpdu.len() - 4;
+        fpdu[pad].fill(0xff);
+        octets.extend(fpdu);
+    }
+    peer.send(&octets);
+    peer.send(&fpdu_read(1, &read(&region, region.base + 99, 12), false));
+    let answer = peer.fpdu(&mut target);
+    assert_eq!(answer[16..28], [0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 0]);
+}
+
+/// Row 62: a header in two segments, cut anywhere.
+#[test]
+fn cve_2026_98323_split_header() {
+    for crc in [true, false] {
+        let mut target = Target::new(plain());
+        let region = target.region(1000, REMOTE);
+        let octets = [
+            write(&region, region.base, b"first", crc),
+            fpdu_read(1, &read(&region, region.base, 5), crc),
+            fpdu_untagged(&SEND, b"", crc),
+        ]
+        .concat();
+        for cut in 1..octets.len() {
+            let mut peer = target.connect(1, crc);
+            peer.send(&octets[..cut]);
+            for _ in 0..3 {
+                target.turn();
+            }
+            peer.send(&octets[cut..]);
+            assert_eq!(peer.fpdu(&mut target)[16..21], *b"first", "{cut}");
+            target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
+            peer.finish(&mut target);
+        }
+    }
+}
+
+/// Row 63: answers and the rest of messages that never began.
+#[test]
+fn cve_2026_23242_opcode_before_context() {
+    let (mut target, region) = target();
+    let response = Tagged { last: true, opcode: Opcode::ReadResponse, stag: region.stag, offset: region.base };
+    let cases = [
+        (fpdu_tagged(&response, b"answer", true), Cause::DDP_LOCAL_CATASTROPHIC),
+        (fpdu_tagged(&response, b"", true), Cause::DDP_LOCAL_CATASTROPHIC),
+        (fpdu_untagged(&Untagged { offset: 1424, ..SEND }, b"", true), Cause::INVALID_MO),
+        (fpdu_untagged(&Untagged { msn: 0, ..SEND }, b"", true), Cause::INVALID_MSN),
+        (fpdu_untagged(&Untagged { msn: 2, ..SEND }, b"", true), Cause::INVALID_MSN),
+        (fpdu_untagged(&Untagged { queue: 1, ..SEND }, b"", true), Cause::INVALID_QN),
+        (fpdu_untagged(&Untagged { opcode: Opcode::Immediate, ..SEND }, &[0; 8], true), Cause::RDMAP_OPCODE),
+        (
+            fpdu_untagged(&Untagged { opcode: Opcode::AtomicRequest, queue: 1, ..SEND }, &[0; 52], true),
+            Cause::RDMAP_OPCODE,
+        ),
+        (
+            fpdu_untagged(&Untagged { opcode: Opcode::AtomicResponse, queue: 3, ..SEND }, &[0; 12], true),
+            Cause::RDMAP_OPCODE,
+        ),
+    ];
+    for (octets, want) in cases {
+        expect(&mut target, &region, 1, true, &octets, want);
+    }
+}
+
+/// Row 64: an answer that nobody asked for, into memory that the peer may even write.
+#[test]
+fn cve_2026_64268_read_response_unasked() {
+    let (mut target, region) = target();
+    for len in [1, 1000, 1001, 60_000] {
+        let header = Tagged { last: true, opcode: Opcode::ReadResponse, stag: region.stag, offset: region.base };
+        let octets = fpdu_tagged(&header, &vec![0xee; len], true);
+        expect(&mut target, &region, 0, true, &octets, Cause::DDP_LOCAL_CATASTROPHIC);
+    }
+}
+
+/// Row 65: any damaged octet of a Write with CRC: nothing of it is placed.
+#[test]
+fn damaged_octets() {
+    let (mut target, region) = target();
+    let whole = write(&region, region.base, &[0xee; 100], true);
+    // Not the length: that is a frame that is not over yet.
+    for at in (2..whole.len()).step_by(7) {
+        let mut octets = whole.clone();
+        octets[at] ^= 0x10;
+        expect(&mut target, &region, 0, true, &octets, Cause::LLP_CRC);
+    }
+}
+
+/// Row 66: sequence numbers, the Last flag, too many Reads.
+#[test]
+fn sequences_and_depths() {
+    let (mut target, region) = target();
+    let request = |msn| fpdu_read(msn, &read(&region, region.base, 1000), true);
+    expect(&mut target, &region, 0, true, &request(2), Cause::INVALID_MSN);
+    let part = Untagged { opcode: Opcode::ReadRequest, queue: 1, last: false, ..SEND };
+    let octets = fpdu_untagged(&part, &read(&region, region.base, 1).emit(), true);
+    expect(&mut target, &region, 0, true, &octets, Cause::DDP_UNTAGGED_TOO_LONG);
+    let moved = Untagged { opcode: Opcode::ReadRequest, queue: 1, offset: 4, ..SEND };
+    let octets = fpdu_untagged(&moved, &read(&region, region.base, 1).emit(), true);
+    expect(&mut target, &region, 0, true, &octets, Cause::INVALID_MO);
+    let elsewhere = Untagged { opcode: Opcode::ReadRequest, queue: 0, ..SEND };
+    let octets = fpdu_untagged(&elsewhere, &read(&region, region.base, 1).emit(), true);
+    expect(&mut target, &region, 0, true, &octets, Cause::INVALID_QN);
+    // All of nothing: nothing may be checked.
+    let nowhere = Region { stag: 5, base: 3, ..region };
+    let mut peer = target.connect(3, true);
+    for _ in 0..3 {
+        peer.send(&write(&nowhere, 1, b"", true));
+    }
+    peer.send(&fpdu_read(1, &read(&nowhere, 1, 0), true));
+    assert_eq!(peer.fpdu(&mut target).len(), 20);
+    for msn in 1..=3 {
+        peer.send(&fpdu_untagged(&Untagged { msn, ..SEND }, b"", true));
+    }
+    let mut done = 0;
+    target.until("receives", |target| {
+        done += target.completions().len();
+        (done == 3).then_some(())
+    });
+    peer.finish(&mut target);
+}
+
+/// Row 67: both sides give up at once, in every order; one event each.
+#[test]
+fn terminates_and_ends_in_any_order() {
+    let (mut target, region) = target();
+    let terminate = |raw: [u8; 4]| fpdu_untagged(&Untagged::TERMINATE, &raw, false);
+    let wrong = fpdu_untagged(&Untagged { msn: 9, ..SEND }, b"", false);
+    for (octets, words) in [
+        ([terminate([0x11, 0, 0, 0]), terminate([0x11, 0, 0, 0])].concat(), "terminated by the peer"),
+        ([terminate([0x10, 5, 7, 0]), wrong.clone()].concat(), "terminated by the peer"),
+        ([wrong.clone(), terminate([0x11, 0, 0, 0])].concat(), "broke the protocol"),
+        ([wrong.clone(), wrong.clone(), vec![0xff; 5000]].concat(), "broke the protocol"),
+        (wrong[..10].to_vec(), "closed by the peer"),
+        (Vec::new(), "closed by the peer"),
+    ] {
+        let mut peer = target.connect(1, false);
+        let id = peer.id.unwrap();
+        peer.send(&octets);
+        drop(peer);
+        let cause = target.until("disconnect", |target| {
+            let at = target.events.iter().position(|event| event.id == id)?;
+            match target.events.remove(at).kind {
+                CmEventKind::Disconnected(cause) => Some(cause.to_string()),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(cause.contains(words), "{cause}");
+        for _ in 0..100 {
+            target.turn();
+        }
+        assert!(target.events.is_empty(), "once");
+        target.completions();
+        target.iwarp.destroy_id(id, target.now);
+    }
+    target.inspect(&region);
+}
+
+/// Both bit orders of a Terminate are read.
+#[test]
+fn terminates_of_siw_and_of_the_rfc() {
+    for raw in [[0x11, 1, 0xc0, 0], [0x11, 1, 3, 0]] {
+        let quoted = [&raw[..], &[0, 14], &[0xc1, 0x40], &[0; 12]].concat();
+        let parsed = Terminate::parse(&quoted).unwrap();
+        assert_eq!((parsed.cause, parsed.other_reading), (Cause::DDP_TAGGED_BOUNDS, None));
+        let (mut target, _) = target();
+        let mut peer = target.connect(0, false);
+        peer.send(&fpdu_untagged(&Untagged::TERMINATE, &quoted, false));
+        let event = target.event();
+        let CmEventKind::Disconnected(DisconnectCause::TerminatedByPeer(what)) = event.kind else {
+            panic!("{event:?}")
+        };
+        assert!(what.contains("Base or bounds"), "{what}");
+    }
+}

@@ -1,0 +1,83 @@
+//! What the queue pairs of a provider share: completion queues, memory regions, shared receive queues.
+
+use std::collections::BTreeMap;
+
+use super::cq::Completions;
+use super::srq::SharedReceiveQueue;
+use super::stag::StagTable;
+use crate::error::{Error, Result};
+use crate::provider::CqId;
+use crate::qp::{QpId, SrqId};
+use crate::slab::{Key, Slab};
+
+const STALE: Error = Error::Stale { object: "shared receive queue" };
+
+#[derive(Debug, Default)]
+pub(crate) struct Resources {
+    pub(crate) cqs: Completions,
+    pub(crate) stags: StagTable,
+    srqs: Slab<SharedReceiveQueue>,
+    /// Receives from a shared queue whose queue pair is gone and whose completion is not polled.
+    orphans: BTreeMap<Key, (SrqId, u32)>,
+}
+
+impl Resources {
+    pub(crate) fn create_srq(&mut self, depth: u32) -> SrqId {
+        SrqId(self.srqs.insert(SharedReceiveQueue::new(depth)))
+    }
+
+    pub(crate) fn srq(&mut self, srq: SrqId) -> Result<&mut SharedReceiveQueue> {
+        self.srqs.get_mut(srq.0).ok_or(STALE)
+    }
+
+    pub(crate) fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        if self.srq(srq)?.is_used() {
+            return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
+        }
+        let mut left = 0;
+        self.orphans.retain(|_, orphan| {
+            left += if orphan.0 == srq { orphan.1 } else { 0 };
+            orphan.0 != srq
+        });
+        if let Some(queue) = self.srqs.remove(srq.0) {
+            queue.release(left, &mut self.cqs);
+        }
+        Ok(())
+    }
+
+    /// Lets a queue pair complete receives of a shared queue on `cq`.
+    pub(crate) fn attach(&mut self, srq: SrqId, cq: CqId) -> Result<()> {
+        self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
+    }
+
+    /// A queue pair is gone, with `dropped` receives that will not complete and `unpolled` completions.
+    pub(crate) fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, dropped: u32, unpolled: u32) {
+        if let Ok(queue) = self.srq(srq) {
+            queue.detach(cq);
+            queue.give_back(dropped);
+            if unpolled > 0 {
+                self.orphans.insert(qp.0, (srq, unpolled));
+            }
+        }
+    }
+
+    /// A completion of a queue pair that is gone was polled.
+    pub(crate) fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
+        let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
+            return self.cqs.release_orphan(cq);
+        };
+        let srq = *srq;
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.orphans.remove(&qp.0);
+        }
+        self.receive_polled(srq);
+    }
+
+    /// A receive of a shared queue was polled: its place is free.
+    pub(crate) fn receive_polled(&mut self, srq: SrqId) {
+        if let Ok(queue) = self.srq(srq) {
+            queue.give_back(1);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The peer's RDMA Reads and atomics that are not answered yet: served strictly in order, a segment at a time.
+
+use std::collections::VecDeque;
+
+use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
+use super::wire::rdmap::READ_REQUEST_QUEUE;
+use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Read(ReadRequest),
+    Atomic(AtomicRequest),
+}
+
+/// A request with what is done of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub(crate) request: Request,
+    pub(crate) msn: u32,
+    pub(crate) done: u32,
+}
+
+impl Pending {
+    /// The headers that a Terminate about it quotes: those of the request, moved on by what was answered.
+    pub(crate) fn quote(&self) -> Option<Quote> {
+        let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
+        let opcode = match self.request {
+            Request::Read(_) => Opcode::ReadRequest,
+            Request::Atomic(_) => Opcode::AtomicRequest,
+        };
+        let header =
+            Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn: self.msn, offset: 0 };
+        header.emit_into(opcode.min_ulpdu_len(), bytes.first_chunk_mut()?);
+        if let Request::Read(read) = self.request {
+            let rest = ReadRequest {
+                sink_offset: read.sink_offset.wrapping_add(self.done.into()),
+                size: read.size - self.done,
+                source_offset: read.source_offset.wrapping_add(self.done.into()),
+                ..read
+            };
+            bytes[20..].copy_from_slice(&rest.emit());
+        }
+        Quote::new(&bytes)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Responder {
+    queue: VecDeque<Pending>,
+    limit: usize,
+    /// Of the next Atomic Response.
+    pub(crate) atomic_msn: u32,
+}
+
+impl Responder {
+    pub(crate) fn new() -> Self {
+        Self { queue: VecDeque::new(), limit: 0, atomic_msn: 1 }
+    }
+
+    pub(crate) fn establish(&mut self, ird: u16) {
+        // siw rounds the depth up to a power of two, and exceeds ours by that.
+        self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
+        self.queue.reserve(self.limit);
+    }
+
+    /// Whether one more is within what the peer may have outstanding.
+    pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
+        if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
+    }
+
+    /// Takes a request; that there is room was asked before.
+    pub(crate) fn push(&mut self, request: Request, msn: u32) {
+        self.queue.push_back(Pending { request, msn, done: 0 });
+    }
+
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&Pending> {
+        self.queue.front()
+    }
+
+    /// `n` bytes of the front's answer are framed; `last` when that was all.
+    pub(crate) fn advance(&mut self, n: usize, last: bool) {
+        if last {
+            self.queue.pop_front();
+        } else if let Some(front) = self.queue.front_mut() {
+            front.done = front.done.saturating_add(n as u32);
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+    }
+}

@@ -1,0 +1,75 @@
+//! Shared receive queues: receives that the queue pairs of one program take from a common store.
+
+use std::collections::VecDeque;
+
+use super::cq::Completions;
+use crate::error::{Error, Result};
+use crate::provider::CqId;
+use crate::wr::RecvWr;
+
+#[derive(Debug, Default)]
+pub(crate) struct SharedReceiveQueue {
+    posted: VecDeque<RecvWr>,
+    depth: u32,
+    /// Taken by a queue pair and not polled yet.
+    taken: u32,
+    /// Completion queues that have room for all of it, and queue pairs that complete there.
+    targets: Vec<(CqId, usize)>,
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(depth: u32) -> Self {
+        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Vec::new() }
+    }
+
+    pub(crate) fn post(&mut self, wr: RecvWr) -> Result<()> {
+        if self.posted.len() + self.taken as usize >= self.depth as usize {
+            return Err(Error::QueueFull { queue: "shared receive", depth: self.depth });
+        }
+        self.posted.push_back(wr);
+        Ok(())
+    }
+
+    /// The next receive, for a message that begins.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<RecvWr> {
+        let wr = self.posted.pop_front()?;
+        self.taken += 1;
+        Some(wr)
+    }
+
+    /// Gives back the places of receives that are polled, or lost with their queue pair.
+    pub(crate) fn give_back(&mut self, count: u32) {
+        self.taken = self.taken.saturating_sub(count);
+    }
+
+    /// A queue pair is to complete its receives on `cq`.
+    pub(crate) fn attach(&mut self, cq: CqId, cqs: &mut Completions) -> Result<()> {
+        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
+            target.1 += 1;
+            return Ok(());
+        }
+        cqs.reserve(cq, self.depth)?;
+        self.targets.push((cq, 1));
+        Ok(())
+    }
+
+    /// A queue pair is gone. The room on the completion queue stays, for what it left there, until the queue is
+    /// destroyed.
+    pub(crate) fn detach(&mut self, cq: CqId) {
+        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
+            target.1 = target.1.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.targets.iter().any(|target| target.1 > 0)
+    }
+
+    /// Gives up the room on the completion queues, but for `left` completions that nobody has polled.
+    pub(crate) fn release(&self, left: u32, cqs: &mut Completions) {
+        for target in &self.targets {
+            cqs.release(target.0, self.depth, left);
+        }
+    }
+}

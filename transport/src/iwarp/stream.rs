@@ -1,0 +1,274 @@
+//! The outgoing stream: FPDUs that are framed and not handed to TCP yet.
+//!
+//! Headers, trailers and small payloads are written one behind the other into a control buffer, so that many small
+//! messages are one piece of a send call. Larger payloads of sends and writes are never copied. Where a peer requires
+//! markers everything is copied, to make room for them.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use super::markers;
+use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::mpa::CRC_LEN;
+use super::wire::rdmap::MAX_TERMINATE_LEN;
+use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
+use crate::mem::{Sge, Span};
+use crate::wr::{MAX_SGE, SgeList};
+
+/// Pieces of one send call.
+const MAX_PIECES: usize = 64;
+/// Framed bytes that are not sent yet, and how many of them may be in the control buffer.
+const MAX_BATCH: usize = 256 * 1024;
+const MAX_CONTROL: usize = 64 * 1024;
+/// Pieces one FPDU can add: every entry of a work request and a header and trailer.
+const PIECES_PER_FPDU: usize = MAX_SGE + 2;
+
+/// A piece of the stream.
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    Control { start: usize, end: usize },
+    Memory(Sge),
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    crc: bool,
+    markers: bool,
+    control: Vec<u8>,
+    /// An FPDU without its markers.
+    plain: Vec<u8>,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the first piece that are sent.
+    head: usize,
+    framed: u64,
+    sent: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(crc: bool, markers: bool) -> Self {
+        Self {
+            crc,
+            markers,
+            control: Vec::new(),
+            plain: Vec::new(),
+            pieces: VecDeque::new(),
+            head: 0,
+            framed: 0,
+            sent: 0,
+        }
+    }
+
+    /// Stream offset behind the last byte framed, and behind the last one that TCP has taken.
+    #[inline]
+    pub(crate) fn framed(&self) -> u64 {
+        self.framed
+    }
+
+    #[inline]
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    pub(crate) fn has_markers(&self) -> bool {
+        self.markers
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    #[inline]
+    fn unsent(&self) -> usize {
+        (self.framed - self.sent) as usize
+    }
+
+    /// Whether one more FPDU belongs into this batch.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.unsent() < MAX_BATCH
+            && self.control.len() < MAX_CONTROL
+            && self.pieces.len() + PIECES_PER_FPDU <= MAX_PIECES
+    }
+
+    /// Begins an FPDU whose bytes are copied; [`Stream::seal`] ends it.
+    #[inline]
+    pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
+        let start = self.control.len();
+        self.control.extend_from_slice(header);
+        start
+    }
+
+    #[inline]
+    pub(crate) fn copy(&mut self, bytes: &[u8]) {
+        self.control.extend_from_slice(bytes);
+    }
+
+    /// Copies memory of a region, whose owner may write it at any time: the CRC is over the copy.
+    #[inline]
+    pub(crate) fn copy_span(&mut self, span: Span<'_>) {
+        span.append_to(&mut self.control);
+    }
+
+    /// Ends the FPDU that was begun at `start`: pad, markers, CRC. Without CRC the field is 0.
+    #[inline]
+    pub(crate) fn seal(&mut self, start: usize) {
+        let pad = (self.control.len() - start).wrapping_neg() & 3;
+        self.control.extend_from_slice(&[0; 3][..pad]);
+        if self.markers {
+            self.plain.clear();
+            self.plain.extend_from_slice(&self.control[start..]);
+            self.control.truncate(start);
+            markers::insert(&self.plain, self.framed, &mut self.control);
+        }
+        let sum = if self.crc { crc32c(&self.control[start..]) } else { 0 };
+        self.control.extend_from_slice(&sum.to_le_bytes());
+        self.extend_control(start);
+    }
+
+    /// Adds an FPDU whose payload stays where it is.
+    #[inline]
+    pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
+        let start = self.begin(header);
+        if self.markers {
+            parts(sges, offset, len, |part| self.control.extend_from_slice(part.bytes()));
+            return self.seal(start);
+        }
+        self.extend_control(start);
+        let mut sum = Crc32c::new();
+        if self.crc {
+            sum.update(header);
+        }
+        parts(sges, offset, len, |part| {
+            if self.crc {
+                sum.update(part.bytes());
+            }
+            self.pieces.push_back(Piece::Memory(part));
+        });
+        self.framed += len as u64;
+        let pad = &[0; 3][..(header.len() + len).wrapping_neg() & 3];
+        sum.update(pad);
+        let trailer = self.begin(pad);
+        self.control.extend_from_slice(&if self.crc { sum.finish() } else { 0 }.to_le_bytes());
+        self.extend_control(trailer);
+    }
+
+    /// Adds an untagged FPDU with a payload that is no user's memory.
+    pub(crate) fn untagged(&mut self, header: &Untagged, payload: &[u8]) {
+        let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+        header.emit_into((UNTAGGED_HEADER_LEN + payload.len()) as u16, &mut bytes);
+        let start = self.begin(&bytes);
+        self.copy(payload);
+        self.seal(start);
+    }
+
+    /// Counts the control bytes from `start` on as part of the stream.
+    #[inline]
+    fn extend_control(&mut self, start: usize) {
+        let len = self.control.len();
+        self.framed += (len - start) as u64;
+        match self.pieces.back_mut() {
+            Some(Piece::Control { end, .. }) if *end == start => *end = len,
+            _ => self.pieces.push_back(Piece::Control { start, end: len }),
+        }
+    }
+
+    /// The unsent bytes of a piece.
+    #[inline]
+    fn piece(&self, index: usize) -> &[u8] {
+        let bytes = match self.pieces.get(index) {
+            Some(Piece::Control { start, end }) => self.control.get(*start..*end).unwrap_or_default(),
+            Some(Piece::Memory(sge)) => sge.bytes(),
+            None => &[],
+        };
+        if index == 0 { bytes.get(self.head..).unwrap_or_default() } else { bytes }
+    }
+
+    /// Hands over what is framed, in one call; whether that was all of it.
+    #[inline]
+    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
+        let taken = if self.pieces.len() == 1 {
+            send(&[IoSlice::new(self.piece(0))])?
+        } else {
+            let mut slices = [IoSlice::new(&[]); MAX_PIECES];
+            let count = self.pieces.len().min(MAX_PIECES);
+            for (index, slice) in slices[..count].iter_mut().enumerate() {
+                *slice = IoSlice::new(self.piece(index));
+            }
+            send(&slices[..count])?
+        };
+        if taken == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let taken = taken.min(self.unsent());
+        self.advance(taken);
+        Ok(self.pieces.is_empty())
+    }
+
+    fn advance(&mut self, mut left: usize) {
+        self.sent += left as u64;
+        if self.sent == self.framed {
+            self.clear();
+            return;
+        }
+        while left > 0 {
+            let len = self.piece(0).len();
+            if left < len {
+                self.head += left;
+                return;
+            }
+            left -= len;
+            self.head = 0;
+            if self.pieces.pop_front().is_none() {
+                return;
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.pieces.clear();
+        self.control.clear();
+        self.head = 0;
+    }
+
+    /// Ends the stream behind the last FPDU begun: a copy of what is framed and not sent, and then a Terminate.
+    pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
+        if let Some((cause, quote)) = terminate {
+            let mut payload = [0; MAX_TERMINATE_LEN];
+            let len = Terminate::new(cause, quote).emit_into(&mut payload);
+            self.untagged(&Untagged::TERMINATE, &payload[..len]);
+        }
+        let rest = (0..self.pieces.len()).flat_map(|index| self.piece(index).iter().copied()).collect();
+        self.clear();
+        self.control = Vec::new();
+        self.sent = self.framed;
+        rest
+    }
+}
+
+/// The parts of `sges` that hold `len` bytes from `offset` on.
+#[inline]
+pub(crate) fn parts(sges: &SgeList, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
+    if len == 0 {
+        return;
+    }
+    for sge in sges.as_slice() {
+        if offset >= sge.len() {
+            offset -= sge.len();
+            continue;
+        }
+        let part = sge.part(offset, len);
+        offset = 0;
+        len -= part.len();
+        each(part);
+        if len == 0 {
+            return;
+        }
+    }
+}
+
+/// The longest ULPDU that fits a TCP segment of `emss` bytes with its framing (RFC 5044 §4.5).
+pub(crate) const fn max_ulpdu(emss: usize, markers: bool) -> usize {
+    let markers = if markers { markers::LEN * emss.div_ceil(markers::SPACING) } else { 0 };
+    emss - (2 + CRC_LEN + markers + emss % 4)
+}

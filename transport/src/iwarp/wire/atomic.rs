@@ -1,0 +1,154 @@
+//! Atomic operations (RFC 7306 §5): the Atomic Request header, and what it does to 64 bits.
+
+use super::{be32, be64};
+
+/// The Atomic Request header behind the untagged header.
+pub const ATOMIC_REQUEST_LEN: usize = 52;
+/// The Atomic Response header behind the untagged header.
+pub const ATOMIC_RESPONSE_LEN: usize = 12;
+
+const FETCH_ADD: u32 = 0;
+const COMPARE_SWAP: u32 = 2;
+
+/// The header of an Atomic Request, and of the operation in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// The low four bits of the first word: the operation.
+    pub operation: u32,
+    /// Comes back in the response.
+    pub request_id: u32,
+    /// Region of the 8 bytes.
+    pub stag: u32,
+    /// Their Tagged Offset, a multiple of 8.
+    pub offset: u64,
+    /// What is added, or put there.
+    pub operand: u64,
+    /// Bits after which no carry goes on; or bits that are replaced.
+    pub operand_mask: u64,
+    /// What must be there for a swap.
+    pub compare: u64,
+    /// Bits that are compared.
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    /// A plain addition.
+    pub const fn fetch_add(request_id: u32, stag: u32, offset: u64, add: u64) -> Self {
+        Self {
+            operation: FETCH_ADD,
+            request_id,
+            stag,
+            offset,
+            operand: add,
+            operand_mask: 0,
+            compare: 0,
+            compare_mask: 0,
+        }
+    }
+
+    /// A plain compare and swap.
+    pub const fn compare_swap(request_id: u32, stag: u32, offset: u64, compare: u64, swap: u64) -> Self {
+        let (operand, operand_mask, compare_mask) = (swap, u64::MAX, u64::MAX);
+        Self { operation: COMPARE_SWAP, request_id, stag, offset, operand, operand_mask, compare, compare_mask }
+    }
+
+    /// Reads the header; any octets are one.
+    pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Self {
+        Self {
+            operation: be32(bytes, 0) & 0xf,
+            request_id: be32(bytes, 4),
+            stag: be32(bytes, 8),
+            offset: be64(bytes, 12),
+            operand: be64(bytes, 20),
+            operand_mask: be64(bytes, 28),
+            compare: be64(bytes, 36),
+            compare_mask: be64(bytes, 44),
+        }
+    }
+
+    /// The octets of the header.
+    pub fn emit(&self) -> [u8; ATOMIC_REQUEST_LEN] {
+        let mut out = [0; ATOMIC_REQUEST_LEN];
+        for (at, word) in [self.operation & 0xf, self.request_id, self.stag].into_iter().enumerate() {
+            out[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
+        }
+        let long = [self.offset, self.operand, self.operand_mask, self.compare, self.compare_mask];
+        for (at, word) in long.into_iter().enumerate() {
+            out[12 + at * 8..20 + at * 8].copy_from_slice(&word.to_be_bytes());
+        }
+        out
+    }
+
+    /// Whether the operation is one of RFC 7306.
+    pub const fn is_known(&self) -> bool {
+        matches!(self.operation, FETCH_ADD | COMPARE_SWAP)
+    }
+
+    /// What becomes of `old` (RFC 7306 §5.1).
+    pub const fn apply(&self, old: u64) -> u64 {
+        match self.operation {
+            FETCH_ADD if self.operand_mask == 0 => old.wrapping_add(self.operand),
+            FETCH_ADD => {
+                let (mut sum, mut carry, mut bit) = (0, 0, 0);
+                while bit < 64 {
+                    let digits = carry + (old >> bit & 1) + (self.operand >> bit & 1);
+                    sum |= (digits & 1) << bit;
+                    carry = if self.operand_mask >> bit & 1 == 1 { 0 } else { digits >> 1 };
+                    bit += 1;
+                }
+                sum
+            }
+            COMPARE_SWAP if (old ^ self.compare) & self.compare_mask == 0 => {
+                old & !self.operand_mask | self.operand & self.operand_mask
+            }
+            _ => old,
+        }
+    }
+}
+
+/// An Atomic Response: the identifier of its request, and what was there before.
+pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
+    let mut out = [0; ATOMIC_RESPONSE_LEN];
+    out[..4].copy_from_slice(&request_id.to_be_bytes());
+    out[4..].copy_from_slice(&old.to_be_bytes());
+    out
+}
+
+/// Reads an Atomic Response.
+pub fn parse_response(bytes: &[u8; ATOMIC_RESPONSE_LEN]) -> (u32, u64) {
+    (be32(bytes, 0), be64(bytes, 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn operations() {
+        assert_eq!(AtomicRequest::fetch_add(1, 2, 8, 3).apply(u64::MAX), 2);
+        assert_eq!(AtomicRequest::compare_swap(1, 2, 8, 5, 9).apply(5), 9);
+        assert_eq!(AtomicRequest::compare_swap(1, 2, 8, 5, 9).apply(6), 6);
+        // Two counters of 32 bits in one word.
+        let halves = AtomicRequest { operand_mask: 1 << 31, ..AtomicRequest::fetch_add(1, 2, 8, 1 << 32 | 1) };
+        assert_eq!(halves.apply(0xffff_ffff), 1 << 32);
+        let low =
+            AtomicRequest { operand_mask: 0xff, compare_mask: 0xf0, ..AtomicRequest::compare_swap(1, 2, 8, 0x35, 7) };
+        assert_eq!((low.apply(0x1234), low.apply(0x1244)), (0x1207, 0x1244));
+        assert!(!AtomicRequest { operation: 1, ..low }.is_known() && low.is_known());
+    }
+
+    proptest! {
+        #[test]
+        fn octets_survive(operation in 0u32..16, words: [u32; 2], long: [u64; 5], old: u64) {
+            let request = AtomicRequest {
+                operation, request_id: words[0], stag: words[1], offset: long[0], operand: long[1],
+                operand_mask: long[2], compare: long[3], compare_mask: long[4],
+            };
+            prop_assert_eq!(AtomicRequest::parse(&request.emit()), request);
+            prop_assert_eq!(parse_response(&emit_response(words[0], old)), (words[0], old));
+            let plain = AtomicRequest { operation: FETCH_ADD, operand_mask: 1 << 63, ..request };
+            prop_assert_eq!(plain.apply(old), old.wrapping_add(long[1]));
+        }
+    }
+}
