@@ -5,7 +5,7 @@
 //! [`Sge::new`] is where the promise is made; everything after it is safe.
 //!
 //! Memory that a peer may reach is another matter: nobody promises to leave it alone while a peer reads or writes it.
-//! It is reached through [`Span`] only, by raw copies, by one atomic operation, or by the kernel; what a copy holds
+//! It is reached through `Span` only, by raw copies, by one atomic operation, or by the kernel; what a copy holds
 //! when the program writes at the same time is as undefined as with an adapter, and is never acted upon.
 
 use std::io;
