@@ -37,7 +37,7 @@ bench: build ## Against bare TCP, in one run
 mutants: ## Plant defects; the simulation must find each
 	tests/mutants/run.sh
 
-soak: ## 100,000 simulation seeds
+soak: ## 100,000 simulated worlds
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
@@ -51,8 +51,9 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 	@test -n "$$VM_CMD" || { echo "usage: make vm CMD='rdma link'" >&2; exit 2; }
 	@tests/vm/run.sh "$$VM_CMD"
 
-test-rdma: vm-setup ## The conformance suite on the kernel's siw and rxe, in the guest
+test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: the conformance suite, and programs of librdmacm against ours
 	$(VERBS_ENV) tests/vm/conformance.sh
+	$(VERBS_ENV) tests/vm/interop.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

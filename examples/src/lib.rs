@@ -3,4 +3,5 @@
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 
 pub mod bench;
+pub mod doctor;
 pub mod pingpong;

@@ -474,13 +474,14 @@ impl Core {
             return Ok(());
         }
         if c.framing == Framing::Credits {
-            if let Some(kind) = c.due_control() {
+            let control = c.due_control();
+            if let Some(kind) = control {
                 queue_control(c, device, kind, &mut self.stats);
             }
             if !c.chain.is_empty() {
-                // Whatever goes out shows life, and brings the newest grant.
+                // Whatever goes out shows life, and brings the newest grant. A question stays one until it is asked.
                 c.owes.pong = false;
-                c.owes.ping = false;
+                c.owes.ping &= control != Some(Kind::Ping);
                 let grant = c.rx.grant().to_le_bytes();
                 c.sends.back_mut().expect("a chained send is in the list").buffer.patch(device.pool.slabs(), 4, &grant);
             }

@@ -1,14 +1,18 @@
 //! Credits: a sender sends only what the peer has receives posted for.
 //!
 //! Both sides count messages from the start of the connection, modulo 2^32. A grant is the absolute count up to which
-//! the peer may send, so that a lost, repeated or overtaken grant does no harm. The last credit is kept for control
-//! messages: data never takes it, so a side that is out of credits can still grant.
+//! the peer may send, so that a lost, repeated or overtaken grant does no harm. The last two credits are kept for control
+//! messages, one to grant and one to ask or answer whether the other is there: data never takes them, so a side that is
+//! out of credits can still grant.
 
 /// Windows wider than this cannot be told apart from counters that ran backwards.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 
-/// Smallest window that makes progress: one credit for data, one kept for control, on both halves.
-pub(crate) const MIN_WINDOW: u32 = 4;
+/// Credits that data never takes.
+const CONTROL_CREDITS: u32 = 2;
+
+/// Smallest window that makes progress: the credits for control, and as many for data.
+pub(crate) const MIN_WINDOW: u32 = 2 * CONTROL_CREDITS;
 
 /// What the peer lets us send.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +35,11 @@ impl SendWindow {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Data messages that can be sent now: one credit stays for control.
+    /// Data messages that can be sent now: the credits for control stay.
     #[must_use]
     #[inline]
     pub(crate) const fn available_for_data(&self) -> u32 {
-        self.available().saturating_sub(1)
+        self.available().saturating_sub(CONTROL_CREDITS)
     }
 
     /// Takes a credit. The caller has checked that there is one.
@@ -197,12 +201,23 @@ mod tests {
         /// Receives taken by messages that the user keeps.
         held: u32,
         posted: u32,
+        /// It has asked whether the other is there, and not heard from it since.
+        asked: bool,
+        owes_answer: bool,
     }
 
     #[derive(Clone, Copy, Debug)]
     struct Wire {
-        control: bool,
+        kind: Kind,
         grant: u32,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Kind {
+        Data,
+        Grant,
+        Question,
+        Answer,
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -211,6 +226,7 @@ mod tests {
         Send { end: usize },
         Deliver { end: usize, hold: bool },
         Release { end: usize },
+        Ask { end: usize },
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -219,24 +235,41 @@ mod tests {
             (0..2_usize).prop_map(|end| Step::Send { end }),
             (0..2_usize, any::<bool>()).prop_map(|(end, hold)| Step::Deliver { end, hold }),
             (0..2_usize).prop_map(|end| Step::Release { end }),
+            (0..2_usize).prop_map(|end| Step::Ask { end }),
         ];
         proptest::collection::vec(step, 1..2000)
     }
 
     fn send(ends: &mut [End; 2], wires: &mut [VecDeque<Wire>; 2], end: usize) -> bool {
         let side = &mut ends[end];
-        let control = if side.wants > 0 && side.tx.available_for_data() > 0 {
+        let kind = if side.wants > 0 && side.tx.available_for_data() > 0 {
             side.wants -= 1;
             side.sent += 1;
-            false
-        } else if side.rx.update_due() && side.tx.available() > 0 {
-            true
+            Kind::Data
+        } else if side.tx.available() == 0 {
+            return false;
+        } else if std::mem::take(&mut side.owes_answer) {
+            Kind::Answer
+        } else if side.rx.update_due() {
+            Kind::Grant
         } else {
             return false;
         };
-        side.tx.take();
-        wires[end].push_back(Wire { control, grant: side.rx.grant() });
+        put(side, &mut wires[end], kind);
         true
+    }
+
+    fn put(side: &mut End, wire: &mut VecDeque<Wire>, kind: Kind) {
+        side.tx.take();
+        wire.push_back(Wire { kind, grant: side.rx.grant() });
+    }
+
+    fn ask(ends: &mut [End; 2], wires: &mut [VecDeque<Wire>; 2], end: usize) {
+        let side = &mut ends[end];
+        if !side.asked && side.tx.available() > 0 {
+            side.asked = true;
+            put(side, &mut wires[end], Kind::Question);
+        }
     }
 
     fn deliver(ends: &mut [End; 2], wires: &mut [VecDeque<Wire>; 2], end: usize, hold: bool) -> bool {
@@ -246,7 +279,9 @@ mod tests {
         assert!(side.rx.received(), "a message came without a credit");
         side.posted -= 1;
         side.tx.grant(wire.grant).unwrap();
-        if !wire.control {
+        side.asked = false;
+        side.owes_answer |= wire.kind == Kind::Question;
+        if wire.kind == Kind::Data {
             side.delivered += 1;
             if hold {
                 side.held += 1;
@@ -270,7 +305,7 @@ mod tests {
         ) {
             let end = |own: u32, peer: u32| End {
                 tx: SendWindow::new(peer), rx: ReceiveWindow::new(own),
-                wants: 0, sent: 0, delivered: 0, held: 0, posted: own,
+                wants: 0, sent: 0, delivered: 0, held: 0, posted: own, asked: false, owes_answer: false,
             };
             let mut ends = [end(depths.0, depths.1), end(depths.1, depths.0)];
             let mut wires = [VecDeque::new(), VecDeque::new()];
@@ -279,6 +314,7 @@ mod tests {
                 match step {
                     Step::Want { end, count } => { ends[end].wants += count; wanted[end] += count; }
                     Step::Send { end } => { send(&mut ends, &mut wires, end); }
+                    Step::Ask { end } => ask(&mut ends, &mut wires, end),
                     Step::Deliver { end, hold } => { deliver(&mut ends, &mut wires, end, hold); }
                     Step::Release { end } => if ends[end].held > 0 {
                         ends[end].held -= 1;

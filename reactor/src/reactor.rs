@@ -415,6 +415,14 @@ impl Reactor {
 
     /// Stage 7: completion queues in turn, each until it is empty or the turn's budget is used up.
     fn completion_queues<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) -> Result<(), Error> {
+        // A queue that is not armed tells nothing: it is looked at in its turn, however busy the others are.
+        for d in 0..self.core.devices.len() {
+            for i in 0..self.core.devices[d].as_ref().map_or(0, |device| device.cqs.len()) {
+                if self.core.devices[d].as_ref().is_some_and(|device| !device.cqs[i].armed) {
+                    self.mark_ready(d, i);
+                }
+            }
+        }
         let mut budget = self.core.config.completions_per_turn as usize;
         if let Some((d, i)) = self.batch_of.take() {
             budget = budget.saturating_sub(self.batch.len());

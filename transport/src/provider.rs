@@ -187,7 +187,7 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// Destroys a shared receive queue that no queue pair uses; receives that are still posted are dropped without
-    /// completion.
+    /// completion. Its completion queues can be destroyed afterwards only.
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         let _ = srq;
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })

@@ -5,9 +5,10 @@ use std::io::{self, IoSliceMut};
 use std::time::Instant;
 
 use super::endpoint::{Endpoint, State, lost, never_up};
+use super::fault::Fault;
 use super::net::{Channel, Net, Ready, SocketId};
+use super::placement::Direct;
 use super::provider::{Iwarp, Owner};
-use super::receive::{Direct, Fault};
 use super::startup;
 use super::transmit::Sent;
 use super::wire::{Quote, TerminateCause};

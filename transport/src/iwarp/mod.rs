@@ -6,6 +6,7 @@
 //! | `startup` | the MPA handshake: frames, and what the two sides agree on |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
 //! | `stream`, `markers` | FPDUs on their way out |
+//! | `placement`, `fault` | where what comes in may go, and why a stream cannot go on |
 //! | `requester`, `responder` | Reads and atomics that await their answer: ours, and the peer's |
 //! | `stag` | memory regions, and what the wire may reach of them |
 //! | `queue_pair`, `cq`, `srq` | both directions together, where they complete, where receives may come from |
@@ -22,10 +23,12 @@ mod config;
 mod cq;
 mod drive;
 mod endpoint;
+mod fault;
 mod handshake;
 mod linger;
 mod markers;
 pub mod net;
+mod placement;
 pub mod provider;
 mod queue_pair;
 mod receive;

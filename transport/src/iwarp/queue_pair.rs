@@ -3,8 +3,10 @@
 use std::io::{self, IoSlice};
 
 use super::cq::Completions;
+use super::fault::Fault;
+use super::placement::{Context, Direct, Message};
 use super::provider::NAME;
-use super::receive::{Context, Direct, Fault, Message, Receiver};
+use super::receive::Receiver;
 use super::requester::Requester;
 use super::resources::Resources;
 use super::responder::Responder;

@@ -7,23 +7,21 @@
 
 use std::collections::VecDeque;
 
-use super::requester::{Kind, Requester};
-use super::responder::{Request, Responder};
-use super::srq::SharedReceiveQueue;
+use super::fault::{Fault, refuse, violation};
+use super::placement::{Context, Direct, Message};
+use super::requester::Kind;
+use super::responder::Request;
 use super::stag::StagTable;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
-use super::wire::ddp::{
-    READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
-};
+use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
 use super::wire::rdmap::{
     ATOMIC_RESPONSE_QUEUE, MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE,
 };
 use super::wire::{
-    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
-    Untagged, crc32c, header_len,
+    AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
+    header_len,
 };
-use crate::mem::{Sge, Span};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::WcStatus;
@@ -33,68 +31,6 @@ use crate::wr::RecvWr;
 pub(crate) const DIRECT_MIN: usize = 4096;
 /// Payload of messages that are no user's: a Terminate, an Atomic Request.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
-
-/// Why a stream cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// The peer broke the protocol: it is told so, with the headers it is about.
-    Violation(TerminateCause, Option<Quote>),
-    /// The peer says that we did.
-    Terminated(Option<Terminate>),
-    /// A work request of ours cannot be done.
-    WorkRequest(WcStatus),
-}
-
-impl From<TerminateCause> for Fault {
-    fn from(cause: TerminateCause) -> Self {
-        Self::Violation(cause, None)
-    }
-}
-
-/// A receive that is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) wr_id: u64,
-    pub(crate) len: u32,
-    /// The STag that the peer took back with it.
-    pub(crate) invalidated: Option<u32>,
-    pub(crate) immediate: Option<u32>,
-}
-
-/// What a segment may reach beyond the posted receives.
-#[derive(Debug)]
-pub(crate) struct Context<'a> {
-    /// Whose STags.
-    pub(crate) scope: Key,
-    pub(crate) stags: &'a mut StagTable,
-    pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
-    pub(crate) requester: &'a mut Requester,
-    pub(crate) responder: &'a mut Responder,
-    /// RFC 7306 is agreed on.
-    pub(crate) extensions: bool,
-}
-
-/// Memory where the next bytes of the stream belong.
-#[derive(Debug)]
-pub(crate) enum Direct<'a> {
-    /// A posted receive.
-    Receive(Sge),
-    /// A memory region.
-    Region(Span<'a>),
-    /// A Write that waits for its CRC.
-    Held(&'a mut [u8]),
-}
-
-impl Direct<'_> {
-    /// As a place for a receive call.
-    pub(crate) fn as_iovec(&mut self) -> &mut [u8] {
-        match self {
-            Self::Receive(sge) => sge.bytes_mut(),
-            Self::Region(span) => span.as_iovec(),
-            Self::Held(bytes) => bytes,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -457,6 +393,7 @@ impl Receiver {
         Ok(())
     }
 
+    #[inline(never)]
     fn judge_control(
         &mut self,
         header: &Untagged,
@@ -513,7 +450,7 @@ impl Receiver {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn judge_tagged(&mut self, header: &Tagged, len: usize, cx: &Context<'_>) -> Result<(), TerminateCause> {
         if header.opcode == Opcode::ReadResponse {
             return cx.requester.judge_response(header, len);
@@ -631,6 +568,7 @@ impl Receiver {
         }
     }
 
+    #[inline(never)]
     fn finish_write(&mut self, header: &Tagged, whole: bool, cx: &mut Context<'_>) -> Result<(), Fault> {
         let done = self.segment.done;
         let len = if whole { self.segment.left } else { done };
@@ -653,6 +591,7 @@ impl Receiver {
         Ok(())
     }
 
+    #[inline(never)]
     fn finish_control(
         &mut self,
         header: &Untagged,
@@ -708,23 +647,4 @@ fn header_need(prefix: &[u8; 4]) -> usize {
         let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
         (ddp + rdmap).min(LENGTH_LEN + ulpdu_len).max(prefix.len())
     })
-}
-
-/// A violation found behind the header.
-fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
-    let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
-    header.emit_into(header.opcode.min_ulpdu_len().max(UNTAGGED_HEADER_LEN as u16), &mut bytes);
-    Fault::Violation(cause, Quote::new(&bytes))
-}
-
-/// The fault of a header that cannot be read.
-fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
-    let extension = match error {
-        HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {
-            opcode.is_extension()
-        }
-        _ => false,
-    };
-    let cause = if extension && !extensions { TerminateCause::RDMAP_OPCODE } else { error.cause() };
-    Fault::Violation(cause, Quote::new(bytes))
 }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use super::receive::Fault;
+use super::fault::Fault;
 use super::requester::{Kind, Outstanding, Requester};
 use super::responder::{Request, Responder};
 use super::stag::{Miss, StagTable};
@@ -53,6 +53,7 @@ impl Entry {
     #[inline]
     fn is_answered(&self) -> bool {
         match self.op {
+            SendOp::Send => false,
             SendOp::Read(_) => self.len > 0,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => true,
             _ => false,
@@ -324,6 +325,7 @@ impl Transmitter {
     }
 
     /// The message that completes a receive of the peer behind a Write (RFC 7306 §6).
+    #[inline(never)]
     fn frame_immediate(&mut self, data: u32) {
         let solicited = self.queue.get(self.framed).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
@@ -334,6 +336,7 @@ impl Transmitter {
     }
 
     /// A Read Request or an Atomic Request.
+    #[inline(never)]
     fn frame_request(&mut self, requester: &mut Requester) {
         let Some(entry) = self.queue.get(self.framed) else { return };
         if requester.depth() == 0 {
@@ -387,6 +390,7 @@ impl Transmitter {
     }
 
     /// Frames one segment of the answer to the peer's oldest request. Its memory is looked up for each segment.
+    #[inline(never)]
     fn frame_answer(&mut self, responder: &mut Responder, stags: &StagTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
         let result = match pending.request {

@@ -53,6 +53,9 @@ impl Verbs {
     /// # Errors
     /// When there are no resources to find out.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
+        if peer.ip().is_loopback() {
+            return Ok(Reach::No { reason: "the loopback is on no RDMA device".into() });
+        }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel)?;
         id.set_key(Key::new(u32::MAX, u32::MAX));

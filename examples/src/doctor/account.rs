@@ -1,0 +1,79 @@
+//! Who runs the program, and what that account may do.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+
+use super::tree::Tree;
+
+/// Read and write any file.
+const CAP_DAC_OVERRIDE: u32 = 1;
+/// Lock any amount of memory.
+const CAP_IPC_LOCK: u32 = 14;
+
+/// The account of this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective and supplementary groups.
+    pub groups: Vec<u32>,
+    capabilities: u64,
+}
+
+impl Account {
+    /// What the kernel says about this process.
+    #[must_use]
+    pub fn read(tree: &Tree) -> Self {
+        Self::parse(&tree.text_or_empty("/proc/self/status"))
+    }
+
+    fn parse(status: &str) -> Self {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        let effective = |name| field(name).split_whitespace().nth(1).and_then(|id| id.parse().ok());
+        let mut groups: Vec<u32> = field("Groups:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
+        groups.extend(effective("Gid:"));
+        Self {
+            // Whoever cannot be told is nobody.
+            uid: effective("Uid:").unwrap_or(65_534),
+            groups,
+            capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0),
+        }
+    }
+
+    const fn has(&self, capability: u32) -> bool {
+        self.capabilities >> capability & 1 == 1
+    }
+
+    /// Whether no limit on locked memory holds for it.
+    #[must_use]
+    pub const fn locks_any_memory(&self) -> bool {
+        self.has(CAP_IPC_LOCK)
+    }
+
+    /// Whether the mode of a file lets it read and write.
+    #[must_use]
+    pub fn may_use(&self, file: &Metadata) -> bool {
+        let granted = if file.uid() == self.uid {
+            file.mode() >> 6
+        } else if self.groups.contains(&file.gid()) {
+            file.mode() >> 3
+        } else {
+            file.mode()
+        };
+        granted & 0o6 == 0o6 || self.has(CAP_DAC_OVERRIDE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_read() {
+        let account =
+            Account::parse("Uid:\t1\t1000\t1\t1\nGid:\t1\t100\t1\t1\nGroups:\t4 27 \nCapEff:\t0000000000004000\n");
+        assert_eq!((account.uid, account.groups.as_slice()), (1000, &[4, 27, 100][..]));
+        assert!(account.locks_any_memory() && !account.has(CAP_DAC_OVERRIDE));
+        assert_eq!(Account::parse("nonsense").uid, 65_534);
+    }
+}

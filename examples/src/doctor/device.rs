@@ -1,0 +1,103 @@
+//! An RDMA device.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::finding::Finding;
+use super::module::{Modules, State};
+use super::netdev::Netdevs;
+use super::port::{Port, word};
+use super::tree::Tree;
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// `InfiniBand`, `RoCE`, `iWARP`, or what the kernel says.
+    pub kind: String,
+    /// The kernel's driver of an adapter; nothing for a software device.
+    pub driver: Option<String>,
+    /// Firmware, where there is any.
+    pub firmware: Option<String>,
+    /// The device file, such as `uverbs0`.
+    pub node: Option<String>,
+    /// Its ports.
+    pub ports: Vec<Port>,
+}
+
+impl Device {
+    /// The devices of the machine.
+    #[must_use]
+    pub fn all(tree: &Tree, netdevs: &Netdevs) -> Vec<Self> {
+        tree.names(CLASS).into_iter().map(|name| Self::read(tree, name, netdevs)).collect()
+    }
+
+    fn read(tree: &Tree, name: String, netdevs: &Netdevs) -> Self {
+        let directory = format!("{CLASS}/{name}");
+        let ports = Port::all(tree, &directory, netdevs);
+        let node_type = word(&tree.text_or_empty(&format!("{directory}/node_type")));
+        let kind = match (node_type.as_str(), ports.first().map(|port| port.link_layer.as_str())) {
+            ("RNIC", _) => "iWARP".into(),
+            ("CA", Some("Ethernet")) => "RoCE".into(),
+            ("CA", Some("InfiniBand")) => "InfiniBand".into(),
+            (other, _) => other.to_owned(),
+        };
+        let verbs = "/sys/class/infiniband_verbs";
+        let is_ours = |node: &String| tree.text_or_empty(&format!("{verbs}/{node}/ibdev")) == name;
+        Self {
+            kind,
+            driver: tree.link_name(&format!("{directory}/device/driver")),
+            firmware: tree.text(&format!("{directory}/fw_ver")).ok().filter(|version| !version.is_empty()),
+            node: tree.names(verbs).into_iter().find(is_ours),
+            ports,
+            name,
+        }
+    }
+
+    /// Whether one of its active ports is behind this address of the machine.
+    #[must_use]
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.ports.iter().any(|port| port.is_active() && port.addresses.contains(&address))
+    }
+
+    fn describe(&self) -> String {
+        match (&self.driver, &self.firmware) {
+            (Some(driver), Some(firmware)) => format!("{} ({driver}, firmware {firmware})", self.kind),
+            (Some(driver), None) => format!("{} ({driver})", self.kind),
+            (None, _) => format!("{} in software", self.kind),
+        }
+    }
+}
+
+/// What there is to say about the devices.
+#[must_use]
+pub fn findings(devices: &[Device], modules: &Modules, netdevs: &Netdevs) -> Vec<Finding> {
+    if devices.is_empty() {
+        return vec![none(modules, netdevs)];
+    }
+    let ports = devices.iter().flat_map(|device| {
+        let kind = device.describe();
+        device.ports.iter().map(move |port| port.finding(&device.name, &kind)).collect::<Vec<_>>()
+    });
+    ports.collect()
+}
+
+fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
+    let netdev = netdevs.candidate().map_or("NETDEV", |netdev| netdev.name.as_str());
+    let finding = Finding::note("device", "no RDMA device: connections take the embedded provider");
+    let add = |kind: &str| format!("rdma link add {kind}0 type {kind} netdev {netdev}");
+    for (module, kind) in [("siw", "siw"), ("rdma_rxe", "rxe")] {
+        match modules.state(module) {
+            State::Loaded | State::BuiltIn => return finding.mend(add(kind)),
+            State::Loadable => return finding.mend(format!("modprobe -a {module} rdma_ucm && {}", add(kind))),
+            State::Missing => {}
+        }
+    }
+    // A container sees neither modules nor what its host could load.
+    let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
+    finding.mend(format!("{load}; then {}", add("siw")))
+}

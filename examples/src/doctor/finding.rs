@@ -1,0 +1,95 @@
+//! One thing that was found, and what to do about it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Something that is not there, and need not be.
+    Note,
+    /// Something that keeps a device from being used.
+    Problem,
+}
+
+impl Level {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+/// What was found, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How much it matters.
+    pub level: Level,
+    /// What it is about, one word.
+    pub topic: &'static str,
+    /// What there is.
+    pub text: String,
+    /// The command that mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mend: Option<String>,
+}
+
+impl Finding {
+    /// As it should be.
+    pub fn ok(topic: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Ok, topic, text)
+    }
+
+    /// Not there, and need not be.
+    pub fn note(topic: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Note, topic, text)
+    }
+
+    /// In the way.
+    pub fn problem(topic: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Problem, topic, text)
+    }
+
+    /// Of any level.
+    pub fn new(level: Level, topic: &'static str, text: impl Into<String>) -> Self {
+        Self { level, topic, text: text.into(), mend: None }
+    }
+
+    /// With the command that mends it.
+    #[must_use]
+    pub fn mend(mut self, command: impl Into<String>) -> Self {
+        self.mend = Some(command.into());
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What files say may hold anything; a finding is one line.
+        let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+        write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
+        match &self.mend {
+            Some(command) => write!(f, "; mend: {}", clean(command)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_one_line() {
+        let finding = Finding::problem("device", "a\nb").mend("c\rd");
+        assert_eq!(finding.to_string(), "problem  device      a b; mend: c d");
+    }
+}

@@ -1,0 +1,39 @@
+//! An entry of a port's address table.
+
+use serde::Serialize;
+
+use super::tree::Tree;
+
+/// Entries looked at per port.
+const MAX_GIDS: usize = 1024;
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gid {
+    /// Its place in the table.
+    pub index: u32,
+    /// Its value, as the kernel writes it.
+    pub gid: String,
+    /// What it is for, such as `RoCE v2`.
+    pub kind: Option<String>,
+    /// The network device it belongs to.
+    pub netdev: Option<String>,
+}
+
+impl Gid {
+    /// The entries of a port that are in use.
+    #[must_use]
+    pub fn all(tree: &Tree, port: &str) -> Vec<Self> {
+        let names = tree.names(&format!("{port}/gids"));
+        names.iter().take(MAX_GIDS).filter_map(|name| Self::read(tree, port, name)).collect()
+    }
+
+    fn read(tree: &Tree, port: &str, name: &str) -> Option<Self> {
+        let gid = tree.text(&format!("{port}/gids/{name}")).ok()?;
+        if gid.chars().all(|c| matches!(c, '0' | ':')) {
+            return None;
+        }
+        let attribute = |what| tree.text(&format!("{port}/gid_attrs/{what}/{name}")).ok().filter(|t| !t.is_empty());
+        Some(Self { index: name.parse().ok()?, gid, kind: attribute("types"), netdev: attribute("ndevs") })
+    }
+}

@@ -1,0 +1,69 @@
+//! The libraries of rdma-core.
+
+use super::device::Device;
+use super::finding::Finding;
+use super::tree::Tree;
+
+const DIRECTORIES: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
+const LIBRARIES: [&str; 2] = ["libibverbs", "librdmacm"];
+const DRIVERS: &str = "/etc/libibverbs.d";
+const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (Debian, Ubuntu), \
+                       dnf install rdma-core libibverbs librdmacm (Fedora)";
+
+/// The version of a library: that of its file, of which the third part is rdma-core's.
+fn version(tree: &Tree, library: &str) -> Option<String> {
+    let prefix = format!("{library}.so.1.");
+    let directories = DIRECTORIES.iter().flat_map(|directory| {
+        let subdirectories = tree.names(directory).into_iter().filter(|name| name.contains("-linux-"));
+        std::iter::once((*directory).to_owned()).chain(subdirectories.map(move |name| format!("{directory}/{name}")))
+    });
+    directories
+        .flat_map(|directory| tree.names(&directory))
+        .find_map(|name| Some(format!("1.{}", name.strip_prefix(&prefix)?)))
+}
+
+/// What there is to say about the libraries.
+#[must_use]
+pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
+    let versions: Vec<_> = LIBRARIES.iter().map(|library| (*library, version(tree, library))).collect();
+    let absent: Vec<_> = versions.iter().filter(|(_, version)| version.is_none()).map(|(name, _)| *name).collect();
+    let mut findings = Vec::new();
+    if absent.is_empty() {
+        let found: Vec<_> =
+            versions.iter().map(|(name, version)| format!("{name} {}", version.as_deref().unwrap_or("?"))).collect();
+        findings.push(Finding::ok("library", found.join(", ")));
+    } else {
+        let text = format!("not found: {}", absent.join(", "));
+        let finding =
+            if devices.is_empty() { Finding::note("library", text) } else { Finding::problem("library", text) };
+        findings.push(finding.mend(INSTALL));
+    }
+    // Without its driver the library does not see a device. A library may have drivers built in: no directory then.
+    let drivers = tree.names(DRIVERS);
+    for device in devices.iter().filter(|_| !drivers.is_empty() && absent.is_empty()) {
+        let Some(driver) = driver_of(device) else { continue };
+        if !drivers.iter().any(|name| *name == format!("{driver}.driver")) {
+            let text = format!("libibverbs has no driver {driver}: it does not see {}", device.name);
+            findings.push(Finding::problem("library", text).mend(INSTALL));
+        }
+    }
+    findings
+}
+
+/// What the library calls the driver of a device, where it is known.
+fn driver_of(device: &Device) -> Option<&'static str> {
+    Some(match (device.driver.as_deref(), device.kind.as_str()) {
+        (None, "iWARP") => "siw",
+        (None, "RoCE") => "rxe",
+        (Some("mlx5_core"), _) => "mlx5",
+        (Some("mlx4_core"), _) => "mlx4",
+        (Some("irdma" | "ice" | "i40e"), _) => "irdma",
+        (Some("cxgb4"), _) => "cxgb4",
+        (Some("bnxt_en"), _) => "bnxt_re",
+        (Some("efa"), _) => "efa",
+        (Some("erdma"), _) => "erdma",
+        (Some("hns3"), _) => "hns",
+        (Some("mana"), _) => "mana",
+        _ => return None,
+    })
+}

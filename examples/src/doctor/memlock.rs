@@ -1,0 +1,51 @@
+//! How much memory this process may lock: what is registered on a device is locked.
+
+use super::account::Account;
+use super::finding::Finding;
+use super::tree::Tree;
+
+/// A connection with the default settings takes about this much, bytes.
+const PER_CONNECTION: u64 = 1 << 20;
+/// Below this it is a problem, bytes: some sixty connections.
+const COMFORTABLE: u64 = 64 << 20;
+
+/// The limit, bytes; `None` when there is none, or when it is not known.
+fn limit(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// What there is to say about it: nothing when no device would lock memory.
+#[must_use]
+pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Finding> {
+    if !has_devices {
+        return None;
+    }
+    let Some(bytes) = limit(&tree.text_or_empty("/proc/self/limits")) else {
+        return Some(Finding::ok("memlock", "locked memory is not limited"));
+    };
+    let size = format!("ulimit -l is {} KiB", bytes >> 10);
+    Some(if account.locks_any_memory() {
+        Finding::ok("memlock", format!("{size}, which does not hold for this account (CAP_IPC_LOCK)"))
+    } else if bytes >= COMFORTABLE {
+        Finding::ok("memlock", format!("{size}: about {} connections on devices", bytes / PER_CONNECTION))
+    } else {
+        let text = format!("{size}: at most {} connections on devices with default settings", bytes / PER_CONNECTION);
+        Finding::problem("memlock", text).mend(
+            "ulimit -l unlimited; for good: echo '* - memlock unlimited' >/etc/security/limits.d/rdma.conf, \
+             LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 for docker",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_counts() {
+        let text = "Max file locks  unlimited  unlimited  locks\nMax locked memory         65536   131072   bytes";
+        assert_eq!(limit(text), Some(65_536));
+        assert_eq!(limit("Max locked memory  unlimited  unlimited  bytes"), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! The kernel's modules for RDMA.
+
+use super::finding::Finding;
+use super::tree::Tree;
+
+/// What user space needs.
+const NEEDED: [&str; 4] = ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm"];
+/// Software devices.
+const SOFTWARE: [&str; 2] = ["siw", "rdma_rxe"];
+/// Drivers of adapters.
+const DRIVERS: [&str; 12] = [
+    "mlx5_ib",
+    "mlx4_ib",
+    "irdma",
+    "iw_cxgb4",
+    "bnxt_re",
+    "qedr",
+    "efa",
+    "erdma",
+    "hns_roce_hw_v2",
+    "hfi1",
+    "mana_ib",
+    "vmw_pvrdma",
+];
+
+/// Whether a module is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is loaded.
+    Loaded,
+    /// It is part of the kernel.
+    BuiltIn,
+    /// `modprobe` would find it.
+    Loadable,
+    /// It is not there.
+    Missing,
+}
+
+/// What the kernel has, and what it could load.
+#[derive(Clone, Debug, Default)]
+pub struct Modules {
+    release: String,
+    loaded: Vec<String>,
+    built_in: Vec<String>,
+    loadable: Vec<String>,
+    /// There is a directory of modules for the running kernel.
+    has_directory: bool,
+}
+
+/// `kernel/drivers/x/name.ko.xz: ...` as the kernel lists it.
+fn name_of(line: &str) -> Option<String> {
+    let file = line.split(':').next()?.rsplit('/').next()?;
+    Some(file.split(".ko").next()?.replace('-', "_"))
+}
+
+impl Modules {
+    /// What the machine has.
+    #[must_use]
+    pub fn read(tree: &Tree) -> Self {
+        let release = tree.text_or_empty("/proc/sys/kernel/osrelease");
+        let directory = ["/lib/modules", "/usr/lib/modules"]
+            .into_iter()
+            .map(|parent| format!("{parent}/{release}"))
+            .find(|directory| tree.exists(&format!("{directory}/modules.dep")));
+        let list = |file: &str| -> Vec<String> {
+            let Some(directory) = &directory else { return Vec::new() };
+            tree.text_or_empty(&format!("{directory}/{file}")).lines().filter_map(name_of).collect()
+        };
+        let modules = tree.text_or_empty("/proc/modules");
+        Self {
+            loaded: modules.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect(),
+            built_in: list("modules.builtin"),
+            loadable: list("modules.dep"),
+            has_directory: directory.is_some(),
+            release,
+        }
+    }
+
+    /// Whether a module is there.
+    #[must_use]
+    pub fn state(&self, module: &str) -> State {
+        let has = |list: &[String]| list.iter().any(|name| name == module);
+        if has(&self.loaded) {
+            State::Loaded
+        } else if has(&self.built_in) {
+            State::BuiltIn
+        } else if has(&self.loadable) {
+            State::Loadable
+        } else {
+            State::Missing
+        }
+    }
+
+    fn in_state(&self, names: &[&str], wanted: &[State]) -> Vec<String> {
+        names.iter().filter(|name| wanted.contains(&self.state(name))).map(|name| (*name).to_owned()).collect()
+    }
+
+    /// What there is to say about the modules.
+    #[must_use]
+    pub fn findings(&self, has_devices: bool) -> Vec<Finding> {
+        let present = [State::Loaded, State::BuiltIn];
+        let mut findings = Vec::new();
+        let all: Vec<&str> = NEEDED.into_iter().chain(SOFTWARE).chain(DRIVERS).collect();
+        let loaded = self.in_state(&all, &present);
+        if !loaded.is_empty() {
+            findings.push(Finding::ok("module", format!("loaded: {}", loaded.join(", "))));
+        }
+        let absent = self.in_state(&NEEDED, &[State::Loadable, State::Missing]);
+        if !absent.is_empty() {
+            let text = format!("not loaded: {}", absent.join(", "));
+            let finding = if has_devices { Finding::problem("module", text) } else { Finding::note("module", text) };
+            findings.push(finding.mend(self.how_to_load(&absent)));
+        }
+        let loadable = self.in_state(&SOFTWARE, &[State::Loadable]);
+        if !loadable.is_empty() {
+            findings.push(
+                Finding::note("module", format!("there, not loaded: {}", loadable.join(", ")))
+                    .mend(format!("modprobe -a {}", loadable.join(" "))),
+            );
+        }
+        let missing = self.in_state(&SOFTWARE, &[State::Missing]);
+        if self.has_directory && !missing.is_empty() {
+            let text = format!("the kernel {} has no {}", self.release, missing.join(", no "));
+            findings.push(Finding::note("module", text).mend(self.how_to_get()));
+        }
+        findings
+    }
+
+    /// The command that loads them.
+    pub(super) fn how_to_load(&self, modules: &[String]) -> String {
+        if modules.iter().any(|module| self.state(module) == State::Missing) {
+            return if self.has_directory {
+                self.how_to_get()
+            } else {
+                format!(
+                    "modprobe -a {} on the host: there are no modules for {} here (a container?)",
+                    modules.join(" "),
+                    self.release
+                )
+            };
+        }
+        format!("modprobe -a {}", modules.join(" "))
+    }
+
+    fn how_to_get(&self) -> String {
+        format!(
+            "apt-get install linux-modules-extra-{0} (Ubuntu), dnf install kernel-modules-extra (Fedora)",
+            self.release
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_modules_are_read() {
+        assert_eq!(name_of("kernel/a/ib_uverbs.ko.xz: kernel/a/ib_core.ko.xz").unwrap(), "ib_uverbs");
+        assert_eq!(name_of("kernel/a/rdma-rxe.ko:").unwrap(), "rdma_rxe");
+    }
+}

@@ -1,0 +1,103 @@
+//! A port of a device.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::finding::Finding;
+use super::gid::Gid;
+use super::netdev::Netdevs;
+use super::tree::Tree;
+
+/// One port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Port {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Its state, such as `ACTIVE`.
+    pub state: String,
+    /// `Ethernet`, `InfiniBand`, or what the kernel says.
+    pub link_layer: String,
+    /// Its rate, as the kernel writes it.
+    pub rate: String,
+    /// The network device that leads to it.
+    pub netdev: Option<String>,
+    /// The addresses of that device.
+    pub addresses: Vec<IpAddr>,
+    /// Its address table.
+    pub gids: Vec<Gid>,
+}
+
+/// What the kernel says after the number: `4: ACTIVE`.
+pub(super) fn word(text: &str) -> String {
+    text.split_once(": ").map_or(text, |(_, word)| word).to_owned()
+}
+
+impl Port {
+    /// The ports of a device.
+    pub(super) fn all(tree: &Tree, device: &str, netdevs: &Netdevs) -> Vec<Self> {
+        let names = tree.names(&format!("{device}/ports"));
+        names.iter().filter_map(|name| Self::read(tree, device, name, netdevs)).collect()
+    }
+
+    fn read(tree: &Tree, device: &str, name: &str, netdevs: &Netdevs) -> Option<Self> {
+        let port = format!("{device}/ports/{name}");
+        let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
+        let gids = Gid::all(tree, &port);
+        // RoCE says it with each GID; the kernel's rxe in `parent`, adapters in a directory of theirs. What is left,
+        // siw and older adapters, made its identifier of the network device's.
+        let netdev = gids
+            .iter()
+            .find_map(|gid| gid.netdev.clone())
+            .or_else(|| tree.text(&format!("{device}/parent")).ok())
+            .or_else(|| tree.names(&format!("{device}/device/net")).into_iter().next())
+            .or_else(|| {
+                let guid = tree.text(&format!("{device}/node_guid")).ok()?;
+                netdevs.with_guid(&guid).map(|netdev| netdev.name.clone())
+            });
+        let addresses = netdev.as_deref().and_then(|name| netdevs.named(name)).map(|netdev| netdev.addresses.clone());
+        Some(Self {
+            number: name.parse().ok()?,
+            state: word(&text("state")),
+            link_layer: text("link_layer"),
+            rate: text("rate"),
+            netdev,
+            addresses: addresses.unwrap_or_default(),
+            gids,
+        })
+    }
+
+    /// Whether connections can be made over it.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.state == "ACTIVE"
+    }
+
+    pub(super) fn finding(&self, device: &str, kind: &str) -> Finding {
+        let place = format!("{device} port {}", self.number);
+        let netdev = self.netdev.as_deref().unwrap_or("NETDEV");
+        if !self.is_active() {
+            let text = format!("{place} is {} ({kind} on {})", self.state, self.link_layer);
+            let command = match self.link_layer.as_str() {
+                "InfiniBand" if self.state == "INIT" => "start a subnet manager: systemctl start opensm".into(),
+                "InfiniBand" => "check the cable and the other end: ibstat".into(),
+                _ => format!("ip link set {netdev} up"),
+            };
+            return Finding::problem("device", text).mend(command);
+        }
+        let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
+        let gids = match self.gids.as_slice() {
+            [] => "no GIDs".into(),
+            [gid] => format!("GID {}", gid.gid),
+            [gid, rest @ ..] => format!("GID {} and {} more", gid.gid, rest.len()),
+        };
+        let text = format!("{place}: {kind}, {}, {}, {gids}", self.state, self.rate);
+        match (&self.netdev, addresses.as_slice()) {
+            (None, _) => Finding::problem("device", format!("{text}; no network device leads to it"))
+                .mend("rdma link show; for InfiniBand: modprobe ib_ipoib"),
+            (Some(netdev), []) => Finding::problem("device", format!("{text}; {netdev} has no address"))
+                .mend(format!("ip addr add ADDRESS/24 dev {netdev}")),
+            (Some(netdev), some) => Finding::ok("device", format!("{text}; {netdev} with {}", some.join(", "))),
+        }
+    }
+}

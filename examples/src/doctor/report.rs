@@ -1,0 +1,54 @@
+//! All findings, as lines or as JSON.
+
+use serde::Serialize;
+
+use super::device::Device;
+use super::finding::{Finding, Level};
+use super::way::Way;
+use crate::pingpong::failure::Failure;
+use crate::pingpong::output::Output;
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The embedded provider works.
+    pub embedded: bool,
+    /// This program can use RDMA devices.
+    pub verbs: bool,
+    /// What there is to say.
+    pub findings: Vec<Finding>,
+    /// The RDMA devices.
+    pub devices: Vec<Device>,
+    /// The addresses that were asked for.
+    pub addresses: Vec<Way>,
+}
+
+impl Report {
+    /// Whether connections can be made.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.embedded || self.addresses.iter().any(|way| way.provider == "verbs")
+    }
+
+    fn count(&self, level: Level) -> usize {
+        self.findings.iter().filter(|finding| finding.level == level).count()
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    pub fn json(&self) -> Result<String, Failure> {
+        serde_json::to_string_pretty(self).map_err(Failure::new)
+    }
+
+    /// A line for each finding, and one for all.
+    pub fn print(&self, output: &mut Output) {
+        for finding in &self.findings {
+            output.line(finding);
+        }
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (problems, notes) = (self.count(Level::Problem), self.count(Level::Note));
+        output.line(format!("{}, {}", counted(problems, "problem"), counted(notes, "note")));
+    }
+}

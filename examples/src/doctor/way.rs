@@ -1,0 +1,145 @@
+//! What leads to an address, and which provider `auto` takes for it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use serde::Serialize;
+
+use super::device::Device;
+use super::finding::Finding;
+use super::netdev::Netdevs;
+use super::tree::Tree;
+use crate::pingpong::address::resolve;
+use crate::pingpong::cli::DEFAULT_PORT;
+use crate::pingpong::failure::Failure;
+
+/// Whether this program can use RDMA devices.
+pub const HAS_VERBS: bool = cfg!(feature = "verbs");
+
+/// An address that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// The address.
+    pub address: SocketAddr,
+    /// The address of this machine that packets to it leave from.
+    pub source: Option<IpAddr>,
+    /// The network device they leave through.
+    pub netdev: Option<String>,
+    /// The RDMA device on that network device.
+    pub device: Option<String>,
+    /// The provider that `auto` takes.
+    pub provider: &'static str,
+    /// Why.
+    pub reason: String,
+    /// What mends it, where that is known.
+    #[serde(skip)]
+    mend: Option<String>,
+}
+
+/// What `auto` takes, why, and what mends it.
+type Choice = (&'static str, String, Option<String>);
+
+/// The addresses of what the user typed.
+///
+/// # Errors
+/// The first name that is unknown.
+pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+    let mut targets = Vec::new();
+    for text in texts {
+        for address in resolve(text, DEFAULT_PORT)? {
+            if !targets.contains(&address) {
+                targets.push(address);
+            }
+        }
+    }
+    Ok(targets)
+}
+
+/// The address that packets to `peer` leave from. Nothing is sent.
+fn source_of(peer: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    let port = if peer.port() == 0 { DEFAULT_PORT } else { peer.port() };
+    socket.connect((peer.ip(), port)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+impl Way {
+    /// Finds out. Asks the library when it can be asked, which may take 200 ms.
+    #[must_use]
+    pub fn find(address: SocketAddr, tree: &Tree, netdevs: &Netdevs, devices: &[Device]) -> Self {
+        let ip = address.ip();
+        // An own address is reached over the loopback, and is none the less its device's.
+        let source = if ip.is_unspecified() {
+            None
+        } else if netdevs.with_address(ip).is_some() {
+            Some(ip)
+        } else if tree.is_real() {
+            source_of(address)
+        } else {
+            None
+        };
+        let netdev = source.and_then(|source| netdevs.with_address(source)).map(|netdev| netdev.name.clone());
+        let device = source.and_then(|source| devices.iter().find(|device| device.has_address(source)));
+        let device = device.map(|device| device.name.clone());
+        let (provider, reason, mend) = if tree.is_real() { asked(address) } else { guessed(device.as_deref()) };
+        Self { address, source, netdev, device, provider, reason, mend }
+    }
+
+    pub(super) fn finding(&self) -> Finding {
+        let what = if self.address.ip().is_unspecified() { "to listen on" } else { "for" };
+        let way = match (&self.source, &self.netdev) {
+            (Some(source), Some(netdev)) if *source == self.address.ip() => format!(" (own address, on {netdev})"),
+            (Some(source), Some(netdev)) => format!(" (from {source}, through {netdev})"),
+            _ => String::new(),
+        };
+        let text = format!("auto takes {} {what} {}{way}: {}", self.provider, self.address.ip(), self.reason);
+        match &self.device {
+            // A device is there and is not taken.
+            Some(device) if self.provider == "iwarp" && !HAS_VERBS => {
+                Finding::note("address", format!("{text}; the device {device} leads there"))
+                    .mend("cargo build --release --features verbs")
+            }
+            Some(device) if self.provider == "iwarp" => {
+                Finding::problem("address", format!("{text}; yet the device {device} is on the way"))
+                    .mend(self.mend.as_deref().unwrap_or("see the problems above"))
+            }
+            _ => Finding::ok("address", text),
+        }
+    }
+}
+
+/// For a made-up machine.
+fn guessed(device: Option<&str>) -> Choice {
+    match device {
+        Some(device) if HAS_VERBS => ("verbs", format!("the device {device} leads there"), None),
+        Some(_) => ("iwarp", "this build has no RDMA devices".into(), None),
+        None => ("iwarp", "no RDMA device leads there".into(), None),
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn asked(address: SocketAddr) -> Choice {
+    use std::time::Duration;
+
+    use rdma_reactor::transport::verbs::{Reach, Verbs};
+
+    let reach = Verbs::open().and_then(|mut verbs| {
+        if address.ip().is_unspecified() {
+            verbs.serves(address)
+        } else {
+            verbs.reaches(address, Duration::from_millis(200))
+        }
+    });
+    match reach {
+        Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", "every device serves it".into(), None),
+        Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} leads there"), None),
+        // A device's network, where nobody has this address.
+        Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),
+        Err(error) => ("iwarp", error.to_string(), None),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+fn asked(_: SocketAddr) -> Choice {
+    ("iwarp", "this build has no RDMA devices".into(), None)
+}

@@ -1,0 +1,58 @@
+//! `raw-echo` against itself over the embedded provider; against other programs: `tests/vm/interop.sh`.
+#![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+fn start(args: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raw-echo"));
+    command.args(args.split_whitespace()).args(["--provider", "iwarp", "--timeout", "30"]).env_remove("RUST_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A server's and its client's flags: the exit codes of both, and what both had to say.
+fn exchange(server: &str, client: &str) -> ([Option<i32>; 2], String) {
+    let mut server = start(&format!("server --bind 127.0.0.1 -p 0 -c 1 {server}"));
+    let mut stdout = BufReader::new(server.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").expect("an address").to_owned();
+    let client: Output = start(&format!("client {address} {client}")).wait_with_output().unwrap();
+    let server = server.wait_with_output().unwrap();
+    let text = [client.stdout, client.stderr, server.stderr].concat();
+    ([server.status.code(), client.status.code()], String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn either_side_speaks() {
+    for (server, client) in [
+        ("-n 1 -s 16", "-n 1 -s 16 --verify"),
+        ("", "-n 1000 -s 5000 --depth 60 --verify"),
+        ("--speak-first -n 300 -s 64 --verify", "--echo -n 300 -s 64"),
+        ("--speak-first -n 10 -s 100 --verify", "--echo --no-crc"),
+    ] {
+        let (codes, text) = exchange(server, client);
+        assert_eq!(codes, [Some(0), Some(0)], "{server} / {client}: {text}");
+    }
+}
+
+#[test]
+fn what_was_not_agreed_is_noticed() {
+    for (server, client, words) in [
+        ("-n 1 -s 15", "-n 1 -s 16", "a message of 16 bytes where 15 were expected"),
+        ("-n 2 -s 16", "-n 1 -s 16", "1 of 2 received"),
+        ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages came"),
+    ] {
+        let (codes, text) = exchange(server, client);
+        assert_eq!(codes[0], Some(1), "{server} / {client}: {text}");
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn nobody_there_is_one_line() {
+    let output = start("client 127.0.0.1 -p 1").wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.starts_with("raw-echo: no connection: "), "{stderr}");
+}

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Our raw echo against programs that know nothing of this library: rdma_client, rdma_server and ucmatose of
+# rdmacm-utils, both roles each, on siw and rxe; and the embedded provider against the kernel's siw. Builds on the
+# host, runs in the guest, prints a table, fails when one exchange does.
+#
+#   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
+#   INTEROP_LIMIT=60                  seconds per exchange
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+# --- on the host -------------------------------------------------------------------------------------------------
+
+if [ "${1:-}" != --inside ]; then
+    cargo=${CARGO:-cargo}
+    build() { "$cargo" build -p rdma-reactor-examples --features verbs --bin raw-echo "$@"; }
+    build || exit 1
+    echo=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*raw-echo\)".*/\1/p')
+    test -n "$echo" || { echo "raw-echo was not built" >&2; exit 1; }
+    command=$(printf '%q ' bash tests/vm/interop.sh --inside "$echo" "${INTEROP_LIMIT:-60}" "${1:-}")
+    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh "$command"
+fi
+
+# --- in the guest ------------------------------------------------------------------------------------------------
+
+echo=$2 limit=$3 pattern=$4
+logs=$(mktemp -d) || exit 1
+trap 'rm -rf "$logs"' EXIT
+port=20000 ran=0 failed=0
+
+for tool in rdma_client rdma_server ucmatose; do
+    type "$tool" >/dev/null || { echo "$tool is missing: install the package rdmacm-utils" >&2; exit 1; }
+done
+
+# Whether a server listens: ours says so; what another one has in the kernel is listed.
+listening() {
+    if [ "$1" = ours ]; then grep -q '^listening on' "$logs/server"; else
+        rdma resource show cm_id | grep -q "state LISTEN.*:$port\>"
+    fi
+}
+
+# exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) says whose the server is; PORT in a command is the
+# port. Ours checks sizes, counts and, as a speaker, contents. WANTED is "done": both programs end with 0 in time; or
+# "noticed": ours ends with 1, for what was not agreed. The device and our provider are the variables of `both`.
+exchange() {
+    local wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 pid limit=$limit
+    [ "$wanted" = done ] || limit=15
+    shift 2
+    while [ "$1" != -- ]; do server+=("$1"); shift; done
+    shift
+    port=$((port + 1))
+    server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
+    words="${server[*]} -- ${client[*]}"
+    words=${words//"$echo"/raw-echo} words=${words//"${common[*]} "/}
+    line=$(printf '%-4s %-14s %-7s' "$device" "$provider" "$wanted")
+    [[ "$line $words" =~ $pattern ]] || return
+    ran=$((ran + 1))
+
+    timeout -k 5 "$limit" "${server[@]}" >"$logs/server" 2>&1 &
+    pid=$!
+    until listening "$whose" || [ $((waited += 1)) -gt 100 ] || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
+    timeout -k 5 "$limit" "${client[@]}" >"$logs/client" 2>&1
+    theirs=$?
+    wait $pid
+    ours=$?
+    [ "$whose" = ours ] || { local swap=$ours; ours=$theirs theirs=$swap; }
+    # What another program makes of a connection that ends early is its own affair: rdma_client on RoCE waits for a
+    # completion that never comes, because there nothing flushes its queue but its own rdma_disconnect.
+    case $wanted:$ours:$theirs in
+        done:0:0 | noticed:1:*) result=ok ;;
+        *) result=FAILED ;;
+    esac
+    printf '%s  %-6s %4d %6d  %s\n' "$line" $result $ours $theirs "$words"
+    [ $result = ok ] && return
+    failed=$((failed + 1))
+    for log in server client; do sed "s/^/    $log: /" "$logs/$log"; done
+    rdma resource show qp | sed 's/^/    /'
+}
+
+# both DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS [FLAG...]: all four, then the harder ones.
+both() {
+    local device=$1 provider="$2 ${*:5}" ours=$3 theirs=$4 common=(--timeout $((limit - 5)) --provider "$2" "${@:5}")
+    local server=("$echo" server "${common[@]}" --bind "$ours" -p PORT)
+    local client=("$echo" client "${common[@]}" "$theirs" -p PORT)
+    exchange done ours "${server[@]}" -c 1 -n 1 -s 16 -- rdma_client -s "$ours" -p PORT
+    exchange done theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 16
+    exchange done ours "${server[@]}" -c 1 -n 10 -s 100 --speak-first --verify -- ucmatose -s "$ours" -p PORT
+    exchange done theirs ucmatose -b "$theirs" -p PORT -- "${client[@]}" --echo -n 10 -s 100
+    # More, larger, and several connections at once.
+    exchange done ours "${server[@]}" -c 3 -n 100 -s 20000 --speak-first --verify -- \
+        ucmatose -s "$ours" -p PORT -C 100 -S 20000 -c 3
+    exchange done theirs ucmatose -b "$theirs" -p PORT -C 100 -S 20000 -c 3 -- \
+        "${client[@]}" --echo -n 100 -s 20000 -c 3
+    # This table can tell.
+    exchange noticed ours "${server[@]}" -c 1 -n 1 -s 15 -- rdma_client -s "$ours" -p PORT
+    exchange noticed theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 15
+}
+
+: "${RDMA_SIW_ADDR:?}" "${RDMA_SIW_PEER:?}" "${RDMA_RXE_ADDR:?}" "${RDMA_RXE_PEER:?}"
+ulimit -c 0
+printf '%-4s %-14s %-7s  %-6s %4s %6s  %s\n' dev 'our provider' wanted result ours theirs 'server -- client'
+both siw verbs "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
+both rxe verbs "$RDMA_RXE_ADDR" "$RDMA_RXE_PEER"
+# The embedded provider is a TCP program at an address of siw's network device; its peer is the kernel.
+both siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
+both siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER" --no-crc
+echo "$ran exchanges, $failed failed"
+[ $ran -gt 0 ] || { echo "nothing matches $pattern" >&2; exit 1; }
+[ $failed = 0 ]
