@@ -2,7 +2,7 @@
 # Tests the simulation: each patch here plants a bug, and the simulation has to find it.
 #
 # Usage: tests/mutants/run.sh [patch...]     (default: all)
-# MUTANT_SEEDS=N sets how many worlds it gets per bug (default: 10000).
+# MUTANT_SEEDS=N sets how many worlds it gets per bug (default: 1000).
 #
 # Works on a copy of the tree, under the target directory. Fails when the simulation fails without a bug, when a bug
 # survives, or when a patch does not apply any more.
@@ -11,7 +11,7 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "${CARGO_TARGET_DIR:-$root/target}/mutants"
 work=$(cd "${CARGO_TARGET_DIR:-$root/target}/mutants" && pwd)
-seeds=${MUTANT_SEEDS:-10000}
+seeds=${MUTANT_SEEDS:-1000}
 tree=$work/tree
 log=$work/log
 
