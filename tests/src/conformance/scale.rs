@@ -45,7 +45,8 @@ pub fn many_connections(setup: &Setup) {
         assert_eq!(p.c.live(), connections);
         p.finish();
     }
-    assert_eq!(open_descriptors(), descriptors, "descriptors are back to the start");
+    let left = open_descriptors();
+    assert!(left <= descriptors, "{descriptors} descriptors at first, {left} now");
 }
 
 /// Connections that come and go leave nothing behind.

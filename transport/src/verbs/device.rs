@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_atomic_cap, ibv_comp_channel,
-    ibv_context, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_destroy_comp_channel,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_device_cap_flags, ibv_event_type, ibv_get_async_event,
-    ibv_node_type, ibv_pd, ibv_port_attr, ibv_qp_init_attr, ibv_qp_type, ibv_query_device, ibv_transport_type,
-    rdma_free_devices, rdma_get_devices,
+    ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_device_cap_flags, ibv_event_type,
+    ibv_get_async_event, ibv_node_type, ibv_pd, ibv_port_attr, ibv_qp_init_attr, ibv_qp_type, ibv_query_device,
+    ibv_transport_type, rdma_free_devices, rdma_get_devices,
 };
 
 use super::ffi::{check, key_of, non_null, set_nonblocking};
@@ -41,8 +41,26 @@ pub(super) struct RawDevice {
     channel: *mut ibv_comp_channel,
     /// The device is going away.
     removed: AtomicBool,
+    /// On siw: see `guard`. Else null.
+    guard: *mut ibv_cq,
     /// An id of the provider's own on the device. While it lives, librdmacm keeps the context open.
     anchor: Option<Arc<RawId>>,
+}
+
+/// Entries of a completion queue that covers page 144 of a context's mappings, whatever an entry's size from 32 bytes on.
+const GUARD_ENTRIES: c_int = 20_000;
+
+/// libsiw takes the mapping at page 144 (`SIW_INVAL_UOBJ_KEY`, 0x90000) for a failure, and since the kernel hands out the
+/// lowest free page, so fails every queue from then on: with small queues, the 56th queue pair. A queue that is large
+/// enough to cover the page keeps it from being anybody's first.
+fn guard(context: *mut ibv_context) -> *mut ibv_cq {
+    // SAFETY: a live context has a live device, whose name ends in zero.
+    let name = unsafe { CStr::from_ptr((*(*context).device).name.as_ptr()) };
+    if !name.to_bytes().starts_with(b"siw") {
+        return ptr::null_mut();
+    }
+    // SAFETY: a live context; a queue of its own, on no channel. Null when there is none to be had: then it goes without.
+    unsafe { ibv_create_cq(context, GUARD_ENTRIES, ptr::null_mut(), ptr::null_mut(), 0) }
 }
 
 // SAFETY: libibverbs lets any thread use a context, a domain and a channel; they are destroyed once, by the last
@@ -58,7 +76,7 @@ impl RawDevice {
         // SAFETY: a live context: an id is on it. The result is checked.
         let pd = non_null("ibv_alloc_pd", unsafe { ibv_alloc_pd(context) })?;
         let (channel, removed) = (ptr::null_mut(), AtomicBool::new(false));
-        let mut device = Self { context, pd, channel, removed, anchor: Some(anchor) };
+        let mut device = Self { context, pd, channel, removed, guard: guard(context), anchor: Some(anchor) };
         open_contexts().push(context.addr());
         // SAFETY: a live context; the result is checked.
         device.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
@@ -125,6 +143,12 @@ impl RawDevice {
 
 impl Drop for RawDevice {
     fn drop(&mut self) {
+        if !self.guard.is_null() {
+            // SAFETY: made by `guard`, used by nobody, destroyed once.
+            if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.guard) }) {
+                log::warn!("{error}");
+            }
+        }
         if !self.channel.is_null() {
             // SAFETY: queues hold a share of the device, so none is left on the channel.
             if let Err(error) = check("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.channel) }) {
