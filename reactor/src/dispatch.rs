@@ -109,6 +109,11 @@ impl Core {
         self.endings_moved |= c.phase > Phase::Open;
         if !wc.status.is_success() {
             let status = wc.status;
+            if c.phase == Phase::Connecting && status == WcStatus::Flushed {
+                // The connection manager is about to say why there will be no connection.
+                c.reposts.push(buffer);
+                return;
+            }
             let flushing = c.phase == Phase::Flushing;
             self.recycle(id, buffer);
             if !flushing {
