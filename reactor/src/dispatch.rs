@@ -75,8 +75,7 @@ impl Core {
     fn work_request_failed(&mut self, id: ConnectionId, status: WcStatus) {
         self.end(id, Ending::Disconnect(DisconnectReason::Transport(DisconnectCause::WorkRequest(status))));
         if let Some(c) = self.connections.get_mut(id.0) {
-            let guess = matches!(c.ending, Some(Ending::Disconnect(_) | Ending::ConnectError(_)));
-            c.provisional = status == WcStatus::Flushed && guess;
+            c.provisional = status == WcStatus::Flushed && matches!(c.ending, Some(Ending::Disconnect(_)));
         }
     }
 

@@ -68,14 +68,14 @@ impl Core {
                         ConnectError::Rejected { reason: RejectReason::Refused, private_data: private_data.into_vec() }
                     }
                 };
-                self.not_connected(id, error);
+                self.end(id, Ending::ConnectError(error));
             }
             CmEventKind::ConnectFailed(failure) => {
                 let error = match failure {
                     ConnectFailure::Timeout => ConnectError::Timeout,
                     other => ConnectError::Transport(other),
                 };
-                self.not_connected(id, error);
+                self.end(id, Ending::ConnectError(error));
             }
             CmEventKind::Disconnected(cause) => self.disconnected(id, cause),
             CmEventKind::DeviceRemoval => {
@@ -88,18 +88,6 @@ impl Core {
             }
             CmEventKind::TimewaitExit => {}
             other => log::debug!("{id}: {other:?} ignored"),
-        }
-    }
-
-    /// Connecting failed. A queue that was flushed before said so first, but not why.
-    fn not_connected(&mut self, id: ConnectionId, error: ConnectError) {
-        match self.connections.get_mut(id.0) {
-            Some(c) if c.provisional => {
-                c.provisional = false;
-                c.ending = Some(Ending::ConnectError(error));
-                self.endings_moved = true;
-            }
-            _ => self.end(id, Ending::ConnectError(error)),
         }
     }
 
