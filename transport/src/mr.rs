@@ -14,6 +14,23 @@ bitflags! {
         const REMOTE_WRITE = 2;
         /// The peer may read here.
         const REMOTE_READ = 4;
+        /// The peer may do atomic operations here, where the device has them.
+        const REMOTE_ATOMIC = 8;
+    }
+}
+
+impl Access {
+    /// What gives a peer reach.
+    pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
+
+    /// The rights of the program itself: a remote one that writes brings the local one, as devices demand.
+    #[must_use]
+    pub const fn local(self) -> Self {
+        if self.intersects(Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC)) {
+            Self::LOCAL_WRITE
+        } else {
+            Self::empty()
+        }
     }
 }
 
