@@ -5,19 +5,24 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
+use rdma_transport::slab::Key;
 
 use crate::frame::HEADER_LEN;
 use crate::id::ConnectionId;
 use crate::pool::{Buffer, Slabs};
 use crate::remote::WakeFlag;
 
-/// A buffer on its way back to the reactor.
+/// Something of the user's on its way back to the reactor.
 #[derive(Debug)]
-pub(crate) struct Returned {
-    pub(crate) pool: usize,
-    pub(crate) buffer: Buffer,
-    /// The connection whose receive it was, to be posted again.
-    pub(crate) receive_of: Option<ConnectionId>,
+pub(crate) enum Returned {
+    Buffer {
+        pool: usize,
+        buffer: Buffer,
+        /// The connection whose receive it was, to be posted again.
+        receive_of: Option<ConnectionId>,
+    },
+    /// A region that nobody wants any more.
+    Region(Key),
 }
 
 /// The way home for buffers that leave a callback, from any thread.
@@ -31,7 +36,7 @@ pub(crate) struct Home {
 impl Home {
     fn give(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
         // A reactor that is gone needs no buffers; the memory goes with the last holder.
-        if self.channel.send(Returned { pool: self.pool, buffer, receive_of }).is_ok() {
+        if self.channel.send(Returned::Buffer { pool: self.pool, buffer, receive_of }).is_ok() {
             self.wake.wake();
         }
     }

@@ -7,14 +7,15 @@ use std::time::Instant;
 use rdma_transport::cm::CmId;
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
-use rdma_transport::wr::{SendFlags, SendOp, SendWr, Sge, SgeList};
+use rdma_transport::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use crate::config::{CONTROL_SENDS, Framing};
 use crate::credit::{ReceiveWindow, SendWindow};
 use crate::error::{ConnectError, DisconnectReason, SendErrorKind};
 use crate::frame::{HEADER_LEN, Kind};
-use crate::id::{ConnectionId, SendId, WorkId, WorkKind};
+use crate::id::{ConnectionId, SendId, SendKind, WorkId, WorkKind};
 use crate::pool::{Buffer, Posted};
+use crate::region::Hold;
 
 /// Where a connection is in its life. Only forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,10 +48,16 @@ pub(crate) enum Ending {
 /// A send that has not completed.
 #[derive(Debug)]
 pub(crate) struct Send {
-    pub(crate) buffer: Posted,
+    /// Of a message.
+    pub(crate) buffer: Option<Posted>,
+    /// Whether it uses regions: those at the front of `Connection::holds` when it is at the front.
+    pub(crate) holds: bool,
     /// The user's name for it; control messages have none.
     pub(crate) id: Option<SendId>,
 }
+
+/// The regions that one work request uses.
+pub(crate) type Holds = [Option<(Key, Hold)>; MAX_SGE];
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -87,10 +94,16 @@ pub(crate) struct Connection {
 
     /// Posted and not completed, then chained and not posted, in order.
     pub(crate) sends: VecDeque<Send>,
+    /// Regions of those sends that use any, in order.
+    pub(crate) holds: VecDeque<Holds>,
     /// Position of the front of `sends` among all sends.
     pub(crate) sends_done: u16,
     /// To be posted at the end of the turn.
     pub(crate) chain: Vec<SendWr>,
+    /// There is a message among them, to carry a grant.
+    pub(crate) chained_message: bool,
+    /// The next work request waits for the reads before it.
+    pub(crate) fence: bool,
     /// Posted in a row without a signal.
     pub(crate) unsignaled: usize,
     /// Posted receives, in order.
@@ -103,6 +116,10 @@ pub(crate) struct Connection {
 
     /// A send was refused; `on_writable` is owed.
     pub(crate) blocked: bool,
+    /// What was refused needs no credit.
+    pub(crate) blocked_for_slot: bool,
+    /// Registered for this peer alone.
+    pub(crate) regions: Vec<Key>,
     /// On the list of connections to flush.
     pub(crate) dirty: bool,
     pub(crate) owes: Owes,
@@ -133,11 +150,31 @@ impl Connection {
         if self.has_room() { Ok(()) } else { Err(SendErrorKind::WouldBlock) }
     }
 
+    /// Notes that a message was refused.
+    pub(crate) fn refused(&mut self, kind: SendErrorKind) {
+        if kind == SendErrorKind::WouldBlock && !self.blocked {
+            (self.blocked, self.blocked_for_slot) = (true, false);
+        }
+    }
+
     /// Whether the peer's window and the send queue both have room for data.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         let credit = self.framing == Framing::Raw || self.tx.available_for_data() > 0;
-        credit && self.sends.len() + (CONTROL_SENDS as usize) < self.send_slots
+        credit && self.free_slots() > 0
+    }
+
+    /// Places in the send queue that the user's sends may take.
+    #[inline]
+    pub(crate) fn free_slots(&self) -> usize {
+        self.send_slots.saturating_sub(self.sends.len() + CONTROL_SENDS as usize)
+    }
+
+    /// Whether a send like the one that was refused would be taken now.
+    pub(crate) fn is_unblocked(&self) -> bool {
+        self.blocked
+            && self.phase == Phase::Open
+            && if self.blocked_for_slot { self.free_slots() > 0 } else { self.has_room() }
     }
 
     /// Whether a control message can be sent now.
@@ -151,7 +188,7 @@ impl Connection {
             return None;
         }
         let kind = match self.owes {
-            _ if !self.chain.is_empty() => return None,
+            _ if self.chained_message => return None,
             Owes { pong: true, .. } => Kind::Pong,
             Owes { ping: true, .. } => Kind::Ping,
             _ if self.rx.update_due() => Kind::Credit,
@@ -162,29 +199,45 @@ impl Connection {
 
     /// Names the next data send.
     #[inline]
-    pub(crate) fn next_send_id(&mut self) -> SendId {
-        let id = SendId(self.next_send);
+    pub(crate) fn next_send_id(&mut self, kind: SendKind) -> SendId {
+        let id = SendId::new(self.next_send, kind);
         self.next_send += 1;
         id
     }
 
-    /// Adds a send to the chain; takes its credit.
+    /// Adds a message to the chain; takes its credit.
     #[inline]
     pub(crate) fn push_send(&mut self, buffer: Posted, sge: Sge, id: Option<SendId>) {
+        self.push_message(Send { buffer: Some(buffer), holds: false, id }, SendOp::Send, SgeList::one(sge));
+    }
+
+    /// Adds a work request that uses a receive of the peer's; takes its credit.
+    #[inline]
+    pub(crate) fn push_message(&mut self, send: Send, op: SendOp, sges: SgeList) {
         if self.framing == Framing::Credits {
             self.tx.take();
         }
+        self.chained_message |= send.buffer.is_some();
+        self.push(send, op, sges);
+    }
+
+    /// Adds a work request to the chain.
+    #[inline]
+    pub(crate) fn push(&mut self, send: Send, op: SendOp, sges: SgeList) {
         let sequence = self.sends_done.wrapping_add(self.sends.len() as u16);
         let wr_id = WorkId { kind: WorkKind::Send, connection: self.id, sequence }.pack();
-        self.sends.push_back(Send { buffer, id });
+        self.sends.push_back(send);
         // An unsignaled send frees its slot only with a later signaled one: never more than half a queue of them.
         self.unsignaled += 1;
         let signaled = self.unsignaled * 2 >= self.send_slots;
         if signaled {
             self.unsignaled = 0;
         }
-        let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
-        self.chain.push(SendWr { wr_id, op: SendOp::Send, sges: SgeList::one(sge), flags });
+        let mut flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        if std::mem::take(&mut self.fence) {
+            flags |= SendFlags::FENCE;
+        }
+        self.chain.push(SendWr { wr_id, op, sges, flags });
     }
 
     /// Sends that the queue pair has.

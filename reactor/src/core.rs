@@ -18,7 +18,8 @@ use crate::credit::{ReceiveWindow, SendWindow};
 use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Error, SendError, SendErrorKind};
 use crate::frame::{HEADER_LEN, Header, Kind, MAX_USER_PRIVATE_DATA};
-use crate::id::{ConnectionId, GENERATION_BITS, ListenerId, SendId, WorkId, WorkKind};
+use crate::id::{ConnectionId, GENERATION_BITS, ListenerId, SendId, SendKind, WorkId, WorkKind};
+use crate::one_sided::Registration;
 use crate::pool::Buffer;
 use crate::remote::WakeFlag;
 use crate::stats::Stats;
@@ -32,6 +33,8 @@ pub(crate) enum TimerKind {
     Phase(ConnectionId),
     /// Look whether a connection is still alive.
     Keepalive(ConnectionId),
+    /// The lifetime of a peer's rights is over.
+    Region(Key),
 }
 
 #[derive(Debug)]
@@ -57,6 +60,7 @@ pub(crate) struct Core {
     pub(crate) new_provider: bool,
     pub(crate) connections: Slab<Connection>,
     pub(crate) listeners: Slab<Listener>,
+    pub(crate) regions: Slab<Registration>,
     /// By slot of the connection-manager id.
     owners: Vec<Option<(CmId, Owner)>>,
     /// By device number.
@@ -75,7 +79,7 @@ pub(crate) struct Core {
     /// Accepted and not announced yet.
     pub(crate) pending: u32,
     pub(crate) returned: Receiver<Returned>,
-    return_to: Sender<Returned>,
+    pub(crate) return_to: Sender<Returned>,
     pub(crate) wake: Arc<WakeFlag>,
     pub(crate) stats: Stats,
     pub(crate) now: Instant,
@@ -93,6 +97,7 @@ impl Core {
             provider,
             connections: Slab::with_generation_bits(GENERATION_BITS),
             listeners: Slab::default(),
+            regions: Slab::default(),
             owners: Vec::new(),
             devices: Vec::new(),
             new_devices: Vec::new(),
@@ -216,8 +221,11 @@ impl Core {
             max_message: 0,
             send_slots: self.config.send_slots() as usize,
             sends: std::collections::VecDeque::new(),
+            holds: std::collections::VecDeque::new(),
             sends_done: 0,
             chain: Vec::new(),
+            chained_message: false,
+            fence: false,
             unsignaled: 0,
             receives: std::collections::VecDeque::new(),
             reposts: Vec::new(),
@@ -225,6 +233,8 @@ impl Core {
             provisional: false,
             next_send: 0,
             blocked: false,
+            blocked_for_slot: false,
+            regions: Vec::new(),
             dirty: false,
             owes: Owes::default(),
             last_heard: self.now,
@@ -312,7 +322,7 @@ impl Core {
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let c = self.connections.get_mut(id.0).ok_or(SendErrorKind::Closed)?;
         if let Err(kind) = c.check_send(payload.len()) {
-            c.blocked |= kind == SendErrorKind::WouldBlock;
+            c.refused(kind);
             self.stats.send_stalls += u64::from(kind == SendErrorKind::WouldBlock);
             return Err(kind);
         }
@@ -348,7 +358,7 @@ impl Core {
         let ours = buffer.home.channel.same_channel(&self.return_to) && buffer.home.pool == c.device;
         let check = if ours { c.check_send(buffer.len) } else { Err(SendErrorKind::Closed) };
         if let Err(kind) = check {
-            c.blocked |= kind == SendErrorKind::WouldBlock;
+            c.refused(kind);
             self.stats.send_stalls += u64::from(kind == SendErrorKind::WouldBlock);
             return Err(SendError { kind, buffer });
         }
@@ -379,7 +389,7 @@ impl Core {
             let header = Header { kind: Kind::Data, grant: c.rx.told() };
             device.pool.slabs().bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header.emit());
         }
-        let send = c.next_send_id();
+        let send = c.next_send_id(SendKind::Message);
         let (posted, sge) = device.pool.post(buffer, c.header_len() + len);
         c.push_send(posted, sge, Some(send));
         self.stats.messages_sent += 1;
@@ -390,10 +400,9 @@ impl Core {
 
     pub(crate) fn writable(&self, id: ConnectionId) -> usize {
         let Some(c) = self.connections.get(id.0).filter(|c| c.phase == Phase::Open) else { return 0 };
-        let slots = c.send_slots.saturating_sub(c.sends.len() + crate::config::CONTROL_SENDS as usize);
         match c.framing {
-            Framing::Credits => slots.min(c.tx.available_for_data() as usize),
-            Framing::Raw => slots,
+            Framing::Credits => c.free_slots().min(c.tx.available_for_data() as usize),
+            Framing::Raw => c.free_slots(),
         }
     }
 
@@ -478,12 +487,14 @@ impl Core {
             if let Some(kind) = control {
                 queue_control(c, device, kind, &mut self.stats);
             }
-            if !c.chain.is_empty() {
-                // Whatever goes out shows life, and brings the newest grant. A question stays one until it is asked.
+            let message = c.sends.iter_mut().rev().find_map(|send| send.buffer.as_mut());
+            if std::mem::take(&mut c.chained_message)
+                && let Some(message) = message
+            {
+                // A message shows life, and brings the newest grant. A question stays one until it is asked.
                 c.owes.pong = false;
                 c.owes.ping &= control != Some(Kind::Ping);
-                let grant = c.rx.grant().to_le_bytes();
-                c.sends.back_mut().expect("a chained send is in the list").buffer.patch(device.pool.slabs(), 4, &grant);
+                message.patch(device.pool.slabs(), 4, &c.rx.grant().to_le_bytes());
             }
         }
         let Some(last) = c.chain.last_mut() else { return Ok(()) };
@@ -574,7 +585,7 @@ fn queue_control(c: &mut Connection, device: &mut Device, kind: Kind, stats: &mu
     match kind {
         Kind::Ping => stats.pings += 1,
         Kind::Credit => stats.credit_updates += 1,
-        Kind::Hello | Kind::Pong | Kind::Data => {}
+        Kind::Hello | Kind::Pong | Kind::Data | Kind::Immediate => {}
     }
     let Some(mut buffer) = device.pool.take() else { return };
     let header = Header { kind, grant: c.rx.grant() };

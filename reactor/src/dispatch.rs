@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use rdma_transport::cm::DisconnectCause;
-use rdma_transport::wc::{WcStatus, WorkCompletion};
+use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 
-use crate::buffer::{Home, Message};
+use crate::buffer::{Home, Message, Returned};
 use crate::config::Framing;
 use crate::connection::{Ending, Phase};
 use crate::context::Context;
 use crate::core::Core;
 use crate::error::{DisconnectReason, Outcome, PeerViolation};
 use crate::frame::{HEADER_LEN, Header, Kind};
-use crate::handler::Handler;
+use crate::handler::{Handler, Immediate};
 use crate::id::{ConnectionId, WorkId, WorkKind};
 use crate::pool::{Buffer, Slabs};
 
@@ -83,8 +83,11 @@ impl Core {
     pub(crate) fn end_send<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, outcome: Outcome) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         let Some(send) = c.pop_send() else { return };
-        if let Some(device) = self.devices[c.device].as_mut() {
-            device.pool.give(send.buffer.done());
+        if let (Some(buffer), Some(device)) = (send.buffer, self.devices[c.device].as_mut()) {
+            device.pool.give(buffer.done());
+        }
+        if send.holds {
+            self.release_holds(id);
         }
         if let Some(send) = send.id {
             handler.on_send_complete(&mut Context { core: self }, id, send, outcome);
@@ -122,6 +125,14 @@ impl Core {
         }
         c.last_heard = self.now;
         c.pinged = false;
+        if let Some(key) = wc.invalidated {
+            self.invalidated(key);
+        }
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if let (WcOpcode::RecvWriteWithImmediate, Some(immediate)) = (wc.opcode, wc.immediate) {
+            self.written(handler, id, buffer, Immediate { value: immediate, len: wc.byte_len });
+            return;
+        }
         let len = wc.byte_len as usize;
         if c.framing == Framing::Raw {
             if !c.announced && !c.active {
@@ -140,9 +151,7 @@ impl Core {
             Some(_) => None,
         };
         if let Some(violation) = violation {
-            log::warn!("{id}: {} broke the protocol: {violation}", c.peer);
-            self.recycle(id, buffer);
-            self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(violation)));
+            self.violation(id, buffer, violation);
             return;
         }
         if c.blocked {
@@ -150,6 +159,13 @@ impl Core {
         }
         match header.map(|header| header.kind) {
             Some(Kind::Data) => self.deliver(handler, id, buffer, HEADER_LEN, len, slabs, home),
+            Some(Kind::Immediate) => match Immediate::parse(&slabs.bytes(&buffer, len)[HEADER_LEN..]) {
+                Some(immediate) => {
+                    self.recycle(id, buffer);
+                    self.deliver_immediate(handler, id, immediate);
+                }
+                None => self.violation(id, buffer, PeerViolation::MalformedMessage),
+            },
             Some(Kind::Hello) => {
                 self.recycle(id, buffer);
                 self.announce(handler, id);
@@ -159,6 +175,41 @@ impl Core {
                 self.recycle(id, buffer);
             }
             Some(Kind::Credit | Kind::Pong) | None => self.recycle(id, buffer),
+        }
+    }
+
+    fn violation(&mut self, id: ConnectionId, buffer: Buffer, violation: PeerViolation) {
+        if let Some(c) = self.connections.get(id.0) {
+            log::warn!("{id}: {} broke the protocol: {violation}", c.peer);
+        }
+        self.recycle(id, buffer);
+        self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(violation)));
+    }
+
+    /// A write with immediate data has used a receive: no header came with it.
+    fn written<H: Handler + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        buffer: Buffer,
+        immediate: Immediate,
+    ) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        if c.framing == Framing::Credits && !(c.announced && c.rx.received()) {
+            self.violation(id, buffer, PeerViolation::CreditOverrun);
+            return;
+        }
+        let first = !c.announced && !c.active;
+        self.recycle(id, buffer);
+        if first {
+            self.announce(handler, id);
+        }
+        self.deliver_immediate(handler, id, immediate);
+    }
+
+    fn deliver_immediate<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, immediate: Immediate) {
+        if self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
+            handler.on_immediate(&mut Context { core: self }, id, immediate);
         }
     }
 
@@ -217,7 +268,7 @@ impl Core {
         let mut candidates = std::mem::take(&mut self.writable);
         for id in candidates.drain(..) {
             let Some(c) = self.connections.get_mut(id.0) else { continue };
-            if c.blocked && c.phase == Phase::Open && c.has_room() {
+            if c.is_unblocked() {
                 c.blocked = false;
                 handler.on_writable(&mut Context { core: self }, id);
             }
@@ -231,19 +282,23 @@ impl Core {
     /// Stage 9: buffers that came home from the user.
     pub(crate) fn take_returned(&mut self) {
         while let Ok(returned) = self.returned.try_recv() {
-            let live = returned.receive_of.and_then(|id| self.connections.get_mut(id.0));
-            match live {
-                Some(c) => {
-                    c.detached -= 1;
-                    let id = c.id;
-                    self.recycle(id, returned.buffer);
-                }
-                None => {
-                    if let Some(device) = self.devices.get_mut(returned.pool).and_then(Option::as_mut) {
-                        device.pool.unlend();
-                        device.pool.give(returned.buffer);
+            match returned {
+                Returned::Buffer { pool, buffer, receive_of } => {
+                    match receive_of.and_then(|id| self.connections.get_mut(id.0)) {
+                        Some(c) => {
+                            c.detached -= 1;
+                            let id = c.id;
+                            self.recycle(id, buffer);
+                        }
+                        None => {
+                            if let Some(device) = self.devices.get_mut(pool).and_then(Option::as_mut) {
+                                device.pool.unlend();
+                                device.pool.give(buffer);
+                            }
+                        }
                     }
                 }
+                Returned::Region(key) => self.drop_region(key),
             }
         }
     }

@@ -73,6 +73,33 @@ pub enum SendErrorKind {
         /// The peer's limit, bytes.
         max: usize,
     },
+    /// The device, or the peer, lacks what this needs.
+    #[error("{provider} has no {feature} here")]
+    Unsupported {
+        /// Which provider.
+        provider: &'static str,
+        /// What it lacks.
+        feature: &'static str,
+    },
+    /// A range that is not inside the region, local or remote.
+    #[error("a range that ends {end} bytes into a region of {len}")]
+    OutOfBounds {
+        /// Where the range ends, bytes from the region's start.
+        end: u64,
+        /// Length of the region, bytes.
+        len: u64,
+    },
+    /// More regions than a work request can name.
+    #[error("{count} regions in one operation: it takes 1 to {max}")]
+    TooManyRegions {
+        /// How many.
+        count: usize,
+        /// How many can be.
+        max: usize,
+    },
+    /// The region is of another reactor or device, or its device was removed.
+    #[error("the region is not on the connection's device")]
+    ForeignRegion,
     /// The connection is closed, closing, not open yet, or never was.
     #[error("the connection is not open")]
     Closed,

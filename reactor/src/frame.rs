@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Ping,
     /// Yes.
     Pong,
+    /// The writes before it are placed: four bytes of immediate data, four of how much was written.
+    Immediate,
 }
 
 impl Kind {
@@ -28,6 +30,7 @@ impl Kind {
             Self::Credit => 2,
             Self::Ping => 3,
             Self::Pong => 4,
+            Self::Immediate => 5,
         }
     }
 
@@ -38,6 +41,7 @@ impl Kind {
             2 => Self::Credit,
             3 => Self::Ping,
             4 => Self::Pong,
+            5 => Self::Immediate,
             _ => return None,
         })
     }
@@ -67,7 +71,7 @@ impl Header {
             return None;
         }
         let kind = Kind::from_raw(kind)?;
-        if kind != Kind::Data && !payload.is_empty() {
+        if !matches!(kind, Kind::Data | Kind::Immediate) && !payload.is_empty() {
             return None;
         }
         Some((Self { kind, grant: u32::from_le_bytes([g0, g1, g2, g3]) }, payload))
@@ -215,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_survives_the_trip(kind in 0_u8..5, grant: u32) {
+        fn a_header_survives_the_trip(kind in 0_u8..6, grant: u32) {
             let header = Header { kind: Kind::from_raw(kind).unwrap(), grant };
             let bytes = header.emit();
             prop_assert_eq!(Header::parse(&bytes), Some((header, &[][..])));

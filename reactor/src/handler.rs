@@ -19,6 +19,30 @@ pub struct ConnectRequest<'a> {
     pub private_data: &'a [u8],
 }
 
+/// What a peer's write with immediate data brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Immediate {
+    /// The peer's 32 bits.
+    pub value: u32,
+    /// Bytes that were written.
+    pub len: u32,
+}
+
+impl Immediate {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (value, rest) = bytes.split_first_chunk()?;
+        let len = <[u8; 4]>::try_from(rest).ok()?;
+        Some(Self { value: u32::from_le_bytes(*value), len: u32::from_le_bytes(len) })
+    }
+
+    pub(crate) fn emit(self) -> [u8; 8] {
+        let mut out = [0; 8];
+        out[..4].copy_from_slice(&self.value.to_le_bytes());
+        out[4..].copy_from_slice(&self.len.to_le_bytes());
+        out
+    }
+}
+
 /// Answer to a connect request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
@@ -50,7 +74,10 @@ pub trait Handler {
     /// A message came.
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
 
-    /// A send has ended, in the order of sending.
+    /// The peer has written to a region of this side, and says so with immediate data. What it wrote before is there.
+    fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
+
+    /// A send, a message or a one-sided operation, has ended, in the order of sending.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal.

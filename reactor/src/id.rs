@@ -41,15 +41,50 @@ pub struct ListenerId(pub(crate) Key);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TimerId(pub(crate) Key);
 
-/// Names one send of a connection: its position among all sends of that connection, from 0.
+/// What a send is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SendId(pub(crate) u64);
+#[non_exhaustive]
+pub enum SendKind {
+    /// A message.
+    Message,
+    /// An RDMA Read.
+    Read,
+    /// An RDMA Write, with or without immediate data.
+    Write,
+    /// A compare-and-swap.
+    CompareSwap,
+    /// A fetch-and-add.
+    FetchAdd,
+}
+
+/// Names one send of a connection, a message or a one-sided operation: its position among all of them, from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SendId {
+    sequence: u64,
+    kind: SendKind,
+}
 
 impl SendId {
+    pub(crate) const fn new(sequence: u64, kind: SendKind) -> Self {
+        Self { sequence, kind }
+    }
+
     /// The position.
     #[must_use]
     pub const fn sequence(self) -> u64 {
-        self.0
+        self.sequence
+    }
+
+    /// What it is.
+    #[must_use]
+    pub const fn kind(self) -> SendKind {
+        self.kind
+    }
+}
+
+impl fmt::Debug for SendId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}#{}", self.kind, self.sequence)
     }
 }
 

@@ -4,6 +4,7 @@
 //! - [`Config`] has every limit and timeout, with its default and range.
 //! - [`Context`] is what a callback may do: connect, listen, send, close, set timers.
 //! - [`Message`] is what arrived, in the registered buffer it arrived in.
+//! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
 //! - [`Remote`] is what other threads may do.
 //!
@@ -24,9 +25,11 @@ mod establish;
 mod frame;
 mod handler;
 mod id;
+mod one_sided;
 mod poller;
 mod pool;
 mod reactor;
+mod region;
 mod remote;
 mod stats;
 mod teardown;
@@ -37,13 +40,15 @@ pub use crate::config::{Config, ConnectOptions, Framing, ProviderChoice, Wait};
 pub use crate::context::Context;
 pub use crate::error::{ConnectError, DisconnectReason, Error, Outcome, PeerViolation, SendError, SendErrorKind};
 pub use crate::frame::{MAX_USER_PRIVATE_DATA, RejectReason};
-pub use crate::handler::{ConnectRequest, Decision, Handler};
-pub use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
+pub use crate::handler::{ConnectRequest, Decision, Handler, Immediate};
+pub use crate::id::{ConnectionId, ListenerId, SendId, SendKind, TimerId};
 pub use crate::poller::{Clock, Entropy, MioPoller, Poller, SystemClock, system_entropy};
 pub use crate::reactor::{Parts, Reactor, Turn};
+pub use crate::region::{Region, RegionOptions, RemoteRegion};
 pub use crate::remote::{Remote, Wake};
 pub use crate::stats::Stats;
 pub use rdma_transport as transport;
+pub use rdma_transport::mr::Access;
 
 /// The README's program, compiled and run.
 #[cfg(doctest)]

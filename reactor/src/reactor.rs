@@ -473,6 +473,9 @@ impl AsRawFd for Reactor {
 impl Drop for Reactor {
     fn drop(&mut self) {
         self.core.teardown();
+        for device in 0..self.core.devices.len() {
+            self.core.drop_regions_of_device(device);
+        }
         for device in self.core.devices.iter_mut().flatten() {
             device.close(&mut *self.core.provider);
         }

@@ -36,6 +36,8 @@ pub struct Stats {
     pub connect_errors: u64,
     /// Incoming connections that were refused or did not come up.
     pub refused: u64,
+    /// Regions registered now.
+    pub regions: u64,
     /// Messages sent.
     pub messages_sent: u64,
     /// Messages received.

@@ -28,6 +28,7 @@ impl Core {
                 TimerKind::User(token) => handler.on_timer(&mut Context { core: self }, TimerId(key), token),
                 TimerKind::Phase(id) => self.phase_expired(id, behind),
                 TimerKind::Keepalive(id) => self.keepalive(id, behind),
+                TimerKind::Region(key) => self.revoke_region(key),
             }
         }
         true
@@ -119,6 +120,7 @@ impl Core {
         while self.connections.get(id.0).is_some_and(|c| !c.sends.is_empty()) {
             self.end_send(handler, id, Outcome::Failed(WcStatus::Flushed));
         }
+        self.revoke_regions_of(id);
         match self.connections.get_mut(id.0).and_then(|c| c.ending.take()) {
             Some(Ending::Disconnect(reason)) => {
                 self.stats.disconnected += 1;
@@ -157,10 +159,12 @@ impl Core {
                 self.provider.destroy_id(c.cm, self.now);
                 c.chain.clear();
                 while let Some(send) = c.pop_send() {
-                    if let Some(device) = self.devices[c.device].as_mut() {
-                        device.pool.give(send.buffer.done());
+                    if let (Some(buffer), Some(device)) = (send.buffer, self.devices[c.device].as_mut()) {
+                        device.pool.give(buffer.done());
                     }
                 }
+                while self.release_holds(id) {}
+                self.revoke_regions_of(id);
             }
             self.release(id);
         }
@@ -182,11 +186,12 @@ impl Core {
         if c.equipped {
             device.release(c.cq, &self.config, c.detached);
         }
-        if device.is_abandoned()
-            && let Some(mut device) = self.devices[c.device].take()
-        {
-            log::info!("device {}: removed, nothing is left on it", device.id.0);
-            device.close(&mut *self.provider);
+        if device.is_abandoned() {
+            self.drop_regions_of_device(c.device);
+            if let Some(mut device) = self.devices[c.device].take() {
+                log::info!("device {}: removed, nothing is left on it", device.id.0);
+                device.close(&mut *self.provider);
+            }
         }
     }
 }

@@ -16,11 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mr::LocalKey;
 
-/// Page-aligned, zeroed, private memory, returned to the system on drop. Pages that were never touched cost nothing.
+/// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
+    /// Capacity of the vector it was.
+    vector: Option<usize>,
 }
 
 // SAFETY: `Memory` owns its pages and gives out raw pointers only; who may use them when is promised at `Sge::new`
@@ -53,7 +55,20 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, len })
+        Ok(Self { base, len, vector: None })
+    }
+
+    /// Takes a vector's bytes.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an empty one.
+    pub fn from_vec(bytes: Vec<u8>) -> io::Result<Self> {
+        if bytes.is_empty() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { base, len: bytes.len(), vector: Some(bytes.capacity()) })
     }
 
     /// Length in bytes.
@@ -158,6 +173,11 @@ impl<'a> Span<'a> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if let Some(capacity) = self.vector {
+            // SAFETY: the parts of the vector that `from_vec` took apart, which nobody can name any more.
+            drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) });
+            return;
+        }
         // SAFETY: base and len are what mmap gave; the region is ours alone and nobody can name it any more.
         let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert_eq!(rc, 0, "munmap of a whole mapping");

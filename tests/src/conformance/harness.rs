@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Decision, DetachedMessage, DisconnectReason, Handler,
-    Message, Outcome, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    Immediate, Message, Outcome, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
 };
 
 /// How to reach a provider under test.
@@ -93,6 +93,8 @@ pub enum Event {
     Connect(ConnectionId, Vec<u8>),
     /// `on_recv`.
     Recv(ConnectionId, Vec<u8>),
+    /// `on_immediate`: value and length.
+    Immediate(ConnectionId, u32, u32),
     /// `on_send_complete`.
     Sent(ConnectionId, u64, Outcome),
     /// `on_writable`.
@@ -223,6 +225,11 @@ impl Handler for Probe {
             kept.push(message.detach());
         }
         self.tell(cx, Event::Recv(conn, bytes));
+    }
+
+    fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {
+        self.assert_live(conn, "on_immediate");
+        self.tell(cx, Event::Immediate(conn, immediate.value, immediate.len));
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {

@@ -6,6 +6,7 @@ pub mod connect;
 pub mod embed;
 pub mod flow;
 pub mod harness;
+pub mod one_sided;
 pub mod scale;
 pub mod traffic;
 
@@ -28,6 +29,9 @@ macro_rules! conformance {
                     silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
                     both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
+                one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
+                    atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
+                    dropped_regions_are_given_back;
                 embed: an_outer_loop_misses_nothing;
             );
         }

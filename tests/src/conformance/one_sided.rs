@@ -1,0 +1,272 @@
+//! Regions, and the operations on a peer's.
+
+use std::time::Duration;
+
+use rdma_reactor::transport::caps::Features;
+use rdma_reactor::{
+    Access, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind,
+};
+
+use super::harness::{Event, Pair, Probe, Setup, pattern};
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// A connected pair, and the server's name for the connection.
+fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let here = p.connect();
+    let there = p.s.connection().expect("the server was told");
+    (p, here, there)
+}
+
+/// A region of the server that the client may use.
+fn shared(p: &mut Pair, there: ConnectionId, len: usize, access: Access) -> Region {
+    p.server.context().register(there, len, &RegionOptions::new().allow(access)).expect("a shared region")
+}
+
+/// A region of the client's own.
+fn own(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
+    p.client.context().register(here, len, &RegionOptions::new()).expect("a region")
+}
+
+/// Waits until the client's send has ended; how.
+fn ended(p: &mut Pair, send: SendId) -> Outcome {
+    let find = move |p: &Pair| {
+        p.c.events.iter().find_map(|event| match event {
+            Event::Sent(_, sequence, outcome) if *sequence == send.sequence() => Some(*outcome),
+            _ => None,
+        })
+    };
+    p.until("the operation has ended", |p| find(p).is_some());
+    find(p).expect("just seen")
+}
+
+fn done(p: &mut Pair, send: SendId) {
+    assert_eq!(ended(p, send), Outcome::Sent);
+}
+
+/// Waits until what the client has written is there: a message arrives behind it.
+fn placed(p: &mut Pair, here: ConnectionId) {
+    let received = p.s.received;
+    p.client.context().send(here, b"written").expect("room");
+    p.until("the message behind the writes", |p| p.s.received > received);
+}
+
+/// Every size is written and read back byte by byte, and nothing beside it is touched.
+pub fn reads_and_writes_of_every_size(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let room = (1 << 20) + 16;
+    let mut remote = shared(&mut p, there, room, BOTH);
+    let (mut source, mut sink) = (own(&mut p, here, room), own(&mut p, here, room));
+    for (i, len) in [0, 1, 7, 8, 1024, 1447, 1448, 1449, 4096, 65_536, 1 << 20].into_iter().enumerate() {
+        remote.copy_from(0, &vec![0xee; room]);
+        sink.bytes_mut().expect("nobody uses it").fill(0xee);
+        source.bytes_mut().expect("nobody uses it")[..len].copy_from_slice(&pattern(i, len));
+        let target = remote.remote().part(8, len as u64).expect("inside");
+        let write = p.client.context().write(here, target, &source, 0..len).expect("room");
+        assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
+        assert!(source.bytes_mut().is_none() && source.bytes().is_some(), "lent to be read");
+        p.client.context().fence(here);
+        let read = p.client.context().read(here, target, &mut sink, 8..8 + len).expect("room");
+        assert_eq!(read.kind(), SendKind::Read);
+        assert!(sink.bytes().is_none(), "lent to be written");
+        done(&mut p, read);
+        let mut there = vec![0; room];
+        remote.copy_to(0, &mut there);
+        let mut want = vec![0xee; room];
+        want[8..8 + len].copy_from_slice(&pattern(i, len));
+        assert!(there == want, "{len} bytes written");
+        assert!(sink.bytes().expect("it has ended") == want, "{len} bytes read");
+    }
+    p.finish();
+}
+
+/// Several ranges on one side are one range on the other; many operations at once keep their order.
+pub fn vectored_and_many_at_once(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let remote = shared(&mut p, there, 4000, BOTH);
+    let (mut a, mut b) = (own(&mut p, here, 3000), own(&mut p, here, 3000));
+    a.bytes_mut().expect("unused").copy_from_slice(&pattern(1, 3000));
+    b.bytes_mut().expect("unused").copy_from_slice(&pattern(2, 3000));
+    let parts = [(&a, 0..1000), (&b, 500..501), (&a, 2000..2000), (&b, 1000..3000)];
+    let write = p.client.context().write_vectored(here, remote.remote(), &parts).expect("room");
+    done(&mut p, write);
+    placed(&mut p, here);
+    let want = [&pattern(1, 3000)[..1000], &pattern(2, 3000)[500..501], &pattern(2, 3000)[1000..]].concat();
+    let mut got = vec![0; want.len()];
+    remote.copy_to(0, &mut got);
+    assert!(got == want);
+
+    let mut parts = [(&mut a, 1..2), (&mut b, 0..3000)];
+    let read = p.client.context().read_vectored(here, remote.remote(), &mut parts).expect("room");
+    done(&mut p, read);
+    assert_eq!(a.bytes().expect("ended")[1], want[0]);
+    assert!(b.bytes().expect("ended") == &[&want[1..], &[0; 3000][..3000 - (want.len() - 1)]].concat()[..3000]);
+
+    // More reads than any device has outstanding at once; the probe checks the order of their ends.
+    let mut sink = own(&mut p, here, 4000);
+    let mut last = None;
+    for i in 0..60 {
+        let part = remote.remote().part(i * 50, 50).expect("inside");
+        let at = i as usize * 50;
+        last = Some(p.client.context().read(here, part, &mut sink, at..at + 50).expect("room"));
+    }
+    done(&mut p, last.expect("sixty"));
+    assert!(sink.bytes().expect("ended")[..3000] == want[..3000]);
+    p.finish();
+}
+
+/// Immediate data comes after what was written before it, in order with messages.
+pub fn immediate_data_follows_its_write(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let mut remote = shared(&mut p, there, 70_000, Access::REMOTE_WRITE);
+    let mut source = own(&mut p, here, 70_000);
+    for (i, len) in [0, 1, 5000, 70_000].into_iter().enumerate() {
+        source.bytes_mut().expect("unused").copy_from_slice(&pattern(i, 70_000));
+        let target = remote.remote();
+        let mut cx = p.client.context();
+        cx.send(here, b"before").expect("room");
+        let write = cx.write_with_immediate(here, target, &source, 0..len, 0xabcd_0000 + i as u32).expect("room");
+        cx.send(here, b"after").expect("room");
+        p.until("the message behind it", |p| p.s.received == 2 * (i as u64 + 1));
+        done(&mut p, write);
+        let news: Vec<_> = p.s.events.iter().rev().take(3).rev().cloned().collect();
+        assert!(matches!(&news[0], Event::Recv(_, bytes) if bytes == b"before"), "{news:?}");
+        assert_eq!(news[1], Event::Immediate(there, 0xabcd_0000 + i as u32, len as u32));
+        let mut got = vec![0; len];
+        remote.copy_to(0, &mut got);
+        assert!(got == pattern(i, 70_000)[..len]);
+        remote.copy_from(0, &[0; 70_000]);
+    }
+    p.finish();
+}
+
+/// Compare-and-swap and fetch-and-add where the device has them; a clear no where it has not.
+pub fn atomics_or_a_clear_no(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let access = BOTH | Access::REMOTE_ATOMIC;
+    let has = p.client.context().capabilities(here).expect("connected").features.contains(Features::ATOMICS);
+    let mut local = own(&mut p, here, 64);
+    if !has {
+        eprintln!("skipped: atomics are not among the device's capabilities");
+        let nowhere = RemoteRegion { address: 0, len: 8, key: 0 };
+        let no = p.client.context().fetch_add(here, nowhere, &mut local, 0, 1).expect_err("not there");
+        assert!(matches!(no, SendErrorKind::Unsupported { feature: "atomic operations", .. }), "{no}");
+        assert!(local.bytes().is_some(), "nothing was lent");
+        p.finish();
+        return;
+    }
+    let mut remote = shared(&mut p, there, 64, access);
+    remote.store(8, 40);
+    let word = remote.remote().part(8, 8).expect("inside");
+    let add = p.client.context().fetch_add(here, word, &mut local, 16, 2).expect("room");
+    assert_eq!(add.kind(), SendKind::FetchAdd);
+    done(&mut p, add);
+    assert_eq!((local.load(16), remote.load(8)), (40, 42));
+    for (expected, now) in [(41, 42), (42, 99)] {
+        let swap = p.client.context().compare_swap(here, word, &mut local, 0, expected, 99).expect("room");
+        done(&mut p, swap);
+        assert_eq!((local.load(0), remote.load(8)), (42, now));
+    }
+    p.finish();
+}
+
+/// A right that was not given, or was taken back, is none: the operation fails, the connection ends, nothing is touched.
+pub fn rights_are_kept(setup: &Setup) {
+    type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
+    let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
+    let read: Attempt = |p, here, remote, local| p.client.context().read(here, remote, local, 0..8).expect("room");
+    for (access, attempt, revoke) in [
+        (Access::REMOTE_READ, write, false),
+        (Access::REMOTE_WRITE, read, false),
+        (BOTH, write, true),
+        (BOTH, read, true),
+    ] {
+        let (mut p, here, there) = connected(setup);
+        let mut remote = shared(&mut p, there, 64, access);
+        remote.copy_from(0, &[0x55; 64]);
+        let mut local = own(&mut p, here, 8);
+        local.copy_from(0, &[0x11; 8]);
+        if revoke {
+            p.server.context().revoke(&remote);
+            assert!(remote.bytes_mut().is_some(), "no peer reaches it any more");
+        }
+        let send = attempt(&mut p, here, remote.remote(), &mut local);
+        // A Write that is refused has been sent all the same: on iWARP that is all that its completion says.
+        let outcome = ended(&mut p, send);
+        assert!(send.kind() == SendKind::Write || !outcome.is_sent(), "{outcome:?}");
+        p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+        assert_eq!(remote.bytes().expect("the peer is gone"), [0x55; 64]);
+        assert_eq!(local.bytes().expect("it has ended"), [0x11; 8]);
+        p.finish();
+    }
+}
+
+/// The peer's end, and the end of a lifetime, give the memory back to its owner.
+pub fn leases_end(setup: &Setup) {
+    let (mut p, _, there) = connected(setup);
+    let mut with_peer = shared(&mut p, there, 100, Access::REMOTE_WRITE);
+    let options = RegionOptions::new().allow(Access::REMOTE_WRITE).lifetime(Duration::from_millis(50));
+    let mut short = p.server.context().register(there, 100, &options).expect("a region");
+    assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
+    p.turn_for(Duration::from_millis(120));
+    assert!(short.bytes_mut().is_some(), "its time is over");
+    assert!(with_peer.bytes().is_none(), "this one's is not");
+    p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
+    p.until("the server knows", |p| p.s.live() == 0);
+    assert!(with_peer.bytes_mut().is_some(), "the peer is gone");
+    p.finish();
+}
+
+/// What can be seen to be wrong is refused before anything is sent, and costs nothing.
+pub fn careless_operations_are_refused(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let remote = shared(&mut p, there, 100, BOTH);
+    let foreign = shared(&mut p, there, 100, Access::empty());
+    let mut local = own(&mut p, here, 100);
+    let name = remote.remote();
+    let mut cx = p.client.context();
+    assert_eq!(cx.write(here, name, &foreign, 0..10), Err(SendErrorKind::ForeignRegion));
+    assert_eq!(cx.write(here, name, &local, 90..101), Err(SendErrorKind::OutOfBounds { end: 101, len: 100 }));
+    let part = name.part(95, 5).expect("inside");
+    assert_eq!(cx.read(here, part, &mut local, 0..6), Err(SendErrorKind::OutOfBounds { end: 6, len: 5 }));
+    assert_eq!(cx.write_vectored(here, name, &[]), Err(SendErrorKind::TooManyRegions { count: 0, max: 4 }));
+    let five: Vec<_> = (0..5).map(|i| (&local, i..i + 1)).collect();
+    assert_eq!(cx.write_vectored(here, name, &five), Err(SendErrorKind::TooManyRegions { count: 5, max: 4 }));
+    drop(five);
+    assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
+    assert!(local.bytes_mut().is_some(), "nothing was lent");
+    // A full send queue says so, and when there is room again.
+    let mut taken = 0;
+    while p.client.context().write(here, name, &local, 0..100).is_ok() {
+        taken += 1;
+    }
+    assert_eq!(p.client.context().write(here, name, &local, 0..1), Err(SendErrorKind::WouldBlock));
+    p.until("room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
+    p.until("all have ended", |p| p.c.sent == taken);
+    p.finish();
+}
+
+/// Regions dropped in any state, and user memory, are given back; operations under way are not disturbed.
+pub fn dropped_regions_are_given_back(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let remote = shared(&mut p, there, 100_000, BOTH);
+    let source = p.client.context().register_vec(here, pattern(3, 99_999), &RegionOptions::new()).expect("a region");
+    let write = p.client.context().write(here, remote.remote(), &source, 0..99_999).expect("room");
+    drop(source);
+    let sink = own(&mut p, here, 1 << 20);
+    drop(sink);
+    done(&mut p, write);
+    placed(&mut p, here);
+    let mut got = vec![0; 99_999];
+    remote.copy_to(0, &mut got);
+    assert!(got == pattern(3, 99_999));
+    p.until("the client has none left", |p| p.client.stats().regions == 0);
+    assert_eq!(p.server.stats().regions, 1);
+    // One outlives its connection, its reactor even: memory it stays.
+    p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
+    p.until("the server knows", |p| p.s.live() == 0);
+    let Pair { server, .. } = p;
+    drop(server);
+    assert_eq!(remote.bytes().expect("nobody else has it")[..99_999], got);
+}
