@@ -24,6 +24,7 @@ mod establish;
 mod frame;
 mod handler;
 mod id;
+mod io;
 mod poller;
 mod pool;
 mod reactor;
@@ -39,9 +40,10 @@ pub use crate::error::{ConnectError, DisconnectReason, Error, Outcome, PeerViola
 pub use crate::frame::{MAX_USER_PRIVATE_DATA, RejectReason};
 pub use crate::handler::{ConnectRequest, Decision, Handler};
 pub use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
-pub use crate::poller::{Clock, Entropy, MioPoller, Poller, SystemClock, system_entropy};
+pub use crate::io::{Interest, IoId, Readiness};
+pub use crate::poller::{Clock, Edge, Entropy, MioPoller, Poller, SystemClock, system_entropy};
 pub use crate::reactor::{Parts, Reactor, Turn};
-pub use crate::remote::{Remote, Wake};
+pub use crate::remote::{Remote, RemoteError, Wake};
 pub use crate::stats::Stats;
 pub use rdma_transport as transport;
 
