@@ -88,6 +88,7 @@ pub struct Config {
     pub(crate) completion_queue: u32,
     pub(crate) completions_per_turn: u32,
     pub(crate) backlog: u32,
+    pub(crate) remote_queue: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) keepalive_interval: Duration,
@@ -111,6 +112,7 @@ impl Default for Config {
             completion_queue: 16 << 10,
             completions_per_turn: 1024,
             backlog: 1024,
+            remote_queue: 65_536,
             connect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(5),
@@ -202,6 +204,14 @@ impl Config {
         self
     }
 
+    /// Messages and sends of other threads that may be on their way to the reactor: 1 to 16,777,216. More are
+    /// refused with `RemoteError::Full`. Default: 65,536.
+    #[must_use]
+    pub const fn remote_queue(mut self, commands: u32) -> Self {
+        self.remote_queue = commands;
+        self
+    }
+
     /// Time an outgoing connection may take until `on_connect`. Default: 10 s.
     #[must_use]
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -267,6 +277,7 @@ impl Config {
         )?;
         check("completions_per_turn", self.completions_per_turn.into(), 1, u64::from(u32::MAX), "at least 1")?;
         check("backlog", self.backlog.into(), 1, 1 << 16, "1 to 65,536")?;
+        check("remote_queue", self.remote_queue.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let day = Duration::from_secs(86_400);
         for (setting, value) in [
             ("connect_timeout", self.connect_timeout),

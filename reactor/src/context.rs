@@ -1,7 +1,9 @@
 //! What a callback may do.
 
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Capabilities;
@@ -13,6 +15,7 @@ use crate::config::{ConnectOptions, Framing};
 use crate::core::{Core, TimerKind};
 use crate::error::{Error, SendError, SendErrorKind};
 use crate::id::{ConnectionId, ListenerId, SendId, SendKind, TimerId};
+use crate::io::{Interest, IoId};
 use crate::region::{Region, RegionOptions, RemoteRegion};
 use crate::stats::Stats;
 
@@ -306,6 +309,24 @@ impl Context<'_> {
     /// Takes a timer back; `false` when it has fired or was cancelled.
     pub fn cancel_timer(&mut self, timer: TimerId) -> bool {
         self.core.timers.cancel(timer.0).is_some()
+    }
+
+    /// Watches a descriptor of the program's own, such as a socket of std or mio, a pipe or a timer: `on_io_ready`
+    /// follows, edge-triggered. Make it non-blocking, and on each call read or write until `WouldBlock`: what is
+    /// left is not reported again. An edge may come for nothing.
+    ///
+    /// The descriptor stays the program's: take it back with [`Context::deregister_io`] before closing it.
+    ///
+    /// # Errors
+    /// What the system says: it is registered here already, or is a file, which is always ready. `InvalidInput` when
+    /// `interest` is empty.
+    pub fn register_io(&mut self, source: &impl AsFd, interest: Interest) -> io::Result<IoId> {
+        self.core.io.add(&mut *self.core.poller, source.as_fd(), interest)
+    }
+
+    /// Stops watching; no `on_io_ready` follows. `false` when it was not watched any more.
+    pub fn deregister_io(&mut self, io: IoId) -> bool {
+        self.core.io.remove(&mut *self.core.poller, io)
     }
 
     /// Makes [`crate::Reactor::run`] return after this turn.

@@ -19,7 +19,9 @@ use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Error, SendError, SendErrorKind};
 use crate::frame::{HEADER_LEN, Header, Kind, MAX_USER_PRIVATE_DATA};
 use crate::id::{ConnectionId, GENERATION_BITS, ListenerId, SendId, SendKind, WorkId, WorkKind};
+use crate::io::Registrations;
 use crate::one_sided::Registration;
+use crate::poller::Poller;
 use crate::pool::Buffer;
 use crate::remote::WakeFlag;
 use crate::stats::Stats;
@@ -54,6 +56,9 @@ pub(crate) enum Owner {
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) provider: Box<dyn Provider>,
+    pub(crate) poller: Box<dyn Poller>,
+    /// Descriptors of the program's own.
+    pub(crate) io: Registrations,
     /// The first address used decides on another provider.
     undecided: bool,
     /// The provider's connection-manager channel is not registered yet.
@@ -88,13 +93,21 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, provider: Box<dyn Provider>, wake: Arc<WakeFlag>, now: Instant) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        provider: Box<dyn Provider>,
+        poller: Box<dyn Poller>,
+        wake: Arc<WakeFlag>,
+        now: Instant,
+    ) -> Self {
         let (return_to, returned) = crossbeam_channel::unbounded();
         Self {
             undecided: false,
             new_provider: true,
             config,
             provider,
+            poller,
+            io: Registrations::default(),
             connections: Slab::with_generation_bits(GENERATION_BITS),
             listeners: Slab::default(),
             regions: Slab::default(),
@@ -404,6 +417,14 @@ impl Core {
             Framing::Credits => c.free_slots().min(c.tx.available_for_data() as usize),
             Framing::Raw => c.free_slots(),
         }
+    }
+
+    /// Whether a send would have to wait for room; one that has failed already does not.
+    pub(crate) fn must_wait(&self, id: ConnectionId) -> bool {
+        self.connections.get(id.0).is_some_and(|c| match c.phase {
+            Phase::Open => !c.has_room(),
+            phase => phase < Phase::Open,
+        })
     }
 
     // The end of the turn.

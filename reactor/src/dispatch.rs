@@ -18,7 +18,7 @@ use crate::pool::{Buffer, Slabs};
 
 impl Core {
     /// Handles a batch of completions of one device.
-    pub(crate) fn completions<H: Handler + ?Sized>(
+    pub(crate) fn completions<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         device: usize,
@@ -44,7 +44,7 @@ impl Core {
         }
     }
 
-    fn send_completed<H: Handler + ?Sized>(
+    fn send_completed<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         id: ConnectionId,
@@ -80,7 +80,7 @@ impl Core {
     }
 
     /// Ends the oldest send of a connection and tells the user.
-    pub(crate) fn end_send<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, outcome: Outcome) {
+    pub(crate) fn end_send<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, outcome: Outcome) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         let Some(send) = c.pop_send() else { return };
         if let (Some(buffer), Some(device)) = (send.buffer, self.devices[c.device].as_mut()) {
@@ -94,7 +94,7 @@ impl Core {
         }
     }
 
-    fn received<H: Handler + ?Sized>(
+    fn received<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         id: ConnectionId,
@@ -187,7 +187,7 @@ impl Core {
     }
 
     /// A write with immediate data has used a receive: no header came with it.
-    fn written<H: Handler + ?Sized>(
+    fn written<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         id: ConnectionId,
@@ -207,14 +207,19 @@ impl Core {
         self.deliver_immediate(handler, id, immediate);
     }
 
-    fn deliver_immediate<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, immediate: Immediate) {
+    fn deliver_immediate<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        immediate: Immediate,
+    ) {
         if self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
             handler.on_immediate(&mut Context { core: self }, id, immediate);
         }
     }
 
     #[allow(clippy::too_many_arguments, reason = "the parts of one message, used once")]
-    fn deliver<H: Handler + ?Sized>(
+    fn deliver<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         id: ConnectionId,
@@ -264,7 +269,7 @@ impl Core {
     }
 
     /// Tells users that there is room again: once per refusal.
-    pub(crate) fn writables<H: Handler + ?Sized>(&mut self, handler: &mut H) {
+    pub(crate) fn writables<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H) {
         let mut candidates = std::mem::take(&mut self.writable);
         for id in candidates.drain(..) {
             let Some(c) = self.connections.get_mut(id.0) else { continue };

@@ -20,7 +20,7 @@ const EVENTS_PER_TURN: usize = 256;
 
 impl Core {
     /// Runs the stage; `true` when it stopped with events left.
-    pub(crate) fn connection_manager<H: Handler + ?Sized>(
+    pub(crate) fn connection_manager<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         progressed: &mut bool,
@@ -35,7 +35,7 @@ impl Core {
         Ok(true)
     }
 
-    fn cm_event<H: Handler + ?Sized>(&mut self, handler: &mut H, event: CmEvent) {
+    fn cm_event<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, event: CmEvent) {
         log::trace!("connection manager: {event:?}");
         let CmEvent { id: cm, kind } = event;
         if let CmEventKind::ConnectRequest { listener, device, peer, private_data } = kind {
@@ -116,7 +116,7 @@ impl Core {
     }
 
     /// Theirs asks: nothing is allocated before the handler has said yes.
-    fn connect_request<H: Handler + ?Sized>(
+    fn connect_request<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         cm: CmId,
@@ -218,7 +218,7 @@ impl Core {
         }
     }
 
-    fn established<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, private_data: &[u8]) {
+    fn established<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, private_data: &[u8]) {
         let max_message = self.max_message_of(id);
         let Some(c) = self.connections.get_mut(id.0) else { return };
         match (c.phase, c.framing) {
@@ -248,7 +248,7 @@ impl Core {
     }
 
     /// Tells the user that a connection is up.
-    pub(crate) fn announce<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
+    pub(crate) fn announce<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
         let interval = self.config.keepalive_interval;
         let Some(c) = self.connections.get_mut(id.0) else { return };
         if c.phase == Phase::Flushing {

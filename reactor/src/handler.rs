@@ -6,6 +6,7 @@ use crate::buffer::Message;
 use crate::context::Context;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
+use crate::io::{IoId, Readiness};
 
 /// A peer that wants a connection. Nothing is allocated for it yet.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +62,10 @@ pub enum Decision {
 /// Per connection: `on_connect` comes first; `on_disconnect` comes last, once, after every accepted send had its
 /// `on_send_complete`. A connection that never came up has `on_connect_error` instead, if it was ours to open, and
 /// nothing otherwise.
+///
+/// `M` is what other threads send through a [`crate::Remote`]; a program that sends nothing leaves it out.
 #[allow(unused_variables)]
-pub trait Handler {
+pub trait Handler<M = ()> {
     /// A peer wants a connection. Default: accept.
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
@@ -91,4 +94,11 @@ pub trait Handler {
 
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
+
+    /// Something is new on a descriptor of [`Context::register_io`]. Edge-triggered: read, write or accept until
+    /// `WouldBlock`; what is left without that is not reported again.
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
+
+    /// Another thread has sent a message, see [`crate::Remote::post`]. Those of one thread come in its order.
+    fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
 }

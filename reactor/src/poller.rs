@@ -2,22 +2,32 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Token};
+use mio::{Events, Token};
 
+use crate::io::{Interest, Readiness};
 use crate::remote::Wake;
+
+/// Something is new on a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// What the descriptor was registered as.
+    pub token: usize,
+    /// What is new.
+    pub readiness: Readiness,
+}
 
 /// Edge-triggered readiness of a few descriptors (EPOLLET, `epoll`(7)).
 pub trait Poller: Send + fmt::Debug {
-    /// Watches a descriptor for reading; its edges are reported as `token`.
+    /// Watches a descriptor that is not watched yet; its edges are reported as `token`.
     ///
     /// # Errors
-    /// What the system says.
-    fn register(&mut self, fd: RawFd, token: usize) -> io::Result<()>;
+    /// What the system says; `InvalidInput` when `interest` is empty.
+    fn register(&mut self, fd: RawFd, token: usize, interest: Interest) -> io::Result<()>;
 
     /// Stops watching.
     ///
@@ -25,18 +35,18 @@ pub trait Poller: Send + fmt::Debug {
     /// What the system says.
     fn deregister(&mut self, fd: RawFd) -> io::Result<()>;
 
-    /// Waits for edges, at most `timeout` (`None`: as long as it takes), and appends their tokens. May return early
-    /// and with nothing.
+    /// Waits for edges, at most `timeout` (`None`: as long as it takes), and appends them. May return early and
+    /// with nothing.
     ///
     /// # Errors
     /// What the system says; an interrupted wait is no error.
-    fn wait(&mut self, timeout: Option<Duration>, ready: &mut Vec<usize>) -> io::Result<()>;
+    fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()>;
 
     /// What wakes this poller from other threads.
     fn waker(&self) -> Arc<dyn Wake>;
 
     /// The descriptor to nest in an outer loop.
-    fn fd(&self) -> RawFd;
+    fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
 /// Monotonic time.
@@ -81,20 +91,28 @@ impl MioPoller {
 }
 
 impl Poller for MioPoller {
-    fn register(&mut self, fd: RawFd, token: usize) -> io::Result<()> {
-        self.poll.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
+    fn register(&mut self, fd: RawFd, token: usize, interest: Interest) -> io::Result<()> {
+        let readable = interest.contains(Interest::READABLE).then_some(mio::Interest::READABLE);
+        let writable = interest.contains(Interest::WRITABLE).then_some(mio::Interest::WRITABLE);
+        let both = readable.zip(writable).map(|(readable, writable)| readable | writable);
+        let interest = both.or(readable).or(writable).ok_or(io::ErrorKind::InvalidInput)?;
+        self.poll.registry().register(&mut SourceFd(&fd), Token(token), interest)
     }
 
     fn deregister(&mut self, fd: RawFd) -> io::Result<()> {
         self.poll.registry().deregister(&mut SourceFd(&fd))
     }
 
-    fn wait(&mut self, timeout: Option<Duration>, ready: &mut Vec<usize>) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()> {
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             other => other?,
         }
-        ready.extend(self.events.iter().map(|event| event.token()).filter(|&token| token != WAKE).map(|t| t.0));
+        edges.extend(self.events.iter().filter(|event| event.token() != WAKE).map(|event| {
+            let closed = event.is_read_closed() || event.is_write_closed() || event.is_error();
+            let readiness = Readiness::new(event.is_readable() || closed, event.is_writable() || closed, closed);
+            Edge { token: event.token().0, readiness }
+        }));
         Ok(())
     }
 
@@ -102,8 +120,8 @@ impl Poller for MioPoller {
         Arc::clone(&self.waker) as Arc<dyn Wake>
     }
 
-    fn fd(&self) -> RawFd {
-        self.poll.as_raw_fd()
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.poll.registry().as_fd()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The loop: one turn, stage by stage, in the order of `docs/loop.md`.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,9 @@ use crate::context::Context;
 use crate::core::Core;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy};
-use crate::remote::{Remote, WakeFlag};
+use crate::io::{self, Interest};
+use crate::poller::{Clock, Edge, MioPoller, Poller, SystemClock, system_entropy};
+use crate::remote::{Inbox, Remote, WakeFlag};
 use crate::stats::Stats;
 
 /// Completions taken from a queue at a time.
@@ -51,14 +53,15 @@ pub struct Parts {
 ///
 /// It may be sent to another thread, and is used from one at a time. No call but [`Reactor::run`] and
 /// [`Reactor::turn`] blocks. Dropping it closes every connection at once, without callbacks; see
-/// [`Reactor::shutdown`] for the polite way.
-#[derive(Debug)]
-pub struct Reactor {
+/// [`Reactor::shutdown`] for the polite way. `M` is what other threads send to it, see [`Reactor::remote`].
+pub struct Reactor<M = ()> {
     core: Core,
-    poller: Box<dyn Poller>,
+    inbox: Inbox<M>,
     clock: Box<dyn Clock>,
-    /// Tokens of this turn's edges.
-    edges: Vec<usize>,
+    /// This turn's edges.
+    edges: Vec<Edge>,
+    /// Those of the program's descriptors.
+    io_edges: Vec<Edge>,
     batch: Vec<WorkCompletion>,
     /// The queue that `batch` was polled from, before its turn came.
     batch_of: Option<(usize, usize)>,
@@ -80,6 +83,16 @@ impl Reactor {
     /// # Errors
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
     pub fn new(config: Config) -> Result<Self, Error> {
+        Self::with_messages(config)
+    }
+}
+
+impl<M> Reactor<M> {
+    /// As [`Reactor::new`], for messages of type `M` from other threads.
+    ///
+    /// # Errors
+    /// As [`Reactor::new`].
+    pub fn with_messages(config: Config) -> Result<Self, Error> {
         config.validate()?;
         let auto = config.provider == ProviderChoice::Auto;
         let provider = crate::choose::open(&config, system_entropy())?;
@@ -100,11 +113,13 @@ impl Reactor {
         let Parts { provider, poller, mut clock } = parts;
         let wake = Arc::new(WakeFlag::new(poller.waker()));
         let now = clock.now();
+        let inbox = Inbox::new(Arc::clone(&wake), config.remote_queue);
         let mut reactor = Self {
-            core: Core::new(config, provider, wake, now),
-            poller,
+            core: Core::new(config, provider, poller, wake, now),
+            inbox,
             clock,
             edges: Vec::with_capacity(16),
+            io_edges: Vec::new(),
             batch: Vec::with_capacity(BATCH),
             batch_of: None,
             ready: VecDeque::new(),
@@ -126,8 +141,8 @@ impl Reactor {
 
     /// A handle for other threads.
     #[must_use]
-    pub fn remote(&self) -> Remote {
-        Remote { flag: Arc::clone(&self.core.wake) }
+    pub fn remote(&self) -> Remote<M> {
+        self.inbox.remote()
     }
 
     /// Name of the provider that carries the connections. With `ProviderChoice::Auto`, decided by the first address
@@ -159,7 +174,7 @@ impl Reactor {
     ///
     /// # Errors
     /// The poller or the provider as a whole failed; connections that fail are the handler's business.
-    pub fn run<H: Handler + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
+    pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !std::mem::take(&mut self.core.stop) {
             self.turn_once(handler, None)?;
         }
@@ -170,7 +185,7 @@ impl Reactor {
     ///
     /// # Errors
     /// As [`Reactor::run`].
-    pub fn turn<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+    pub fn turn<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         let mut turn = self.turn_once(handler, timeout)?;
         if !turn.more {
             // The caller may sleep on the descriptor now, and an edge that it has seen does not come again: arm, and
@@ -192,7 +207,7 @@ impl Reactor {
     ///
     /// # Errors
     /// As [`Reactor::run`].
-    pub fn shutdown<H: Handler + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
+    pub fn shutdown<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
         let until = self.context().now() + deadline;
         for key in self.core.listeners.keys() {
             self.core.close_listener(crate::id::ListenerId(key));
@@ -207,7 +222,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn turn_once<H: Handler + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+    fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         let mut progressed = false;
         self.looked = false;
         self.core.stats.turns += 1;
@@ -225,6 +240,7 @@ impl Reactor {
         self.arm_and_wait(sleep_until)?;
 
         // 4. connection-manager channel  (5. devices' asynchronous events: no provider has any yet)
+        self.io_edges.extend(self.edges.extract_if(.., |edge| io::is_of_user(edge.token)));
         if self.take_edge(CM_CHANNEL) {
             self.core.stats.cm_edges += 1;
             self.cm_pending = true;
@@ -241,12 +257,15 @@ impl Reactor {
         // 8. timers
         let behind = behind || self.has_completions() || self.provider_pending;
         self.timers_pending = self.core.run_timers(handler, behind, &mut progressed);
-        // 9. other threads
+        // 9. other descriptors, other threads
+        self.other_descriptors(handler, &mut progressed);
         if self.core.wake.take() {
             progressed = true;
+            self.inbox.pending = true;
             self.core.take_returned();
             self.core.stop |= self.core.wake.take_stop();
         }
+        self.inbox.serve(&mut self.core, handler, &mut progressed);
         // 10. ends
         self.core.finish_endings(handler, &mut progressed);
         // 11. flush
@@ -258,6 +277,7 @@ impl Reactor {
         self.cm_pending
             || self.provider_pending
             || self.timers_pending
+            || self.inbox.pending
             || self.core.endings_moved
             || self.has_completions()
     }
@@ -270,20 +290,35 @@ impl Reactor {
     fn register_channels(&mut self) -> Result<(), Error> {
         if std::mem::take(&mut self.core.new_provider) {
             // The one before, if any, took its registration with its descriptor.
-            self.poller.register(self.core.provider.cm_channel(), CM_CHANNEL).map_err(Error::Poll)?;
+            let fd = self.core.provider.cm_channel();
+            self.core.poller.register(fd, CM_CHANNEL, Interest::READABLE).map_err(Error::Poll)?;
             self.cm_pending = true;
         }
         while let Some(device) = self.core.new_devices.pop() {
             let fd = self.core.provider.completion_channel(device)?;
-            self.poller.register(fd, CM_CHANNEL + 1 + device.0 as usize).map_err(Error::Poll)?;
+            let token = CM_CHANNEL + 1 + device.0 as usize;
+            self.core.poller.register(fd, token, Interest::READABLE).map_err(Error::Poll)?;
         }
         Ok(())
     }
 
     fn take_edge(&mut self, token: usize) -> bool {
         let before = self.edges.len();
-        self.edges.retain(|&edge| edge != token);
+        self.edges.retain(|edge| edge.token != token);
         self.edges.len() < before
+    }
+
+    /// Stage 9: tells the program of its descriptors.
+    fn other_descriptors<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
+        let mut edges = std::mem::take(&mut self.io_edges);
+        for Edge { token, readiness } in edges.drain(..) {
+            // A callback may have taken it back meanwhile.
+            if let Some(id) = self.core.io.find(token) {
+                *progressed = true;
+                handler.on_io_ready(&mut Context { core: &mut self.core }, id, readiness);
+            }
+        }
+        self.io_edges = edges;
     }
 
     /// Stage 1: polls without sleeping while the budget lasts.
@@ -379,7 +414,7 @@ impl Reactor {
     fn look(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
         let before = self.edges.len();
         self.looked = true;
-        self.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
+        self.core.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
         self.core.stats.waits += 1;
         self.core.stats.empty_waits += u64::from(self.edges.len() == before);
         self.core.now = self.clock.now();
@@ -414,7 +449,11 @@ impl Reactor {
     }
 
     /// Stage 7: completion queues in turn, each until it is empty or the turn's budget is used up.
-    fn completion_queues<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) -> Result<(), Error> {
+    fn completion_queues<H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        progressed: &mut bool,
+    ) -> Result<(), Error> {
         // A queue that is not armed tells nothing: it is looked at in its turn, however busy the others are.
         for d in 0..self.core.devices.len() {
             for i in 0..self.core.devices[d].as_ref().map_or(0, |device| device.cqs.len()) {
@@ -448,7 +487,7 @@ impl Reactor {
     }
 
     /// Hands the batch to the callbacks; its queue may hold more.
-    fn dispatch<H: Handler + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
+    fn dispatch<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
         self.mark_ready(d, i);
         self.core.completions(handler, d, &self.batch);
     }
@@ -463,14 +502,26 @@ impl Reactor {
     }
 }
 
-impl AsRawFd for Reactor {
-    /// The descriptor to nest in an outer loop: readable when a turn has something to do.
-    fn as_raw_fd(&self) -> RawFd {
-        self.poller.fd()
+impl<M> fmt::Debug for Reactor<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor").field("core", &self.core).field("inbox", &self.inbox).finish_non_exhaustive()
     }
 }
 
-impl Drop for Reactor {
+impl<M> AsRawFd for Reactor<M> {
+    /// The descriptor to nest in an outer loop: readable when a turn has something to do.
+    fn as_raw_fd(&self) -> RawFd {
+        self.core.poller.as_fd().as_raw_fd()
+    }
+}
+
+impl<M> AsFd for Reactor<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.core.poller.as_fd()
+    }
+}
+
+impl<M> Drop for Reactor<M> {
     fn drop(&mut self) {
         self.core.teardown();
         for device in 0..self.core.devices.len() {

@@ -1,9 +1,17 @@
 //! What other threads may do to a reactor.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::context::Context;
+use crate::core::Core;
+use crate::handler::Handler;
+use crate::id::ConnectionId;
 
 /// Wakes a poller that may be asleep, from any thread.
 pub trait Wake: Send + Sync + fmt::Debug {
@@ -66,20 +74,194 @@ impl WakeFlag {
     }
 }
 
-/// A reactor, seen from another thread or a signal handler's thread. Harmless when the reactor is gone.
-#[derive(Clone, Debug)]
-pub struct Remote {
-    pub(crate) flag: Arc<WakeFlag>,
+/// Commands taken in one turn before the other stages get theirs.
+const COMMANDS_PER_TURN: usize = 1024;
+
+/// Why a reactor did not take something from another thread. It comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteError<T> {
+    /// The reactor was dropped.
+    #[error("the reactor is gone")]
+    Gone(T),
+    /// As much as `Config::remote_queue` allows is on its way already: try again later.
+    #[error("the reactor has a full queue of what other threads sent: wait, or raise remote_queue")]
+    Full(T),
 }
 
-impl Remote {
-    /// Makes [`crate::Reactor::run`] return after its current turn. Does not block.
+#[derive(Debug)]
+enum Command<M> {
+    Message(M),
+    Send(ConnectionId, Vec<u8>),
+}
+
+/// A reactor, seen from other threads: clone it, send it around. Nothing here blocks, and everything is harmless when
+/// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks.
+pub struct Remote<M = ()> {
+    flag: Arc<WakeFlag>,
+    commands: Sender<Command<M>>,
+    /// Commands that the reactor has not done with.
+    queued: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl<M> Clone for Remote<M> {
+    fn clone(&self) -> Self {
+        let (flag, queued) = (Arc::clone(&self.flag), Arc::clone(&self.queued));
+        Self { flag, commands: self.commands.clone(), queued, limit: self.limit }
+    }
+}
+
+impl<M> fmt::Debug for Remote<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Remote({} of {} queued)", self.queued.load(Ordering::Relaxed), self.limit)
+    }
+}
+
+impl<M> Remote<M> {
+    /// Has [`crate::Handler::on_wake`] called with a message.
+    ///
+    /// # Errors
+    /// The reactor is gone, or its queue is full; with the message.
+    pub fn post(&self, message: M) -> Result<(), RemoteError<M>> {
+        self.command(Command::Message(message)).map_err(|error| {
+            error.map(|command| match command {
+                Command::Message(message) => message,
+                Command::Send(..) => unreachable!("what comes back is what was given"),
+            })
+        })
+    }
+
+    /// Sends on a connection, behind what this thread sent there before. While the connection's window is closed, it
+    /// waits; it is dropped, and counted in [`crate::Stats::remote_sends_dropped`], when the connection is or goes
+    /// away, or takes only shorter messages. Once it is sent, `on_send_complete` follows as for any send.
+    ///
+    /// # Errors
+    /// The reactor is gone, or its queue is full; with the bytes.
+    pub fn send(&self, conn: ConnectionId, payload: impl Into<Vec<u8>>) -> Result<(), RemoteError<Vec<u8>>> {
+        self.command(Command::Send(conn, payload.into())).map_err(|error| {
+            error.map(|command| match command {
+                Command::Send(_, payload) => payload,
+                Command::Message(_) => unreachable!("what comes back is what was given"),
+            })
+        })
+    }
+
+    /// Makes [`crate::Reactor::run`] return after its current turn.
     pub fn stop(&self) {
         self.flag.stop();
     }
 
-    /// Makes a sleeping reactor take a turn. Does not block.
+    /// Makes a sleeping reactor take a turn.
     pub fn wake(&self) {
         self.flag.wake();
+    }
+
+    fn command(&self, command: Command<M>) -> Result<(), RemoteError<Command<M>>> {
+        if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            return Err(RemoteError::Full(command));
+        }
+        if let Err(error) = self.commands.send(command) {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            return Err(RemoteError::Gone(error.0));
+        }
+        self.flag.wake();
+        Ok(())
+    }
+}
+
+impl<T> RemoteError<T> {
+    /// What came back.
+    pub fn into_inner(self) -> T {
+        match self {
+            Self::Gone(value) | Self::Full(value) => value,
+        }
+    }
+
+    fn map<U>(self, convert: impl FnOnce(T) -> U) -> RemoteError<U> {
+        match self {
+            Self::Gone(value) => RemoteError::Gone(convert(value)),
+            Self::Full(value) => RemoteError::Full(convert(value)),
+        }
+    }
+}
+
+/// The reactor's end of its [`Remote`]s.
+pub(crate) struct Inbox<M> {
+    remote: Remote<M>,
+    commands: Receiver<Command<M>>,
+    /// Sends that wait for room, in order.
+    waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
+    /// There may be commands.
+    pub(crate) pending: bool,
+}
+
+impl<M> fmt::Debug for Inbox<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inbox({:?}, {} connections waited for)", self.remote, self.waiting.len())
+    }
+}
+
+impl<M> Inbox<M> {
+    pub(crate) fn new(flag: Arc<WakeFlag>, limit: u32) -> Self {
+        let (sender, commands) = crossbeam_channel::unbounded();
+        let remote = Remote { flag, commands: sender, queued: Arc::default(), limit: limit as usize };
+        Self { remote, commands, waiting: BTreeMap::new(), pending: false }
+    }
+
+    pub(crate) fn remote(&self) -> Remote<M> {
+        self.remote.clone()
+    }
+
+    /// Does what other threads asked for, within the turn's bound.
+    pub(crate) fn serve<H: Handler<M> + ?Sized>(&mut self, core: &mut Core, handler: &mut H, progressed: &mut bool) {
+        if !self.waiting.is_empty() {
+            self.send_waiting(core);
+        }
+        if !std::mem::take(&mut self.pending) {
+            return;
+        }
+        for _ in 0..COMMANDS_PER_TURN {
+            let Ok(command) = self.commands.try_recv() else { return };
+            *progressed = true;
+            match command {
+                Command::Message(message) => {
+                    self.done();
+                    handler.on_wake(&mut Context { core }, message);
+                }
+                Command::Send(conn, payload) => match self.waiting.get_mut(&conn) {
+                    Some(queue) => queue.push_back(payload),
+                    None if core.must_wait(conn) => {
+                        self.waiting.insert(conn, VecDeque::from([payload]));
+                    }
+                    None => self.send(core, conn, &payload),
+                },
+            }
+        }
+        self.pending = true;
+    }
+
+    fn send_waiting(&mut self, core: &mut Core) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|&conn, queue| {
+            while !core.must_wait(conn) {
+                let Some(payload) = queue.pop_front() else { return false };
+                self.send(core, conn, &payload);
+            }
+            !queue.is_empty()
+        });
+        self.waiting = waiting;
+    }
+
+    fn send(&mut self, core: &mut Core, conn: ConnectionId, payload: &[u8]) {
+        self.done();
+        if let Err(error) = core.send(conn, payload) {
+            log::debug!("{conn}: a send of {} bytes from another thread is dropped: {error}", payload.len());
+            core.stats.remote_sends_dropped += 1;
+        }
+    }
+
+    fn done(&self) {
+        self.remote.queued.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -52,6 +52,8 @@ pub struct Stats {
     pub credit_updates: u64,
     /// Sends refused because the window or the send queue was full.
     pub send_stalls: u64,
+    /// Sends from other threads that found no connection to go out on.
+    pub remote_sends_dropped: u64,
     /// Keepalive questions sent.
     pub pings: u64,
     /// Connections given up for silence.

@@ -15,7 +15,7 @@ const TIMERS_PER_TURN: usize = 1024;
 impl Core {
     /// Stage 8; `true` when it stopped with due timers left. `behind`: this side was not listening for a while, or
     /// still has messages to look at, so that silence proves nothing.
-    pub(crate) fn run_timers<H: Handler + ?Sized>(
+    pub(crate) fn run_timers<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         behind: bool,
@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Stage 10: finishes the connections that have nothing outstanding, or whose time is up.
-    pub(crate) fn finish_endings<H: Handler + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
+    pub(crate) fn finish_endings<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
         if !std::mem::take(&mut self.endings_moved) {
             return;
         }
@@ -106,7 +106,7 @@ impl Core {
     }
 
     /// The end of a connection: its last callbacks, then nothing is left of it.
-    fn finish<H: Handler + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
+    fn finish<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         if c.outstanding() > 0 {
             log::warn!("{id}: the device did not flush {} work requests in time", c.outstanding());

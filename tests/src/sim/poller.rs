@@ -1,11 +1,12 @@
 //! A node's poller and clock.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rdma_reactor::{Clock, Poller, Wake};
+use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 
 use super::fabric::{Shared, lock};
 use super::net::descriptor;
@@ -47,13 +48,18 @@ impl Clock for SimClock {
 pub struct SimPoller {
     node: usize,
     fabric: Shared,
+    /// Nobody polls a simulated descriptor; a real one has to be there.
+    file: File,
 }
 
 impl SimPoller {
     /// The poller of `node`.
+    ///
+    /// # Panics
+    /// Without `/dev/null`.
     #[must_use]
-    pub const fn new(node: usize, fabric: Shared) -> Self {
-        Self { node, fabric }
+    pub fn new(node: usize, fabric: Shared) -> Self {
+        Self { node, fabric, file: File::open("/dev/null").expect("/dev/null") }
     }
 }
 
@@ -64,7 +70,7 @@ impl std::fmt::Debug for SimPoller {
 }
 
 impl Poller for SimPoller {
-    fn register(&mut self, fd: RawFd, token: usize) -> io::Result<()> {
+    fn register(&mut self, fd: RawFd, token: usize, _interest: Interest) -> io::Result<()> {
         let mut fabric = lock(&self.fabric);
         let channel = (0..2).find(|&i| descriptor(self.node, i) == fd).ok_or(io::ErrorKind::NotFound)?;
         fabric.ports[self.node].channels[channel].token = Some(token);
@@ -81,7 +87,7 @@ impl Poller for SimPoller {
         Ok(())
     }
 
-    fn wait(&mut self, _timeout: Option<Duration>, ready: &mut Vec<usize>) -> io::Result<()> {
+    fn wait(&mut self, _timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()> {
         let mut fabric = lock(&self.fabric);
         fabric.tick();
         fabric.ports[self.node].woken = false;
@@ -92,7 +98,7 @@ impl Poller for SimPoller {
             let state = &mut fabric.ports[self.node].channels[channel];
             let Some(token) = state.token else { continue };
             if std::mem::take(&mut state.edge) && readable || spurious {
-                ready.push(token);
+                edges.push(Edge { token, readiness: Readiness::new(true, false, false) });
             }
         }
         Ok(())
@@ -102,8 +108,8 @@ impl Poller for SimPoller {
         Arc::new(SimWaker { node: self.node, fabric: self.fabric.clone() })
     }
 
-    fn fd(&self) -> RawFd {
-        (100 + self.node) as RawFd
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
