@@ -10,6 +10,7 @@ use rdma_transport::slab::Key;
 use crate::frame::HEADER_LEN;
 use crate::id::ConnectionId;
 use crate::pool::{Buffer, Slabs};
+use crate::region::Region;
 use crate::remote::WakeFlag;
 
 /// Something of the user's on its way back to the reactor.
@@ -47,26 +48,30 @@ impl Home {
 /// Derefs to its bytes. When the callback returns, the buffer is posted again and the peer gets its credit back,
 /// unless [`Message::detach`] kept it.
 pub struct Message<'a> {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
     pub(crate) connection: ConnectionId,
-    pub(crate) buffer: &'a mut Option<Buffer>,
-    pub(crate) slabs: &'a Arc<Slabs>,
-    pub(crate) home: &'a Home,
+    pub(crate) content: Content<'a>,
+}
+
+/// Where the bytes of a message are.
+pub(crate) enum Content<'a> {
+    /// In a buffer of the pool.
+    Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Home },
+    /// In memory of its own: it was fetched.
+    Region(&'a mut Option<Region>),
 }
 
 impl Message<'_> {
-    /// Keeps the message past the callback, without a copy. The peer has one credit less until it is dropped.
+    /// Keeps the message past the callback, without a copy. The peer has one credit less until it is dropped; one past
+    /// `Config::max_message` takes of `Config::transfer_memory` instead.
     #[must_use = "a detached message that is dropped at once was better not detached"]
     pub fn detach(self) -> DetachedMessage {
-        DetachedMessage {
-            start: self.start,
-            end: self.end,
-            connection: self.connection,
-            buffer: self.buffer.take(),
-            slabs: Arc::clone(self.slabs),
-            home: self.home.clone(),
-        }
+        let content = match self.content {
+            Content::Pooled { start, end, buffer, slabs, home } => {
+                Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: home.clone() }
+            }
+            Content::Region(region) => Kept::Region(region.take()),
+        };
+        DetachedMessage { connection: self.connection, content }
     }
 }
 
@@ -75,25 +80,32 @@ impl Deref for Message<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, self.end)[self.start..])
+        match &self.content {
+            Content::Pooled { start, end, buffer, slabs, .. } => {
+                buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
+            }
+            Content::Region(region) => region.as_ref().and_then(Region::bytes).unwrap_or(&[]),
+        }
     }
 }
 
 impl fmt::Debug for Message<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Message({} bytes on {})", self.end - self.start, self.connection)
+        write!(f, "Message({} bytes on {})", self.len(), self.connection)
     }
 }
 
 /// A received message that outlived its callback. May go to another thread; dropping it anywhere sends the buffer
 /// home and gives the peer its credit back. Stays readable when the connection or the reactor is gone.
 pub struct DetachedMessage {
-    start: usize,
-    end: usize,
     connection: ConnectionId,
-    buffer: Option<Buffer>,
-    slabs: Arc<Slabs>,
-    home: Home,
+    content: Kept,
+}
+
+/// Where the bytes of a detached message are.
+enum Kept {
+    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Home },
+    Region(Option<Region>),
 }
 
 impl DetachedMessage {
@@ -102,13 +114,29 @@ impl DetachedMessage {
     pub const fn connection(&self) -> ConnectionId {
         self.connection
     }
+
+    /// The memory it was fetched into; the message itself if it came in a buffer of the pool.
+    ///
+    /// # Errors
+    /// The message, unchanged.
+    pub fn into_region(mut self) -> Result<Region, Self> {
+        match &mut self.content {
+            Kept::Region(region) => region.take().ok_or(self),
+            Kept::Pooled { .. } => Err(self),
+        }
+    }
 }
 
 impl Deref for DetachedMessage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, self.end)[self.start..])
+        match &self.content {
+            Kept::Pooled { start, end, buffer, slabs, .. } => {
+                buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
+            }
+            Kept::Region(region) => region.as_ref().and_then(Region::bytes).unwrap_or(&[]),
+        }
     }
 }
 
@@ -120,14 +148,16 @@ impl AsRef<[u8]> for DetachedMessage {
 
 impl fmt::Debug for DetachedMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DetachedMessage({} bytes of {})", self.end - self.start, self.connection)
+        write!(f, "DetachedMessage({} bytes of {})", self.len(), self.connection)
     }
 }
 
 impl Drop for DetachedMessage {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.home.give(buffer, Some(self.connection));
+        if let Kept::Pooled { buffer, home, .. } = &mut self.content
+            && let Some(buffer) = buffer.take()
+        {
+            home.give(buffer, Some(self.connection));
         }
     }
 }

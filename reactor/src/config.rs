@@ -85,6 +85,9 @@ pub struct Config {
     pub(crate) max_connections: u32,
     pub(crate) max_pending: u32,
     pub(crate) max_memory: usize,
+    pub(crate) largest_message: u64,
+    pub(crate) transfer_memory: usize,
+    pub(crate) overtake: bool,
     pub(crate) completion_queue: u32,
     pub(crate) completions_per_turn: u32,
     pub(crate) backlog: u32,
@@ -109,6 +112,9 @@ impl Default for Config {
             max_connections: 10_000,
             max_pending: 1024,
             max_memory: 4 << 30,
+            largest_message: 64 << 20,
+            transfer_memory: 256 << 20,
+            overtake: false,
             completion_queue: 16 << 10,
             completions_per_turn: 1024,
             backlog: 1024,
@@ -139,11 +145,35 @@ impl Config {
         self
     }
 
-    /// Largest payload of a message this side takes, bytes: 1 to 1 GiB, or what the device carries if that is
-    /// less. Every buffer is this large. Default: 8 KiB.
+    /// Largest payload of a message this side takes in one buffer, bytes: 1 to 1 GiB, or what the device carries if that
+    /// is less. Every buffer is this large. Default: 8 KiB.
     #[must_use]
     pub const fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = bytes;
+        self
+    }
+
+    /// Largest message this side takes at all, bytes, in whole KiB: 0 to 1 TiB, at most `transfer_memory`. What is past
+    /// `max_message` is fetched from the sender's memory by RDMA Read and arrives as one message. Default: 64 MiB.
+    #[must_use]
+    pub const fn largest_message(mut self, bytes: u64) -> Self {
+        self.largest_message = bytes;
+        self
+    }
+
+    /// Memory for messages past `max_message`, bytes: so much for those that are being fetched or kept here, and so much
+    /// again for copies of those that peers are to fetch. What has no room waits. Default: 256 MiB.
+    #[must_use]
+    pub const fn transfer_memory(mut self, bytes: usize) -> Self {
+        self.transfer_memory = bytes;
+        self
+    }
+
+    /// Whether messages are delivered while a larger one before them is still being fetched. Default: no, all are
+    /// delivered in the order of sending.
+    #[must_use]
+    pub const fn overtake(mut self, yes: bool) -> Self {
+        self.overtake = yes;
         self
     }
 
@@ -235,7 +265,8 @@ impl Config {
         self
     }
 
-    /// Time a closed connection gets to send what was accepted. Default: 2 s.
+    /// Time a closed connection gets to send what was accepted, and again for each message that the peer has fetched
+    /// meanwhile. Default: 2 s.
     #[must_use]
     pub const fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;
@@ -265,6 +296,8 @@ impl Config {
         let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
         check("receive_depth", self.receive_depth.into(), window.0, window.1, "4 to 32,768 messages")?;
         check("send_depth", self.send_depth.into(), 1, 16_384, "1 to 16,384 messages")?;
+        let most = (self.transfer_memory as u64).min(1 << 40);
+        check("largest_message", self.largest_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let room = u64::from(self.completion_room());
@@ -297,6 +330,11 @@ impl Config {
             return Err(Error::Config { setting: "keepalive timeout", value, range: "longer than its interval (ms)" });
         }
         Ok(())
+    }
+
+    /// Largest message fetched, in the unit of the greeting.
+    pub(crate) fn largest_in_kib(&self) -> u32 {
+        u32::try_from(self.largest_message >> 10).unwrap_or(u32::MAX)
     }
 
     /// Send work requests of a connection: two are kept for control messages.

@@ -16,6 +16,7 @@ use crate::frame::{HEADER_LEN, Kind};
 use crate::id::{ConnectionId, SendId, SendKind, WorkId, WorkKind};
 use crate::pool::{Buffer, Posted};
 use crate::region::Hold;
+use crate::rendezvous::Transfers;
 
 /// Where a connection is in its life. Only forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +55,8 @@ pub(crate) struct Send {
     pub(crate) holds: bool,
     /// The user's name for it; control messages have none.
     pub(crate) id: Option<SendId>,
+    /// Bytes of a large message that it reads.
+    pub(crate) piece: u32,
 }
 
 /// The regions that one work request uses.
@@ -87,8 +90,11 @@ pub(crate) struct Connection {
 
     pub(crate) tx: SendWindow,
     pub(crate) rx: ReceiveWindow,
-    /// Largest payload the peer takes.
+    /// Largest payload the peer takes in one buffer.
     pub(crate) max_message: usize,
+    /// Largest message it fetches.
+    pub(crate) largest_message: u64,
+    pub(crate) transfers: Transfers,
     /// Sends that may be in `sends` at once, control included.
     pub(crate) send_slots: usize,
 
@@ -145,29 +151,23 @@ impl Connection {
             return Err(SendErrorKind::Closed);
         }
         if len > self.max_message {
-            return Err(SendErrorKind::TooLong { len, max: self.max_message });
+            let max = usize::try_from(self.largest_message).unwrap_or(usize::MAX).max(self.max_message);
+            return Err(SendErrorKind::TooLong { len, max });
         }
         if self.has_room() { Ok(()) } else { Err(SendErrorKind::WouldBlock) }
-    }
-
-    /// Notes that a message was refused.
-    pub(crate) fn refused(&mut self, kind: SendErrorKind) {
-        if kind == SendErrorKind::WouldBlock && !self.blocked {
-            (self.blocked, self.blocked_for_slot) = (true, false);
-        }
     }
 
     /// Whether the peer's window and the send queue both have room for data.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        let credit = self.framing == Framing::Raw || self.tx.available_for_data() > 0;
+        let credit = self.framing == Framing::Raw || self.tx.available_for_data() as usize > self.transfers.credits();
         credit && self.free_slots() > 0
     }
 
     /// Places in the send queue that the user's sends may take.
     #[inline]
     pub(crate) fn free_slots(&self) -> usize {
-        self.send_slots.saturating_sub(self.sends.len() + CONTROL_SENDS as usize)
+        self.send_slots.saturating_sub(self.sends.len() + CONTROL_SENDS as usize + self.transfers.slots())
     }
 
     /// Whether a send like the one that was refused would be taken now.
@@ -184,7 +184,7 @@ impl Connection {
 
     /// The control message to send now, if one is due. Data that is going out anyway carries grants and shows life.
     pub(crate) fn due_control(&self) -> Option<Kind> {
-        if self.phase != Phase::Open {
+        if !self.exchanges() {
             return None;
         }
         let kind = match self.owes {
@@ -208,7 +208,7 @@ impl Connection {
     /// Adds a message to the chain; takes its credit.
     #[inline]
     pub(crate) fn push_send(&mut self, buffer: Posted, sge: Sge, id: Option<SendId>) {
-        self.push_message(Send { buffer: Some(buffer), holds: false, id }, SendOp::Send, SgeList::one(sge));
+        self.push_message(Send { buffer: Some(buffer), holds: false, id, piece: 0 }, SendOp::Send, SgeList::one(sge));
     }
 
     /// Adds a work request that uses a receive of the peer's; takes its credit.

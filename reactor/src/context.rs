@@ -60,6 +60,12 @@ impl Context<'_> {
         self.core.close_listener(listener);
     }
 
+    /// Largest message the peer takes at all, bytes; `None` before `on_connect` and after `on_disconnect`.
+    #[must_use]
+    pub fn largest_message(&self, conn: ConnectionId) -> Option<u64> {
+        self.core.announced(conn).map(|c| c.largest_message.max(c.max_message as u64))
+    }
+
     /// Opens a connection: `on_connect` or `on_connect_error` follows.
     ///
     /// # Errors
@@ -76,7 +82,8 @@ impl Context<'_> {
         self.core.connect(peer, options)
     }
 
-    /// Sends a copy of `payload`. It goes out at the end of the turn; `on_send_complete` follows.
+    /// Sends a copy of `payload`. It goes out at the end of the turn; `on_send_complete` follows. What is longer than
+    /// [`Context::max_message`] is copied to memory of its own, which the peer fetches it from.
     ///
     /// # Errors
     /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
@@ -101,13 +108,28 @@ impl Context<'_> {
         self.core.send_buffer(conn, buffer)
     }
 
+    /// Sends a part of a region without a copy. Past [`Context::max_message`] the peer fetches it, for which the region
+    /// must be registered with [`crate::Access::REMOTE_READ`] for this peer or any. The memory is lent to be read until
+    /// `on_send_complete`.
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    pub fn send_region(
+        &mut self,
+        conn: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+    ) -> Result<SendId, SendErrorKind> {
+        self.core.send_region(conn, region, range)
+    }
+
     /// Messages that `send` takes right now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
         self.core.writable(conn)
     }
 
-    /// Largest message the peer takes, bytes; `None` before `on_connect` and after `on_disconnect`.
+    /// Largest message the peer takes in one buffer, bytes; `None` before `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn max_message(&self, conn: ConnectionId) -> Option<usize> {
         self.core.announced(conn).map(|c| c.max_message)

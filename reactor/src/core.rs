@@ -66,6 +66,12 @@ pub(crate) struct Core {
     pub(crate) connections: Slab<Connection>,
     pub(crate) listeners: Slab<Listener>,
     pub(crate) regions: Slab<Registration>,
+    /// Copies of messages that peers are to fetch.
+    pub(crate) copied_bytes: usize,
+    /// Messages that were or are being fetched.
+    pub(crate) fetched_bytes: usize,
+    /// Connections that wait for memory for such a message.
+    pub(crate) starved: Vec<ConnectionId>,
     /// By slot of the connection-manager id.
     owners: Vec<Option<(CmId, Owner)>>,
     /// By device number.
@@ -111,6 +117,9 @@ impl Core {
             connections: Slab::with_generation_bits(GENERATION_BITS),
             listeners: Slab::default(),
             regions: Slab::default(),
+            copied_bytes: 0,
+            fetched_bytes: 0,
+            starved: Vec::new(),
             owners: Vec::new(),
             devices: Vec::new(),
             new_devices: Vec::new(),
@@ -232,6 +241,8 @@ impl Core {
             tx: SendWindow::new(0),
             rx: ReceiveWindow::new(self.config.receive_depth),
             max_message: 0,
+            largest_message: 0,
+            transfers: crate::rendezvous::Transfers::default(),
             send_slots: self.config.send_slots() as usize,
             sends: std::collections::VecDeque::new(),
             holds: std::collections::VecDeque::new(),
@@ -335,9 +346,8 @@ impl Core {
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let c = self.connections.get_mut(id.0).ok_or(SendErrorKind::Closed)?;
         if let Err(kind) = c.check_send(payload.len()) {
-            c.refused(kind);
-            self.stats.send_stalls += u64::from(kind == SendErrorKind::WouldBlock);
-            return Err(kind);
+            let large = payload.len() as u64 <= c.largest_message && matches!(kind, SendErrorKind::TooLong { .. });
+            return if large { self.send_large(id, payload) } else { Err(self.refuse_send(id, kind)) };
         }
         let device = self.devices[c.device].as_mut().ok_or(SendErrorKind::Closed)?;
         let Some(mut buffer) = device.pool.take() else {
@@ -371,8 +381,7 @@ impl Core {
         let ours = buffer.home.channel.same_channel(&self.return_to) && buffer.home.pool == c.device;
         let check = if ours { c.check_send(buffer.len) } else { Err(SendErrorKind::Closed) };
         if let Err(kind) = check {
-            c.refused(kind);
-            self.stats.send_stalls += u64::from(kind == SendErrorKind::WouldBlock);
+            let kind = self.refuse_send(id, kind);
             return Err(SendError { kind, buffer });
         }
         let framing = c.framing;
@@ -391,6 +400,29 @@ impl Core {
             }
             None => unreachable!("a SendBuffer holds its buffer until it is dropped"),
         }
+    }
+
+    /// Notes that a message was not taken.
+    pub(crate) fn refuse_send(&mut self, id: ConnectionId, kind: SendErrorKind) -> SendErrorKind {
+        if kind == SendErrorKind::WouldBlock { self.would_block(id, false) } else { kind }
+    }
+
+    /// Notes that a send was refused for want of room. `for_slot`: it needs no credit.
+    pub(crate) fn would_block(&mut self, id: ConnectionId, for_slot: bool) -> SendErrorKind {
+        if let Some(c) = self.connections.get_mut(id.0) {
+            c.blocked_for_slot = for_slot && (!c.blocked || c.blocked_for_slot);
+            c.blocked = true;
+        }
+        self.stats.send_stalls += 1;
+        SendErrorKind::WouldBlock
+    }
+
+    /// Queues a message of ours with a short payload. The caller knows of a credit and a place for it.
+    pub(crate) fn queue_message(&mut self, id: ConnectionId, kind: Kind, payload: &[u8], name: Option<SendId>) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        let Some(device) = self.devices[c.device].as_mut() else { return };
+        push_message(c, device, kind, payload, name);
+        self.mark_dirty(id);
     }
 
     /// Queues a data message whose payload is in place.
@@ -455,7 +487,12 @@ impl Core {
     }
 
     fn flush_one(&mut self, id: ConnectionId) {
-        let posted = self.post_receives(id).and_then(|()| self.post_sends(id));
+        let posted = self.post_receives(id).and_then(|()| {
+            if self.connections.get(id.0).is_some_and(|c| c.transfers.is_active()) {
+                self.pump_transfers(id)?;
+            }
+            self.post_sends(id)
+        });
         if let Err(error) = posted {
             log::warn!("{id}: posting failed: {error}");
             self.end(id, Ending::Disconnect(DisconnectReason::Internal(error.to_string())));
@@ -464,16 +501,13 @@ impl Core {
 
     /// Queues the message that opens the peer's side, before anything the user sends.
     pub(crate) fn queue_hello(&mut self, id: ConnectionId) {
-        let Some(c) = self.connections.get_mut(id.0) else { return };
-        let Some(device) = self.devices[c.device].as_mut() else { return };
-        queue_control(c, device, Kind::Hello, &mut self.stats);
-        self.mark_dirty(id);
+        self.queue_message(id, Kind::Hello, &[], None);
     }
 
     fn post_receives(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
         let (Some(qp), Some(device)) = (c.qp, self.devices[c.device].as_mut()) else { return Ok(()) };
-        if c.reposts.is_empty() || c.phase >= Phase::Draining {
+        if c.reposts.is_empty() || (c.phase >= Phase::Draining && !c.exchanges()) {
             return Ok(());
         }
         self.receive_chain.clear();
@@ -537,7 +571,9 @@ impl Core {
     pub(crate) fn close(&mut self, id: ConnectionId) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         c.closed_here = true;
-        let ending = match (c.phase >= Phase::Open, c.active) {
+        let (open, active) = (c.phase >= Phase::Open, c.active);
+        self.discard_held(id);
+        let ending = match (open, active) {
             (true, _) => Ending::Disconnect(DisconnectReason::Local),
             (false, true) => Ending::ConnectError(ConnectError::Cancelled),
             (false, false) => Ending::Silent(None),
@@ -603,14 +639,17 @@ impl Core {
 /// Adds a control message to a connection's chain. A credit and a slot are there: data never takes the last ones.
 fn queue_control(c: &mut Connection, device: &mut Device, kind: Kind, stats: &mut Stats) {
     debug_assert!(c.has_room_for_control());
-    match kind {
-        Kind::Ping => stats.pings += 1,
-        Kind::Credit => stats.credit_updates += 1,
-        Kind::Hello | Kind::Pong | Kind::Data | Kind::Immediate => {}
-    }
+    stats.pings += u64::from(kind == Kind::Ping);
+    stats.credit_updates += u64::from(kind == Kind::Credit);
+    push_message(c, device, kind, &[], None);
+}
+
+/// Adds a message of ours to a connection's chain; the newest grant is put in when it is posted.
+fn push_message(c: &mut Connection, device: &mut Device, kind: Kind, payload: &[u8], name: Option<SendId>) {
     let Some(mut buffer) = device.pool.take() else { return };
-    let header = Header { kind, grant: c.rx.grant() };
-    device.pool.slabs().bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header.emit());
-    let (posted, sge) = device.pool.post(buffer, HEADER_LEN);
-    c.push_send(posted, sge, None);
+    let bytes = device.pool.slabs().bytes_mut(&mut buffer);
+    bytes[..HEADER_LEN].copy_from_slice(&Header { kind, grant: c.rx.told() }.emit());
+    bytes[HEADER_LEN..HEADER_LEN + payload.len()].copy_from_slice(payload);
+    let (posted, sge) = device.pool.post(buffer, HEADER_LEN + payload.len());
+    c.push_send(posted, sge, name);
 }

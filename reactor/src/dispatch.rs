@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 
-use crate::buffer::{Home, Message, Returned};
+use crate::buffer::{Content, Home, Message, Returned};
 use crate::config::Framing;
 use crate::connection::{Ending, Phase};
 use crate::context::Context;
@@ -15,6 +15,8 @@ use crate::frame::{HEADER_LEN, Header, Kind};
 use crate::handler::{Handler, Immediate};
 use crate::id::{ConnectionId, WorkId, WorkKind};
 use crate::pool::{Buffer, Slabs};
+use crate::region::Region;
+use crate::rendezvous::Offer;
 
 impl Core {
     /// Handles a batch of completions of one device.
@@ -89,6 +91,9 @@ impl Core {
         if send.holds {
             self.release_holds(id);
         }
+        if send.piece > 0 && outcome.is_sent() {
+            self.piece_arrived(handler, id, send.piece);
+        }
         if let Some(send) = send.id {
             handler.on_send_complete(&mut Context { core: self }, id, send, outcome);
         }
@@ -158,7 +163,26 @@ impl Core {
             self.writable.push(id);
         }
         match header.map(|header| header.kind) {
-            Some(Kind::Data) => self.deliver(handler, id, buffer, HEADER_LEN, len, slabs, home),
+            Some(Kind::Data) => {
+                if let Some(buffer) = self.hold_message(id, buffer, len) {
+                    self.deliver(handler, id, buffer, HEADER_LEN, len, slabs, home);
+                }
+            }
+            Some(Kind::Offer) => {
+                let offered = Offer::parse(&slabs.bytes(&buffer, len)[HEADER_LEN..]);
+                let taken = offered.map_or(Err(PeerViolation::MalformedMessage), |offer| self.offered(id, offer));
+                match taken {
+                    Ok(()) => self.recycle(id, buffer),
+                    Err(violation) => self.violation(id, buffer, violation),
+                }
+            }
+            Some(Kind::Fetched) => {
+                let bytes = <[u8; 4]>::try_from(&slabs.bytes(&buffer, len)[HEADER_LEN..]);
+                self.recycle(id, buffer);
+                if !bytes.is_ok_and(|bytes| self.fetched(handler, id, u32::from_le_bytes(bytes))) {
+                    self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(PeerViolation::MalformedMessage)));
+                }
+            }
             Some(Kind::Immediate) => match Immediate::parse(&slabs.bytes(&buffer, len)[HEADER_LEN..]) {
                 Some(immediate) => {
                     self.recycle(id, buffer);
@@ -213,6 +237,17 @@ impl Core {
         id: ConnectionId,
         immediate: Immediate,
     ) {
+        if !self.hold_immediate(id, immediate) {
+            self.tell_immediate(handler, id, immediate);
+        }
+    }
+
+    pub(crate) fn tell_immediate<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        immediate: Immediate,
+    ) {
         if self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
             handler.on_immediate(&mut Context { core: self }, id, immediate);
         }
@@ -236,7 +271,8 @@ impl Core {
         self.stats.messages_received += 1;
         self.stats.bytes_received += (end - start) as u64;
         let mut slot = Some(buffer);
-        let message = Message { start, end, connection: id, buffer: &mut slot, slabs, home };
+        let message =
+            Message { connection: id, content: Content::Pooled { start, end, buffer: &mut slot, slabs, home } };
         handler.on_recv(&mut Context { core: self }, id, message);
         match slot {
             Some(buffer) => self.recycle(id, buffer),
@@ -254,11 +290,41 @@ impl Core {
         }
     }
 
+    /// Delivers a message that was held.
+    pub(crate) fn deliver_pooled<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        buffer: Buffer,
+        start: usize,
+        end: usize,
+    ) {
+        let Some(device) = self.connections.get(id.0).and_then(|c| self.devices[c.device].as_ref()) else { return };
+        let (mut slabs, home) = (Arc::clone(device.pool.slabs()), device.home.clone());
+        self.deliver(handler, id, buffer, start, end, &mut slabs, &home);
+    }
+
+    /// Delivers a message that was fetched.
+    pub(crate) fn deliver_region<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        id: ConnectionId,
+        mut region: Option<Region>,
+    ) {
+        let Some(len) = region.as_ref().map(Region::len) else { return };
+        if self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
+            self.stats.messages_received += 1;
+            self.stats.bytes_received += len as u64;
+            let message = Message { connection: id, content: Content::Region(&mut region) };
+            handler.on_recv(&mut Context { core: self }, id, message);
+        }
+    }
+
     /// A receive buffer is free again: posted at the end of the turn, or given back when nothing is posted any more.
     #[inline]
     pub(crate) fn recycle(&mut self, id: ConnectionId, buffer: Buffer) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
-        if c.phase >= Phase::Draining {
+        if c.phase >= Phase::Draining && !c.exchanges() {
             if let Some(device) = self.devices[c.device].as_mut() {
                 device.pool.give(buffer);
             }

@@ -97,6 +97,18 @@ pub enum SendErrorKind {
         /// How many can be.
         max: usize,
     },
+    /// A message past one buffer, in a region that the peer may not read: register it with `Access::REMOTE_READ`.
+    #[error("the peer may not read the region: past {max} bytes it fetches a message itself")]
+    NotReadable {
+        /// Bytes that go without.
+        max: usize,
+    },
+    /// No memory could be had or registered for a message past one buffer; the reason is logged.
+    #[error("no memory for a message of {len} bytes")]
+    NoMemory {
+        /// Its length, bytes.
+        len: usize,
+    },
     /// The region is of another reactor or device, or its device was removed.
     #[error("the region is not on the connection's device")]
     ForeignRegion,
@@ -218,6 +230,8 @@ pub enum PeerViolation {
     CreditOverrun,
     /// It granted more than any window holds.
     InvalidGrant,
+    /// It offered a message that is too long, empty, or one too many.
+    InvalidOffer,
     /// A message that is too short, of an unknown kind, or out of place.
     MalformedMessage,
 }
@@ -227,6 +241,7 @@ impl fmt::Display for PeerViolation {
         f.write_str(match self {
             Self::CreditOverrun => "it sent without a credit",
             Self::InvalidGrant => "it granted more than any window holds",
+            Self::InvalidOffer => "it offered a message past the limits",
             Self::MalformedMessage => "a malformed message",
         })
     }

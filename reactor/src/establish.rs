@@ -105,6 +105,7 @@ impl Core {
             Framing::Credits => Greeting {
                 window: self.config.receive_depth,
                 max_message,
+                largest: self.config.largest_in_kib(),
                 reason: RejectReason::Refused,
                 user: &c.private_data,
             }
@@ -186,14 +187,19 @@ impl Core {
         let max_message = self.max_message_of(id);
         let reply = match framing {
             Framing::Raw => answer.to_vec(),
-            Framing::Credits => {
-                Greeting { window: self.config.receive_depth, max_message, reason: RejectReason::Refused, user: answer }
-                    .emit()
+            Framing::Credits => Greeting {
+                window: self.config.receive_depth,
+                max_message,
+                largest: self.config.largest_in_kib(),
+                reason: RejectReason::Refused,
+                user: answer,
             }
+            .emit(),
         };
         if let Some(c) = self.connections.get_mut(id.0) {
             c.tx = SendWindow::new(greeting.window);
             c.max_message = peer_limit(framing, greeting, max_message);
+            c.largest_message = u64::from(greeting.largest) << 10;
         }
         self.pending += 1;
         self.set_phase_timer(id, self.config.handshake_timeout);
@@ -233,6 +239,7 @@ impl Core {
                 Ok(greeting) => {
                     c.tx = SendWindow::new(greeting.window);
                     c.max_message = peer_limit(c.framing, &greeting, max_message);
+                    c.largest_message = u64::from(greeting.largest) << 10;
                     c.private_data = greeting.user.to_vec();
                     self.queue_hello(id);
                     self.announce(handler, id);

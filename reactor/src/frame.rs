@@ -20,6 +20,10 @@ pub(crate) enum Kind {
     Pong,
     /// The writes before it are placed: four bytes of immediate data, four of how much was written.
     Immediate,
+    /// A message past one buffer, to be read from the sender's memory.
+    Offer,
+    /// It was: the memory is free.
+    Fetched,
 }
 
 impl Kind {
@@ -31,6 +35,8 @@ impl Kind {
             Self::Ping => 3,
             Self::Pong => 4,
             Self::Immediate => 5,
+            Self::Offer => 6,
+            Self::Fetched => 7,
         }
     }
 
@@ -42,6 +48,8 @@ impl Kind {
             3 => Self::Ping,
             4 => Self::Pong,
             5 => Self::Immediate,
+            6 => Self::Offer,
+            7 => Self::Fetched,
             _ => return None,
         })
     }
@@ -71,7 +79,7 @@ impl Header {
             return None;
         }
         let kind = Kind::from_raw(kind)?;
-        if !matches!(kind, Kind::Data | Kind::Immediate) && !payload.is_empty() {
+        if matches!(kind, Kind::Hello | Kind::Credit | Kind::Ping | Kind::Pong) && !payload.is_empty() {
             return None;
         }
         Some((Self { kind, grant: u32::from_le_bytes([g0, g1, g2, g3]) }, payload))
@@ -82,7 +90,7 @@ impl Header {
 pub(crate) const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 1;
-const GREETING_LEN: usize = 16;
+const GREETING_LEN: usize = 20;
 
 /// Private data left to the user, bytes.
 pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
@@ -142,13 +150,15 @@ impl std::fmt::Display for RejectReason {
     }
 }
 
-/// `magic:4 | version:1 | user_len:1 | reason:1 | zero:1 | window:4 | max_message:4 | user…`, little-endian.
+/// `magic:4 | version:1 | user_len:1 | reason:1 | zero:1 | window:4 | max_message:4 | largest:4 | user…`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting<'a> {
     /// Receives posted for the peer.
     pub(crate) window: u32,
-    /// Largest payload taken, bytes.
+    /// Largest payload taken in one buffer, bytes.
     pub(crate) max_message: u32,
+    /// Largest message fetched, KiB; 0: none is.
+    pub(crate) largest: u32,
     /// Meaningful in a reject only.
     pub(crate) reason: RejectReason,
     pub(crate) user: &'a [u8],
@@ -157,7 +167,7 @@ pub(crate) struct Greeting<'a> {
 impl<'a> Greeting<'a> {
     /// A greeting that says no.
     pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
-        Self { window: 0, max_message: 0, reason, user }
+        Self { window: 0, max_message: 0, largest: 0, reason, user }
     }
 
     /// The bytes to send; `user` past [`MAX_USER_PRIVATE_DATA`] is the caller's to refuse.
@@ -168,6 +178,7 @@ impl<'a> Greeting<'a> {
         out.extend_from_slice(&[VERSION, self.user.len() as u8, self.reason.raw(), 0]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
+        out.extend_from_slice(&self.largest.to_le_bytes());
         out.extend_from_slice(self.user);
         out
     }
@@ -186,7 +197,8 @@ impl<'a> Greeting<'a> {
             return Err(RejectReason::Version);
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
-        Ok(Self { reason: RejectReason::from_raw(fixed[6]), window: word(8), max_message: word(12), user })
+        let reason = RejectReason::from_raw(fixed[6]);
+        Ok(Self { reason, window: word(8), max_message: word(12), largest: word(16), user })
     }
 }
 
@@ -197,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_padding() {
-        let greeting = Greeting { window: 64, max_message: 8192, reason: RejectReason::Refused, user: b"hello" };
+        let greeting =
+            Greeting { window: 64, max_message: 8192, largest: 9, reason: RejectReason::Refused, user: b"hello" };
         let mut bytes = greeting.emit();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         bytes.resize(196, 0);
@@ -219,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_survives_the_trip(kind in 0_u8..6, grant: u32) {
+        fn a_header_survives_the_trip(kind in 0_u8..8, grant: u32) {
             let header = Header { kind: Kind::from_raw(kind).unwrap(), grant };
             let bytes = header.emit();
             prop_assert_eq!(Header::parse(&bytes), Some((header, &[][..])));

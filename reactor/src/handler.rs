@@ -80,7 +80,8 @@ pub trait Handler<M = ()> {
     /// The peer has written to a region of this side, and says so with immediate data. What it wrote before is there.
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
 
-    /// A send, a message or a one-sided operation, has ended, in the order of sending.
+    /// A send, a message or a one-sided operation, has ended, in the order of sending. A message past one buffer ends
+    /// when the peer has fetched it, maybe after some that were sent later.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal.

@@ -32,6 +32,7 @@ mod pool;
 mod reactor;
 mod region;
 mod remote;
+mod rendezvous;
 mod stats;
 mod teardown;
 mod timer;

@@ -13,16 +13,18 @@ use crate::config::Framing;
 use crate::connection::{Holds, Phase, Send};
 use crate::core::{Core, TimerKind};
 use crate::error::{Error, SendErrorKind};
-use crate::frame::{HEADER_LEN, Header, Kind};
+use crate::frame::Kind;
 use crate::handler::Immediate;
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::region::{Hold, Region, RegionMemory, RegionOptions, RemoteRegion, Users};
+use crate::rendezvous::Account;
 
 /// A region as the reactor knows it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     region: MrId,
     key: RemoteKey,
+    access: Access,
     device: usize,
     users: Arc<Users>,
     /// The peers that may reach it.
@@ -30,8 +32,12 @@ pub(crate) struct Registration {
     /// The connection whose peer alone may.
     connection: Option<ConnectionId>,
     timer: Option<Key>,
+    /// Messages in it that peers are to fetch.
+    transfers: u32,
     /// The user has dropped it.
     dropped: bool,
+    len: usize,
+    account: Account,
 }
 
 /// The local side of an operation, ready to post.
@@ -99,12 +105,16 @@ impl Core {
         let key = self.regions.insert(Registration {
             region: registered.id,
             key: registered.remote_key,
+            access,
             device,
             users: memory.users(),
             peers: memory.expose(access),
             connection: scoped.then_some(id),
             timer: None,
+            transfers: 0,
             dropped: false,
+            len,
+            account: Account::User,
         });
         self.stats.regions += 1;
         if scoped && let Some(c) = self.connections.get_mut(id.0) {
@@ -179,26 +189,65 @@ impl Core {
 
     /// The user has dropped a region.
     pub(crate) fn drop_region(&mut self, key: Key) {
-        self.revoke_region(key);
         if let Some(registration) = self.regions.get_mut(key) {
             registration.dropped = true;
-            // Rights that cannot be taken back any other way end here.
-            if let Some(peers) = registration.peers.take() {
-                self.rights_ended(key, peers);
-            }
             self.deregister_unused(key);
         }
     }
 
+    /// Lets go of a region that the user has dropped, when nothing uses it any more.
     fn deregister_unused(&mut self, key: Key) {
-        if let Some(registration) = self.regions.get(key)
-            && registration.dropped
-            && registration.users.is_empty()
-        {
-            let region = registration.region;
-            self.regions.remove(key);
-            self.stats.regions -= 1;
-            self.deregister(region);
+        if self.regions.get(key).is_none_or(|registration| !registration.dropped || registration.transfers > 0) {
+            return;
+        }
+        self.revoke_region(key);
+        let Some(registration) = self.regions.get_mut(key) else { return };
+        // Rights that cannot be taken back any other way end when it is deregistered.
+        let peers = registration.peers.take();
+        if let Some(peers) = peers {
+            self.rights_ended(key, peers);
+        }
+        if self.regions.get(key).is_some_and(|registration| registration.users.is_empty()) {
+            self.remove_region(key);
+        }
+    }
+
+    fn remove_region(&mut self, key: Key) {
+        let Some(registration) = self.regions.remove(key) else { return };
+        self.stats.regions -= 1;
+        self.deregister(registration.region);
+        self.settle(registration.account, registration.len);
+    }
+
+    /// Counts the memory of a region as something else than the user's.
+    pub(crate) fn set_account(&mut self, key: Key, account: Account) {
+        if let Some(registration) = self.regions.get_mut(key) {
+            registration.account = account;
+        }
+    }
+
+    /// Whether the peer of a connection may read a region.
+    pub(crate) fn readable_by(&self, key: Key, id: ConnectionId) -> bool {
+        self.regions.get(key).is_some_and(|registration| {
+            registration.access.contains(Access::REMOTE_READ)
+                && registration.peers.is_some()
+                && registration.connection.is_none_or(|owner| owner == id)
+        })
+    }
+
+    /// A peer is to fetch a message from a region.
+    pub(crate) fn transfer_begins(&mut self, key: Key) {
+        if let Some(registration) = self.regions.get_mut(key) {
+            registration.transfers += 1;
+        }
+    }
+
+    /// It has, or never will.
+    pub(crate) fn transfer_ended(&mut self, key: Key, hold: Hold) {
+        hold.done();
+        if let Some(registration) = self.regions.get_mut(key) {
+            registration.transfers -= 1;
+            self.deregister_unused(key);
         }
     }
 
@@ -206,13 +255,11 @@ impl Core {
     pub(crate) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.regions.keys() {
             let Some(registration) = self.regions.get_mut(key).filter(|r| r.device == device) else { continue };
-            let (region, peers) = (registration.region, registration.peers.take());
-            self.deregister(region);
+            let peers = registration.peers.take();
             if let Some(peers) = peers {
                 self.rights_ended(key, peers);
             }
-            self.regions.remove(key);
-            self.stats.regions -= 1;
+            self.remove_region(key);
         }
     }
 
@@ -249,7 +296,7 @@ impl Core {
         let mut from = remote.address();
         for (i, (sge, hold)) in sges.as_slice().iter().zip(holds).enumerate() {
             c.holds.push_back([hold, None, None, None]);
-            let send = Send { buffer: None, holds: true, id: (i + 1 == count).then_some(name) };
+            let send = Send { buffer: None, holds: true, id: (i + 1 == count).then_some(name), piece: 0 };
             c.push(send, SendOp::Read(from), SgeList::one(*sge));
             from.address += sge.len() as u64;
         }
@@ -315,13 +362,18 @@ impl Core {
         self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
     }
 
-    fn would_block(&mut self, id: ConnectionId, for_slot: bool) -> SendErrorKind {
-        if let Some(c) = self.connections.get_mut(id.0) {
-            c.blocked_for_slot = for_slot && (!c.blocked || c.blocked_for_slot);
-            c.blocked = true;
+    /// Checks that a range is one of a region on a connection's device.
+    pub(crate) fn check_local(
+        &self,
+        id: ConnectionId,
+        region: &Region,
+        range: &Range<usize>,
+    ) -> Result<(), SendErrorKind> {
+        let known = region.home.same_channel(&self.return_to) && self.regions.get(region.key).is_some();
+        if !known || self.connections.get(id.0).is_none_or(|c| c.device != region.device) {
+            return Err(SendErrorKind::ForeignRegion);
         }
-        self.stats.send_stalls += 1;
-        SendErrorKind::WouldBlock
+        if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
     /// Checks an operation; returns its length. `credit`: it uses a receive of the peer's.
@@ -332,20 +384,16 @@ impl Core {
         locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
         credit: bool,
     ) -> Result<u32, SendErrorKind> {
-        let c = self.connections.get(id.0).filter(|c| c.phase == Phase::Open).ok_or(SendErrorKind::Closed)?;
+        if self.connections.get(id.0).is_none_or(|c| c.phase != Phase::Open) {
+            return Err(SendErrorKind::Closed);
+        }
         let count = locals.len();
         if !(1..=MAX_SGE).contains(&count) {
             return Err(SendErrorKind::TooManyRegions { count, max: MAX_SGE });
         }
         let mut total = 0_u64;
         for (region, range) in locals {
-            let known = region.home.same_channel(&self.return_to) && self.regions.get(region.key).is_some();
-            if !known || region.device != c.device {
-                return Err(SendErrorKind::ForeignRegion);
-            }
-            if range.start > range.end || range.end > region.len() {
-                return Err(outside(region, range));
-            }
+            self.check_local(id, region, range)?;
             total += range.len() as u64;
         }
         if total > remote.len {
@@ -355,6 +403,7 @@ impl Core {
         if total > max {
             return Err(SendErrorKind::TooLong { len: total as usize, max: max as usize });
         }
+        let c = self.connections.get(id.0).ok_or(SendErrorKind::Closed)?;
         let room = if credit { c.has_room() } else { c.free_slots() > 0 };
         if room { Ok(total as u32) } else { Err(self.would_block(id, !credit)) }
     }
@@ -363,7 +412,7 @@ impl Core {
     fn push_operation(&mut self, id: ConnectionId, op: SendOp, locals: Locals, kind: SendKind) -> SendId {
         let c = self.connections.get_mut(id.0).expect("checked by the caller");
         let name = c.next_send_id(kind);
-        let send = Send { buffer: None, holds: true, id: Some(name) };
+        let send = Send { buffer: None, holds: true, id: Some(name), piece: 0 };
         c.holds.push_back(locals.holds);
         match op {
             SendOp::WriteWithImmediate(..) => c.push_message(send, op, locals.sges),
@@ -376,17 +425,10 @@ impl Core {
     /// Chains a write, and the message that tells of it.
     fn push_write_and_message(&mut self, id: ConnectionId, op: SendOp, locals: Locals, immediate: Immediate) -> SendId {
         let c = self.connections.get_mut(id.0).expect("checked by the caller");
-        let device = self.devices[c.device].as_mut().expect("an open connection has a device");
         let name = c.next_send_id(SendKind::Write);
         c.holds.push_back(locals.holds);
-        c.push(Send { buffer: None, holds: true, id: None }, op, locals.sges);
-        let mut buffer = device.pool.take().expect("every send slot has a buffer promised");
-        let bytes = device.pool.slabs().bytes_mut(&mut buffer);
-        bytes[..HEADER_LEN].copy_from_slice(&Header { kind: Kind::Immediate, grant: c.rx.told() }.emit());
-        bytes[HEADER_LEN..HEADER_LEN + 8].copy_from_slice(&immediate.emit());
-        let (posted, sge) = device.pool.post(buffer, HEADER_LEN + 8);
-        c.push_send(posted, sge, Some(name));
-        self.mark_dirty(id);
+        c.push(Send { buffer: None, holds: true, id: None, piece: 0 }, op, locals.sges);
+        self.queue_message(id, Kind::Immediate, &immediate.emit(), Some(name));
         name
     }
 }

@@ -90,7 +90,7 @@ impl Core {
         }
         for id in std::mem::take(&mut self.ending) {
             let Some(c) = self.connections.get(id.0) else { continue };
-            if c.phase == Phase::Draining && c.sends.is_empty() {
+            if c.phase == Phase::Draining && c.sends.is_empty() && !c.transfers.offers() {
                 self.start_flush(id);
             }
             let Some(c) = self.connections.get(id.0) else { continue };
@@ -120,6 +120,7 @@ impl Core {
         while self.connections.get(id.0).is_some_and(|c| !c.sends.is_empty()) {
             self.end_send(handler, id, Outcome::Failed(WcStatus::Flushed));
         }
+        self.fail_transfers(handler, id);
         self.revoke_regions_of(id);
         match self.connections.get_mut(id.0).and_then(|c| c.ending.take()) {
             Some(Ending::Disconnect(reason)) => {
@@ -172,6 +173,7 @@ impl Core {
 
     /// Gives back all that a connection holds and frees its slot.
     fn release(&mut self, id: ConnectionId) {
+        self.drop_transfers(id);
         let Some(mut c) = self.connections.remove(id.0) else { return };
         for timer in [c.phase_timer.take(), c.keepalive_timer.take()].into_iter().flatten() {
             self.timers.cancel(timer);

@@ -6,6 +6,7 @@ pub mod connect;
 pub mod embed;
 pub mod flow;
 pub mod harness;
+pub mod large;
 pub mod one_sided;
 pub mod scale;
 pub mod traffic;
@@ -32,6 +33,8 @@ macro_rules! conformance {
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     dropped_regions_are_given_back;
+                large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
+                    memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
                 embed: an_outer_loop_misses_nothing;
             );
         }

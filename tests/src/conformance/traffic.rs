@@ -70,7 +70,7 @@ pub fn in_place_buffers(setup: &Setup) {
 
 /// What cannot be sent is refused with a reason, and a buffer comes back.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
-    let server = setup.config().max_message(100);
+    let server = setup.config().max_message(100).largest_message(0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
     let mut cx = p.client.context();

@@ -1,0 +1,167 @@
+//! Messages past one buffer.
+
+use std::time::Duration;
+
+use rdma_reactor::{Access, ConnectionId, Outcome, RegionOptions, SendErrorKind};
+
+use super::harness::{Event, Pair, Probe, Setup, pattern};
+
+/// What one buffer holds here, bytes.
+const BUFFER: usize = 4096;
+
+fn connected(setup: &Setup) -> (Pair, ConnectionId) {
+    let config = setup.config().max_message(BUFFER as u32);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    p.s.large = true;
+    p.c.large = true;
+    let conn = p.connect();
+    (p, conn)
+}
+
+/// Nothing is left of any transfer.
+fn finish(mut p: Pair) {
+    p.until("all regions are gone", |p| p.client.stats().regions + p.server.stats().regions == 0);
+    p.finish();
+}
+
+/// Any length arrives as one message, in order with those of one buffer.
+pub fn any_length_arrives_in_order(setup: &Setup) {
+    let (mut p, conn) = connected(setup);
+    assert_eq!(p.client.context().largest_message(conn), Some(64 << 20));
+    let sizes = [10, BUFFER, BUFFER + 1, 0, 100_000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5, 7_654_321, 1];
+    let mut sent = 0;
+    for (i, &size) in sizes.iter().enumerate() {
+        while p.client.context().send(conn, &pattern(i, size)) == Err(SendErrorKind::WouldBlock) {
+            p.turn();
+        }
+        sent += 1;
+    }
+    p.until("all have arrived and ended", |p| p.s.received == sent && p.c.sent == sent);
+    for (i, (&size, message)) in sizes.iter().zip(p.s.messages()).enumerate() {
+        assert!(message == pattern(i, size), "message {i}, {size} bytes");
+    }
+    assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Sent))), sizes.len());
+    finish(p);
+}
+
+/// Small messages overtake when the receiver is configured so, and only then.
+pub fn overtaking_is_a_choice(setup: &Setup) {
+    for overtake in [false, true] {
+        let config = setup.config().max_message(BUFFER as u32);
+        let mut p =
+            Pair::with_configs(setup, config.clone().overtake(overtake), config, Probe::default(), Probe::default());
+        p.c.large = true;
+        let conn = p.connect();
+        let mut cx = p.client.context();
+        cx.send(conn, &pattern(1, 10 << 20)).expect("room");
+        cx.send(conn, b"small").expect("room");
+        p.until("both", |p| p.s.received == 2);
+        let first = p.s.messages()[0].len();
+        assert_eq!(first, if overtake { 5 } else { 10 << 20 });
+        finish(p);
+    }
+}
+
+/// A region is sent without a copy, small or large, and is lent meanwhile.
+pub fn regions_are_sent_without_a_copy(setup: &Setup) {
+    let (mut p, conn) = connected(setup);
+    let len = 3_000_000;
+    let mut cx = p.client.context();
+    let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+    let region = cx.register_vec(conn, pattern(9, len), &readable).expect("a region");
+    let private = cx.register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
+    assert_eq!(cx.send_region(conn, &private, 0..len), Err(SendErrorKind::NotReadable { max: BUFFER }));
+    cx.send_region(conn, &private, 7..BUFFER + 7).expect("it fits a buffer");
+    cx.send_region(conn, &region, 0..0).expect("nothing, either");
+    cx.send_region(conn, &region, 100..len).expect("room");
+    cx.send_region(conn, &region, 5..2_000_000).expect("twice at once");
+    // Dropped while the peer is fetching it: that goes on.
+    drop((region, private));
+    p.until("all four", |p| p.s.received == 4 && p.c.sent == 4);
+    let got = p.s.messages();
+    assert!(got[0] == &pattern(8, len)[7..BUFFER + 7] && got[1].is_empty());
+    assert!(got[2] == &pattern(9, len)[100..] && got[3] == &pattern(9, len)[5..2_000_000]);
+    finish(p);
+}
+
+/// Both sides' memory is bounded: what has no room waits, and all arrives in the end.
+pub fn memory_is_bounded(setup: &Setup) {
+    let size = 1_500_000;
+    let config = setup.config().max_message(BUFFER as u32).largest_message(2 << 20).transfer_memory(4 << 20);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    p.s.keep = Some(Vec::new());
+    p.s.record_messages = false;
+    let conn = p.connect();
+    let too_long = p.client.context().send(conn, &vec![0; (2 << 20) + 1]);
+    assert_eq!(too_long, Err(SendErrorKind::TooLong { len: (2 << 20) + 1, max: 2 << 20 }));
+    let mut taken = 0;
+    while p.client.context().send(conn, &pattern(taken, size)).is_ok() {
+        taken += 1;
+    }
+    assert_eq!(taken, 2, "two copies fit");
+    p.until("both have arrived", |p| p.s.received == 2);
+    p.until("there is room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
+    p.client.context().send(conn, &pattern(2, size)).expect("room");
+    p.turn_for(Duration::from_millis(100));
+    assert_eq!(p.s.received, 2, "the receiver keeps two: no room for a third");
+    let kept = p.s.keep.replace(Vec::new()).expect("it keeps");
+    for (i, message) in kept.into_iter().enumerate() {
+        assert!(*message == *pattern(i, size));
+        let region = message.into_region().expect("memory of its own");
+        assert_eq!(region.bytes().map(<[u8]>::len), Some(size));
+    }
+    p.until("the third", |p| p.s.received == 3);
+    p.s.keep = None;
+    finish(p);
+}
+
+/// Many at once, both ways, among small ones.
+pub fn many_at_once_both_ways(setup: &Setup) {
+    let (mut p, conn) = connected(setup);
+    let there = p.s.connection().expect("the server was told");
+    p.s.record_messages = false;
+    p.c.record_messages = false;
+    let (mut up, mut down) = (0, 0);
+    let total = 120;
+    while (up, down) != (total, total) {
+        let size = |i: u64| if i.is_multiple_of(3) { 20_000 + 1000 * i as usize } else { i as usize };
+        while up < total && p.client.context().send(conn, &pattern(up as usize, size(up))).is_ok() {
+            up += 1;
+        }
+        while down < total && p.server.context().send(there, &pattern(down as usize, size(down))).is_ok() {
+            down += 1;
+        }
+        p.turn();
+    }
+    p.until("all have arrived and ended", |p| {
+        [p.s.received, p.s.sent, p.c.received, p.c.sent].iter().all(|&count| count == total)
+    });
+    finish(p);
+}
+
+/// A connection that ends in the middle releases everything; every send has its end.
+pub fn an_abort_releases_everything(setup: &Setup) {
+    for server_goes in [false, true] {
+        let (mut p, conn) = connected(setup);
+        for i in 0..3 {
+            p.client.context().send(conn, &pattern(i, 20 << 20)).expect("room");
+        }
+        p.turn();
+        p.turn();
+        let there = p.s.connection().expect("the server was told");
+        if server_goes {
+            p.server.context().close(there);
+            p.until("both know", |p| p.s.live() + p.c.live() == 0);
+            assert_eq!(p.c.sent, 3, "ended, if not well");
+            assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Failed(_)))), 3);
+        } else {
+            // What was accepted is still fetched before the end.
+            p.client.context().close(conn);
+            p.until("both know", |p| p.s.live() + p.c.live() == 0);
+            assert_eq!((p.c.sent, p.s.received), (3, 3));
+        }
+        assert_eq!(p.s.messages().len(), p.s.received as usize);
+        finish(p);
+    }
+}
