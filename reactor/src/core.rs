@@ -446,7 +446,9 @@ impl Core {
     pub(crate) fn writable(&self, id: ConnectionId) -> usize {
         let Some(c) = self.connections.get(id.0).filter(|c| c.phase == Phase::Open) else { return 0 };
         match c.framing {
-            Framing::Credits => c.free_slots().min(c.tx.available_for_data() as usize),
+            Framing::Credits => {
+                c.free_slots().min((c.tx.available_for_data() as usize).saturating_sub(c.transfers.credits()))
+            }
             Framing::Raw => c.free_slots(),
         }
     }

@@ -68,7 +68,12 @@ impl Core {
         if c.blocked {
             self.writable.push(id);
         }
-        if !status.is_success() && c.phase < Phase::Flushing {
+        let (failed, transferring) = (!status.is_success() && c.phase < Phase::Flushing, c.transfers.is_active());
+        if transferring {
+            // Their work requests may have waited for a place.
+            self.mark_dirty(id);
+        }
+        if failed {
             self.work_request_failed(id, status);
         }
     }

@@ -295,7 +295,12 @@ impl Core {
     pub(crate) fn offered(&mut self, id: ConnectionId, offer: Offer) -> Result<(), PeerViolation> {
         let limit = self.config.largest_message;
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
-        if !c.delivers() || c.phase > Phase::Open {
+        if !c.delivers() {
+            return Ok(());
+        }
+        if c.phase > Phase::Open {
+            // It cannot be fetched any more, and nothing behind it is delivered.
+            c.transfers.held.push_back(Held::Transfer);
             return Ok(());
         }
         let incoming = &mut c.transfers.incoming;
@@ -337,7 +342,6 @@ impl Core {
     pub(crate) fn pump_transfers(&mut self, id: ConnectionId) -> Result<(), Error> {
         self.find_memory(id)?;
         let Some(c) = self.connections.get_mut(id.0).filter(|c| c.phase == Phase::Open) else { return Ok(()) };
-        let mut reads: usize = 0;
         let room = |c: &Connection| c.sends.len() + (CONTROL_SENDS as usize) < c.send_slots;
         'transfers: for at in 0..c.transfers.incoming.len() {
             loop {
@@ -359,10 +363,8 @@ impl Core {
                 c.holds.push_back(holds);
                 let send = Send { buffer: None, holds: true, id: None, piece: len as u32 };
                 c.push(send, SendOp::Read(remote), SgeList::one(sge));
-                reads += 1;
             }
         }
-        log::trace!("{id}: {reads} reads");
         while let Some(c) = self.connections.get_mut(id.0)
             && c.tx.available_for_data() > 0
             && room(c)

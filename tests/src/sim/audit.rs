@@ -1,6 +1,6 @@
 //! The books of both ends of every connection: what was promised, and whether it was kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 use rdma_reactor::transport::cm::DisconnectCause;
@@ -44,8 +44,16 @@ pub struct End {
     pub goal: u64,
     /// A send was refused, `on_writable` is owed.
     pub blocked: bool,
-    /// Largest message.
+    /// Largest message of one buffer.
     pub max: usize,
+    /// Messages that have not completed: those of one buffer, in order, and those past it.
+    pub small: VecDeque<u64>,
+    /// See `small`.
+    pub large: BTreeSet<u64>,
+    /// Such as completed after the close.
+    pub fetched_late: u64,
+    /// A message of one buffer was not sent.
+    pub failed: bool,
 }
 
 /// A connection.
@@ -74,12 +82,16 @@ pub struct Audit {
     pub connected: u64,
 }
 
-/// The `sequence`-th message from an end.
+/// Largest message at all, bytes.
+pub const LARGEST: u64 = 256 << 10;
+
+/// The `sequence`-th message from an end, past one buffer now and then.
 #[must_use]
 pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie ^ mix(sequence * 2 + from as u64)));
     let max = max as u64;
     let len = match rng.below(8) {
+        _ if rng.chance(30) => max + rng.skewed(1..=(512 + 4 * max).min(LARGEST - max)),
         0 => max,
         1 => rng.range(0..=max),
         2..4 => rng.below(17).min(max),

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -357,6 +358,24 @@ impl<P: Provider> Provider for HardwareProvider<P> {
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
         self.inner.deregister(region)
+    }
+
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.inner.register_range(device, memory, range, access)
+    }
+
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
+        self.inner.restrict(region, qp)
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.inner.invalidate(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {

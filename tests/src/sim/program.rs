@@ -188,6 +188,7 @@ impl Program<'_> {
         let usable = end.announced && end.closed.is_none();
         let bytes = payload(cookie, side, sequence, max);
         let room = cx.writable(id);
+        let in_place = in_place && bytes.len() <= max;
         let result = match in_place.then(|| cx.buffer(id)).flatten() {
             None => cx.send(id, &bytes),
             Some(mut buffer) => {
@@ -204,7 +205,8 @@ impl Program<'_> {
         self.state.note(format_args!("send {sequence} on {id}, {} bytes: {result:?}", bytes.len()));
         let expected = match result {
             Ok(send) => usable && room > 0 && send.sequence() == sequence,
-            Err(SendErrorKind::WouldBlock) => usable && room == 0,
+            // Messages past one buffer need memory besides.
+            Err(SendErrorKind::WouldBlock) => usable && (room == 0 || bytes.len() > max),
             // It may be on its way out without having been told yet.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,
@@ -212,7 +214,14 @@ impl Program<'_> {
         self.state.check(expected, format_args!("send {sequence} on {id}: {result:?} with room for {room}"));
         let Some((_, _, end)) = self.end(id) else { return false };
         match result {
-            Ok(_) => end.accepted += 1,
+            Ok(_) => {
+                end.accepted += 1;
+                if bytes.len() > max {
+                    end.large.insert(sequence);
+                } else {
+                    end.small.push_back(sequence);
+                }
+            }
             Err(SendErrorKind::WouldBlock) => end.blocked = true,
             _ => {}
         }
@@ -330,8 +339,8 @@ impl Program<'_> {
             (Call::Release, _) => self.state.release(false),
             (Call::Look, Some(id)) => self.look(cx, id),
             (Call::TooLong, Some(id)) => {
-                if let Some(max) = cx.max_message(id) {
-                    let result = cx.send(id, &vec![0; max + 1]);
+                if let Some(max) = cx.largest_message(id) {
+                    let result = cx.send(id, &vec![0; max as usize + 1]);
                     let kept = matches!(result, Err(SendErrorKind::TooLong { .. } | SendErrorKind::Closed));
                     self.state.check(kept, format_args!("a message too long for {id}: {result:?}"));
                 }
@@ -479,8 +488,12 @@ impl Handler for Program<'_> {
         let Some((_, _, end)) = self.end(conn) else {
             return self.state.check(false, format_args!("{conn}: a completion on a connection that is gone"));
         };
-        let in_order = send.sequence() == end.completed && end.completed < end.accepted;
-        let after_failure = outcome.is_sent() && end.sent < end.completed;
+        // Those of one buffer complete in order, the others when they were fetched.
+        let large = end.large.remove(&send.sequence());
+        let in_order = large || end.small.pop_front() == Some(send.sequence());
+        let after_failure = outcome.is_sent() && end.failed;
+        end.failed |= !outcome.is_sent();
+        end.fetched_late += u64::from(large && end.closed.is_some());
         end.completed += 1;
         end.sent += u64::from(outcome.is_sent());
         let completed = end.completed;
@@ -513,6 +526,7 @@ impl Handler for Program<'_> {
         end.over = Some(now);
         end.blocked = false;
         let (announced, open, closed) = (end.announced, end.accepted - end.completed, end.closed);
+        let fetched = end.fetched_late;
         self.state.check(announced, format_args!("{conn}: on_disconnect of what was never up"));
         self.state.check(open == 0, format_args!("{conn}: on_disconnect with {open} sends not completed"));
         let pair = &self.audit.pairs[&cookie];
@@ -520,7 +534,7 @@ impl Handler for Program<'_> {
         self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
         if let Some(closed) = closed {
             // The last deadline is put off once when the node is behind.
-            let bound = self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
+            let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
             self.state.check(self.state.is_within(closed, bound), format_args!("{conn}: closed too late"));
         }
         self.state.check(cx.writable(conn) == 0, format_args!("{conn}: gone, and writable"));

@@ -1,6 +1,7 @@
 //! Swarm testing: a seed first draws which kinds of faults are on and how often, and the sizes of everything, so that
 //! rare combinations get room.
 
+use super::audit::LARGEST;
 use super::rng::Rng;
 
 /// Nanoseconds per millisecond.
@@ -28,6 +29,7 @@ pub struct Options {
 #[allow(missing_docs, reason = "named as the settings of the reactor")]
 pub struct NodeOptions {
     pub max_message: u32,
+    pub transfer_memory: usize,
     pub receive_depth: u32,
     pub send_depth: u32,
     /// Connections per completion queue.
@@ -231,6 +233,7 @@ impl NodeOptions {
         let interval = rng.range(100 * MS..=500 * MS);
         Self {
             max_message: rng.range(1 + base / 2..=base) as u32,
+            transfer_memory: rng.skewed(LARGEST..=2 * LARGEST) as usize,
             receive_depth: rng.skewed(4..=16) as u32,
             send_depth: rng.skewed(1..=16) as u32,
             per_queue: rng.range(1..=3) as u32,

@@ -10,7 +10,7 @@ use rdma_reactor::{Config, Context, Parts, Reactor, Wait};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
 use rdma_transport::provider::Provider;
 
-use super::audit::{Audit, Pair};
+use super::audit::{Audit, LARGEST, Pair};
 use super::fabric::{Fabric, Script, Shared, disturbed, lock};
 use super::hardware::HardwareProvider;
 use super::net::SimNet;
@@ -73,6 +73,8 @@ fn config(options: &NodeOptions) -> Config {
     Config::default()
         .wait(if options.spin > 0 { Wait::Spin(time(options.spin)) } else { Wait::Event })
         .max_message(options.max_message)
+        .largest_message(LARGEST)
+        .transfer_memory(options.transfer_memory)
         .receive_depth(options.receive_depth)
         .send_depth(options.send_depth)
         .completion_queue(options.per_queue * room)
