@@ -18,6 +18,15 @@ pub struct ConnectParam<'a> {
     pub initiator_depth: u16,
 }
 
+/// RDMA Reads and atomics that may be outstanding on a connection. More of our own than that wait in the send queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadDepth {
+    /// Of the peer, here (IRD).
+    pub responder_resources: u16,
+    /// Of ours, at the peer (ORD).
+    pub initiator_depth: u16,
+}
+
 /// Something the connection manager has to say.
 #[derive(Debug)]
 pub struct CmEvent {
@@ -47,11 +56,15 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// Its private data.
         private_data: Box<[u8]>,
+        /// What it asks for, seen from here; `accept` gives at most that.
+        read_depth: ReadDepth,
     },
     /// The connection is up.
     Established {
         /// The passive side's private data; empty on the passive side itself.
         private_data: Box<[u8]>,
+        /// What both agreed on.
+        read_depth: ReadDepth,
     },
     /// The peer said no; the id is to be destroyed.
     Rejected {

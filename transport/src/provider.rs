@@ -38,6 +38,7 @@ use std::time::Instant;
 use crate::caps::Capabilities;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::error::{Error, Result};
+use crate::event::DeviceEvent;
 use crate::handle::{CmId, MrId, QpId, SrqId};
 pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
@@ -122,6 +123,13 @@ pub trait Provider: Send + fmt::Debug {
     /// The next connection-manager event.
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
 
+    /// The next event of a device itself. They come over the connection-manager channel: ask when
+    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. `None`
+    /// always where devices say nothing.
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        None
+    }
+
     /// Registers memory. The region keeps the memory alive until it is deregistered.
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
 
@@ -173,7 +181,8 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// Takes a region's remote key back at once; nothing of a peer's touches the memory after the call. The region
-    /// stays registered for the program's own work requests. Harmless when repeated.
+    /// stays registered for the program's own work requests, under the same local key. A peer that uses the key
+    /// afterwards is told as of a key that never was. Harmless when repeated.
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         let _ = region;
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
@@ -205,6 +214,13 @@ pub trait Provider: Send + fmt::Debug {
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         let _ = (id, attr, srq);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// Asks for one [`crate::DeviceEventKind::SharedReceivesLow`] when the shared queue holds fewer than `limit` receives:
+    /// 1 to its `max_wr`, or 0 to ask no more. With fewer in it already, the event comes at once or with the next receive.
+    fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
+        let _ = (srq, limit);
+        Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
     }
 
     /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no

@@ -78,6 +78,8 @@ pub struct RemoteAddress {
 pub enum SendOp {
     /// Send to the peer's next posted receive.
     Send,
+    /// Send, with 32 bits of data beside the payload.
+    SendWithImmediate(u32),
     /// Send, and invalidate a key of the peer.
     SendInvalidate(RemoteKey),
     /// Write to the peer's memory.

@@ -64,8 +64,9 @@ impl Entry {
     #[inline]
     fn opcode(&self) -> Opcode {
         match (self.op, self.flags.contains(SendFlags::SOLICITED)) {
-            (SendOp::Send, false) => Opcode::Send,
-            (SendOp::Send, true) => Opcode::SendSolicited,
+            // With immediate data it is refused when posted.
+            (SendOp::Send | SendOp::SendWithImmediate(_), false) => Opcode::Send,
+            (SendOp::Send | SendOp::SendWithImmediate(_), true) => Opcode::SendSolicited,
             (SendOp::SendInvalidate(_), false) => Opcode::SendInvalidate,
             (SendOp::SendInvalidate(_), true) => Opcode::SendSolicitedInvalidate,
             (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
@@ -88,7 +89,7 @@ pub(crate) struct Done {
 impl Done {
     fn of(entry: &Entry, status: WcStatus) -> Self {
         let (opcode, len) = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) => (WcOpcode::Send, 0),
+            SendOp::Send | SendOp::SendInvalidate(_) | SendOp::SendWithImmediate(_) => (WcOpcode::Send, 0),
             SendOp::Write(_) | SendOp::WriteWithImmediate(..) => (WcOpcode::Write, 0),
             SendOp::Read(_) => (WcOpcode::Read, entry.len as u32),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (WcOpcode::Atomic, ATOMIC_LEN),
@@ -284,7 +285,7 @@ impl Transmitter {
         let Some(entry) = queue.get_mut(*framed) else { return };
         let (offset, opcode) = (*framed_part, entry.opcode());
         let remote = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) => {
+            SendOp::Send | SendOp::SendInvalidate(_) | SendOp::SendWithImmediate(_) => {
                 let len = (entry.len - offset).min(self.untagged_segment);
                 let last = offset + len == entry.len;
                 let reserved_or_stag = if let SendOp::SendInvalidate(key) = entry.op { key.0 } else { 0 };
@@ -450,8 +451,7 @@ impl Transmitter {
         stags: &StagTable,
         scope: Key,
     ) -> Result<(), Miss> {
-        let need = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, need)?;
+        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Bounds)?;
         let header = Untagged {
             last: true,

@@ -10,6 +10,7 @@ use rdma_sys::{
 };
 
 use super::ffi::{check, key_of, non_null, set_nonblocking};
+use crate::cm::ReadDepth;
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
@@ -35,6 +36,8 @@ pub(super) struct RawEvent {
     /// The id that a connect request made.
     pub(super) request: Option<Request>,
     pub(super) private_data: Box<[u8]>,
+    /// Of a connect request what the peer asks for, of an active connection what was agreed on; seen from here.
+    pub(super) read_depth: ReadDepth,
 }
 
 /// What a connect request brings.
@@ -42,10 +45,6 @@ pub(super) struct RawEvent {
 pub(super) struct Request {
     /// The new id, which nobody owns yet.
     pub(super) id: *mut rdma_cm_id,
-    /// RDMA Reads the peer wants to have outstanding here.
-    pub(super) responder_resources: u8,
-    /// RDMA Reads the peer lets us have outstanding there.
-    pub(super) initiator_depth: u8,
 }
 
 impl EventChannel {
@@ -117,12 +116,12 @@ impl EventChannel {
             kind: event.event,
             status: event.status,
             key,
-            request: is_request.then_some(Request {
-                id: event.id,
-                responder_resources: conn.responder_resources,
-                initiator_depth: conn.initiator_depth,
-            }),
+            request: is_request.then_some(Request { id: event.id }),
             private_data,
+            read_depth: ReadDepth {
+                responder_resources: conn.responder_resources.into(),
+                initiator_depth: conn.initiator_depth.into(),
+            },
         }
     }
 }

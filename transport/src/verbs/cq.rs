@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
@@ -146,12 +147,42 @@ pub(super) struct Cq {
     pub(super) armed: bool,
     /// It failed, and its queue pairs were told.
     pub(super) failed: bool,
+    /// Shared receive queues that complete here.
+    pub(super) shared: u32,
+    /// Completions taken out of the queue ahead of the user.
+    pub(super) stash: VecDeque<WorkCompletion>,
 }
 
 impl Cq {
     /// Without the queue itself, which is made with the key of this.
     pub(super) const fn new(device: u32, entries: u32) -> Self {
-        Self { raw: None, device, entries, reserved: 0, released: 0, users: 0, armed: false, failed: false }
+        Self {
+            raw: None,
+            device,
+            entries,
+            reserved: 0,
+            released: 0,
+            users: 0,
+            armed: false,
+            failed: false,
+            shared: 0,
+            stash: VecDeque::new(),
+        }
+    }
+
+    pub(super) const fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Moves up to `max` completions that were set aside to `out`; returns how many.
+    #[inline]
+    pub(super) fn unstash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
+        if self.stash.is_empty() {
+            return 0;
+        }
+        let count = max.min(self.stash.len());
+        out.extend(self.stash.drain(..count));
+        count
     }
 
     pub(super) const fn is_used(&self) -> bool {

@@ -18,6 +18,8 @@ use super::cq::RawCq;
 use super::device::RawDevice;
 use super::ffi::{RawAddress, address, check, context_of};
 use super::qp::Qp;
+use super::srq::RawSrq;
+use crate::cm::ReadDepth;
 use crate::error::Result;
 use crate::provider::DeviceId;
 use crate::slab::Key;
@@ -32,8 +34,8 @@ pub(super) struct RawId {
     raw: *mut rdma_cm_id,
     /// Nobody waits for this id any more: do not start on it.
     abandoned: AtomicBool,
-    /// Set together with the queue pair: what it completes to.
-    queues: OnceLock<[Arc<RawCq>; 2]>,
+    /// Set together with the queue pair: what it completes to and receives from.
+    queues: OnceLock<Queues>,
     device: OnceLock<Arc<RawDevice>>,
     _channel: Arc<EventChannel>,
 }
@@ -164,7 +166,7 @@ impl RawId {
     }
 
     /// Makes the queue pair, on `attr`, whose queues are the ones given.
-    pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: [Arc<RawCq>; 2]) -> Result<*mut ibv_qp> {
+    pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
             return Err(crate::Error::InvalidState { call: "create_qp", state: "on no device" });
         };
@@ -226,12 +228,19 @@ impl Drop for RawId {
     }
 }
 
+/// What a queue pair depends on.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    pub(super) send: Arc<RawCq>,
+    pub(super) recv: Arc<RawCq>,
+    pub(super) shared: Option<Arc<RawSrq>>,
+}
+
 /// What a side of a connection offers.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub(super) private_data: Box<[u8]>,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
+    pub(super) read_depth: ReadDepth,
 }
 
 impl Terms {
@@ -241,8 +250,9 @@ impl Terms {
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
         param.private_data = self.private_data.as_ptr().cast();
         param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(u8::MAX);
-        param.responder_resources = self.responder_resources;
-        param.initiator_depth = self.initiator_depth;
+        let narrow = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+        param.responder_resources = narrow(self.read_depth.responder_resources);
+        param.initiator_depth = narrow(self.read_depth.initiator_depth);
         param.retry_count = 7;
         // 7 is for ever: a receiver that is late is not a reason to lose the connection.
         param.rnr_retry_count = 7;
@@ -302,8 +312,8 @@ pub(super) struct Id {
     pub(super) qp: Option<Qp>,
     /// When an active connection must be up.
     pub(super) deadline: Option<Instant>,
-    /// RDMA Reads the peer asked for: outstanding here, outstanding there.
-    pub(super) asked: (u8, u8),
+    /// What the peer asked for, then what was agreed on.
+    pub(super) read_depth: ReadDepth,
     /// On iWARP: destroying it may block until its handshake is over.
     pub(super) handshaking: bool,
     /// The user was told that the device goes away.
@@ -318,7 +328,7 @@ impl Id {
             device: None,
             qp: None,
             deadline: None,
-            asked: (0, 0),
+            read_depth: ReadDepth { responder_resources: 0, initiator_depth: 0 },
             handshaking: false,
             removal_told: false,
         }

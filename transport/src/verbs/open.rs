@@ -83,7 +83,7 @@ impl Verbs {
     /// When there are no resources to find out.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
         if address.ip().is_unspecified() {
-            return Ok(Reach::Yes { device: "any".into() });
+            return self.serves_any();
         }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel)?;
@@ -99,7 +99,32 @@ impl Verbs {
         }
         // Opened as for a connection: so its removal will be noticed.
         let device = self.device_of(id)?;
-        Ok(Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() })
+        let device = &self.devices[device.0 as usize];
+        let (name, port) = (device.info.name.clone(), id.port());
+        Ok(match device.live()?.port_state(port)? {
+            Ok(()) => Reach::Yes { device: name },
+            Err(state) => {
+                Reach::No { reason: format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more") }
+            }
+        })
+    }
+
+    /// Whether there is a device that an unspecified address would be on, with a port that is up.
+    fn serves_any(&mut self) -> Result<Reach> {
+        let mut reason = "no address of this host is on an RDMA device".to_owned();
+        for address in super::ffi::local_addresses() {
+            let channel = Arc::new(EventChannel::open()?);
+            let id = RawId::create(&channel)?;
+            if id.bind(address).is_err() || id.context().is_null() {
+                // Most addresses are on no device.
+                continue;
+            }
+            match self.reached(&id)? {
+                Reach::No { reason: why } => reason = why,
+                yes @ Reach::Yes { .. } => return Ok(yes),
+            }
+        }
+        Ok(Reach::No { reason })
     }
 }
 

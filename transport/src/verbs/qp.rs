@@ -10,17 +10,17 @@ use rdma_sys::{
     rdma_t, tso_t, wr_t, xrc_t,
 };
 
-use super::cq::RawCq;
 use super::ffi::{context_of, failure};
+use super::id::Queues;
 use super::provider::NAME;
 use crate::caps::{Capabilities, Features};
 use crate::error::Error;
 use crate::provider::{CqId, PostError};
-use crate::qp::{QpAttr, QpId};
+use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-type Posted = std::result::Result<(), PostError>;
+pub(super) type Posted = std::result::Result<(), PostError>;
 
 /// A queue pair of an id, which owns it.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(super) struct Qp {
     raw: *mut ibv_qp,
     pub(super) number: u32,
     pub(super) attr: QpAttr,
+    /// Where its receives come from, if not from a queue of its own.
+    pub(super) srq: Option<SrqId>,
     features: Features,
     max_sge: u32,
 }
@@ -37,21 +39,15 @@ pub(super) struct Qp {
 unsafe impl Send for Qp {}
 
 /// What a queue pair is made with.
-pub(super) fn init_attr(
-    attr: &QpAttr,
-    capabilities: &Capabilities,
-    send_cq: &RawCq,
-    recv_cq: &RawCq,
-    key: Key,
-) -> ibv_qp_init_attr {
+pub(super) fn init_attr(attr: &QpAttr, capabilities: &Capabilities, queues: &Queues, key: Key) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: context_of(key),
-        send_cq: send_cq.as_ptr(),
-        recv_cq: recv_cq.as_ptr(),
-        srq: ptr::null_mut(),
+        send_cq: queues.send.as_ptr(),
+        recv_cq: queues.recv.as_ptr(),
+        srq: queues.shared.as_ref().map_or(ptr::null_mut(), |srq| srq.as_ptr()),
         cap: ibv_qp_cap {
             max_send_wr: attr.max_send_wr,
-            max_recv_wr: attr.max_recv_wr,
+            max_recv_wr: if queues.shared.is_some() { 0 } else { attr.max_recv_wr },
             max_send_sge: capabilities.max_sge,
             max_recv_sge: capabilities.max_sge,
             max_inline_data: attr.max_inline.min(capabilities.max_inline),
@@ -63,12 +59,19 @@ pub(super) fn init_attr(
 
 impl Qp {
     /// `raw` was made with `made`, for `attr`, and belongs to the id that keeps the result.
-    pub(super) fn new(raw: *mut ibv_qp, made: &ibv_qp_init_attr, attr: &QpAttr, capabilities: &Capabilities) -> Self {
+    pub(super) fn new(
+        raw: *mut ibv_qp,
+        made: &ibv_qp_init_attr,
+        attr: &QpAttr,
+        srq: Option<SrqId>,
+        capabilities: &Capabilities,
+    ) -> Self {
         let mut attr = *attr;
         attr.max_inline = attr.max_inline.min(capabilities.max_inline).min(made.cap.max_inline_data);
         // SAFETY: the queue pair was just made; its number never changes.
         let number = unsafe { (*raw).qp_num };
-        Self { raw, number, attr, features: capabilities.features, max_sge: capabilities.max_sge }
+        let (features, max_sge) = (capabilities.features, capabilities.max_sge);
+        Self { raw, number, attr, srq, features, max_sge }
     }
 
     pub(super) fn address(&self) -> usize {
@@ -79,27 +82,15 @@ impl Qp {
         self.attr.send_cq == cq || self.attr.recv_cq == cq
     }
 
-    fn check_sges(&self, sges: &SgeList) -> Result<(), Error> {
-        let count = sges.as_slice().len();
-        if count > self.max_sge as usize {
-            let range = "at most the device's max_sge";
-            return Err(Error::OutOfRange {
-                what: "scatter/gather entries of a work request",
-                value: count as u64,
-                range,
-            });
-        }
-        Ok(())
-    }
-
     fn check_send(&self, wr: &SendWr) -> Result<(), Error> {
-        self.check_sges(&wr.sges)?;
+        check_sges(&wr.sges, self.max_sge)?;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > self.attr.max_inline as usize {
             let (value, range) = (wr.sges.total_len() as u64, "at most the queue pair's max_inline");
             return Err(Error::OutOfRange { what: "bytes of an inline send", value, range });
         }
         let (needed, feature) = match wr.op {
             SendOp::Send => return Ok(()),
+            SendOp::SendWithImmediate(_) => (Features::SEND_WITH_IMMEDIATE, "Send with immediate data"),
             SendOp::SendInvalidate(_) => (Features::SEND_WITH_INVALIDATE, "Send with Invalidate"),
             SendOp::Write(_) => (Features::WRITE, "RDMA Write"),
             SendOp::WriteWithImmediate(..) => (Features::WRITE_WITH_IMMEDIATE, "RDMA Write with immediate data"),
@@ -123,7 +114,11 @@ impl Qp {
     }
 
     pub(super) fn post_recv(&self, chain: &[RecvWr], chains: &mut Chains) -> Posted {
-        let (taken, refused) = split(chain, |wr| self.check_sges(&wr.sges));
+        if self.srq.is_some() {
+            let state = "on a shared receive queue";
+            return Err(PostError { posted: 0, error: Error::InvalidState { call: "post_recv", state } });
+        }
+        let (taken, refused) = split(chain, |wr| check_sges(&wr.sges, self.max_sge));
         if !taken.is_empty() {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();
@@ -135,8 +130,17 @@ impl Qp {
     }
 }
 
+pub(super) fn check_sges(sges: &SgeList, max: u32) -> Result<(), Error> {
+    let count = sges.as_slice().len();
+    if count > max as usize {
+        let range = "at most the device's max_sge";
+        return Err(Error::OutOfRange { what: "scatter/gather entries of a work request", value: count as u64, range });
+    }
+    Ok(())
+}
+
 /// The front part of a chain that passes, and what the first that does not is refused for.
-fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
+pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
     for (index, wr) in chain.iter().enumerate() {
         if let Err(error) = check(wr) {
             return (&chain[..index], Some(error));
@@ -146,7 +150,7 @@ fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Opti
 }
 
 /// The result of a post: the work requests before `bad` were taken.
-fn posted<T>(
+pub(super) fn posted<T>(
     rc: c_int,
     first: *mut T,
     bad: *mut T,
@@ -224,7 +228,7 @@ impl Chains {
         self.sends.as_mut_ptr()
     }
 
-    fn recvs(&mut self, chain: &[RecvWr]) -> *mut ibv_recv_wr {
+    pub(super) fn recvs(&mut self, chain: &[RecvWr]) -> *mut ibv_recv_wr {
         self.reserve_sges(chain.iter().map(|wr| &wr.sges));
         self.recvs.clear();
         self.recvs.reserve(chain.len());
@@ -247,6 +251,7 @@ fn send(wr: &SendWr, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_i
     let nowhere = || wr_t { atomic: atomic_t { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } };
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
+        SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
         SendOp::SendInvalidate(key) => (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, nowhere(), key.0),
         SendOp::Write(remote) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::WriteWithImmediate(remote, data) => {
@@ -258,8 +263,7 @@ fn send(wr: &SendWr, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_i
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    let takes_inline =
-        matches!(wr.op, SendOp::Send | SendOp::SendInvalidate(_) | SendOp::Write(_) | SendOp::WriteWithImmediate(..));
+    let takes_inline = !matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
     let mut flags = 0;
     for (ours, theirs) in [
         (SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED),
