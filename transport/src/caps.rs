@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub max_inline: u32,
     /// Scatter/gather entries per work request.
     pub max_sge: u32,
+    /// Scatter/gather entries per RDMA Read.
+    pub max_read_sge: u32,
     /// Work requests per queue.
     pub max_queue_depth: u32,
     /// Entries per completion queue.
@@ -64,6 +66,7 @@ impl Capabilities {
             features,
             max_inline: 0,
             max_sge: 4,
+            max_read_sge: 1,
             max_queue_depth: 4096,
             max_completion_queue: 32767,
             max_private_data: 56,

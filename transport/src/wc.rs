@@ -24,6 +24,8 @@ pub enum WcStatus {
     RemoteAccessError,
     /// The peer could not do the operation.
     RemoteOperationError,
+    /// The request makes no sense to the one it was for, such as taking back a key that cannot be.
+    RemoteInvalidRequest,
     /// The peer did not answer.
     RetryExceeded,
     /// The peer had no receive posted, for too long.
@@ -50,6 +52,7 @@ impl fmt::Display for WcStatus {
             Self::Flushed => f.write_str("work request flushed"),
             Self::RemoteAccessError => f.write_str("remote access error"),
             Self::RemoteOperationError => f.write_str("remote operation error"),
+            Self::RemoteInvalidRequest => f.write_str("remote invalid request"),
             Self::RetryExceeded => f.write_str("transport retry counter exceeded"),
             Self::ReceiverNotReady => f.write_str("receiver-not-ready retry counter exceeded"),
             Self::Other(code) => write!(f, "status {code}"),

@@ -431,6 +431,12 @@ fn capabilities(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut capabilities = Capabilities::portable(features);
     let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
+    // Siw takes more than it reads into, and is silent about the rest.
+    capabilities.max_read_sge = match attr.max_sge_rd {
+        0 if limits.iwarp => 1,
+        0 => capabilities.max_sge,
+        limit => positive(limit).min(capabilities.max_sge),
+    };
     capabilities.max_queue_depth = positive(attr.max_qp_wr);
     capabilities.max_shared_receives = if attr.max_srq > 0 { positive(attr.max_srq_wr) } else { 0 };
     capabilities.max_completion_queue = positive(attr.max_cqe);
@@ -494,6 +500,19 @@ mod tests {
             capabilities(&attr, &Limits { iwarp: true, responder_resources: 16, initiator_depth: 16, shared_sge: 4 });
         assert_eq!(iwarp.features, Features::READ | Features::WRITE);
         assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
+    }
+
+    #[test]
+    fn the_last_receive_of_a_queue_pair_is_told() {
+        let key = Key::new(5, 3);
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut qp: rdma_sys::ibv_qp = unsafe { std::mem::zeroed() };
+        qp.qp_context = super::super::ffi::context_of(key);
+        let element = rdma_sys::ibv_async_event_element_t { qp: &raw mut qp };
+        let event = ibv_async_event { element, event_type: ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED };
+        // SAFETY: the type has a queue pair, and it is alive.
+        let copy = unsafe { AsyncEvent::copy(16, &raw const event) };
+        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, key, address: (&raw const qp).addr() });
     }
 
     #[test]

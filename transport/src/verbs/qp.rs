@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
-use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 pub(super) type Posted = std::result::Result<(), PostError>;
 
@@ -32,6 +32,7 @@ pub(super) struct Qp {
     pub(super) srq: Option<SrqId>,
     features: Features,
     max_sge: u32,
+    max_read_sge: u32,
 }
 
 // SAFETY: work requests are posted by the driving thread alone; the queue pair is owned by its id, which lives as long
@@ -70,8 +71,8 @@ impl Qp {
         attr.max_inline = attr.max_inline.min(capabilities.max_inline).min(made.cap.max_inline_data);
         // SAFETY: the queue pair was just made; its number never changes.
         let number = unsafe { (*raw).qp_num };
-        let (features, max_sge) = (capabilities.features, capabilities.max_sge);
-        Self { raw, number, attr, srq, features, max_sge }
+        let Capabilities { features, max_sge, max_read_sge, .. } = *capabilities;
+        Self { raw, number, attr, srq, features, max_sge, max_read_sge }
     }
 
     pub(super) fn address(&self) -> usize {
@@ -83,7 +84,7 @@ impl Qp {
     }
 
     fn check_send(&self, wr: &SendWr) -> Result<(), Error> {
-        check_sges(&wr.sges, self.max_sge)?;
+        check_sges(&wr.sges, if matches!(wr.op, SendOp::Read(_)) { self.max_read_sge } else { self.max_sge })?;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > self.attr.max_inline as usize {
             let (value, range) = (wr.sges.total_len() as u64, "at most the queue pair's max_inline");
             return Err(Error::OutOfRange { what: "bytes of an inline send", value, range });
@@ -133,7 +134,7 @@ impl Qp {
 pub(super) fn check_sges(sges: &SgeList, max: u32) -> Result<(), Error> {
     let count = sges.as_slice().len();
     if count > max as usize {
-        let range = "at most the device's max_sge";
+        let range = "at most the device's max_sge, of a read its max_read_sge";
         return Err(Error::OutOfRange { what: "scatter/gather entries of a work request", value: count as u64, range });
     }
     Ok(())
@@ -198,7 +199,7 @@ impl Chains {
     /// Empties the entries and makes room for those of a chain, so that they never move while it is built.
     fn reserve_sges<'a>(&mut self, lists: impl Iterator<Item = &'a SgeList>) {
         self.sges.clear();
-        self.sges.reserve(lists.map(|list| list.as_slice().len()).sum());
+        self.sges.reserve(lists.map(|list| list.as_slice().len().max(1)).sum());
     }
 
     /// Adds the entries of one work request; returns where they are and how many.
@@ -234,7 +235,9 @@ impl Chains {
         self.recvs.reserve(chain.len());
         let base = self.recvs.as_mut_ptr();
         for (index, wr) in chain.iter().enumerate() {
-            let (sg_list, num_sge) = self.push_sges(&wr.sges);
+            // Siw wants an entry, if of nothing.
+            let nothing = SgeList::one(Sge::default());
+            let (sg_list, num_sge) = self.push_sges(if wr.sges.as_slice().is_empty() { &nothing } else { &wr.sges });
             let last = index + 1 == chain.len();
             let next = if last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
             self.recvs.push(ibv_recv_wr { wr_id: wr.wr_id, next, sg_list, num_sge });
@@ -252,7 +255,10 @@ fn send(wr: &SendWr, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_i
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
         SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
-        SendOp::SendInvalidate(key) => (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, nowhere(), key.0),
+        // Libsiw takes the key from where a write has it.
+        SendOp::SendInvalidate(key) => {
+            (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, rdma(RemoteAddress { address: 0, key }), key.0)
+        }
         SendOp::Write(remote) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())

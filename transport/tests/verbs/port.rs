@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_transport::verbs::Reach;
 use rdma_transport::DeviceEventKind;
+use rdma_transport::verbs::Reach;
 
 use crate::world::*;
 
