@@ -54,6 +54,8 @@ pub struct Capabilities {
     pub max_message: u64,
     /// Receives per shared receive queue; 0 when there is none.
     pub max_shared_receives: u32,
+    /// Largest datagram, bytes; 0 when there are none.
+    pub max_datagram: u32,
     /// Outstanding RDMA Reads per queue pair, each direction.
     pub max_read_depth: u16,
 }
@@ -72,6 +74,7 @@ impl Capabilities {
             max_private_data: 56,
             max_message: 1 << 30,
             max_shared_receives: 0,
+            max_datagram: 0,
             max_read_depth: 16,
         }
     }

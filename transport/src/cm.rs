@@ -1,8 +1,9 @@
 //! Connection management: ids, parameters, events.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use crate::datagram::DatagramPeer;
 pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::WcStatus;
@@ -65,6 +66,27 @@ pub enum CmEventKind {
         private_data: Box<[u8]>,
         /// What both agreed on.
         read_depth: ReadDepth,
+    },
+    /// A peer takes our datagrams: the end of `connect` of a datagram id.
+    Reached {
+        /// The peer's private data.
+        private_data: Box<[u8]>,
+        /// Where to send them.
+        peer: DatagramPeer,
+    },
+    /// The id is in a multicast group: what is sent there arrives here.
+    Joined {
+        /// The group.
+        group: IpAddr,
+        /// Where to send to it.
+        peer: DatagramPeer,
+    },
+    /// The id is not, or no longer, in a multicast group.
+    JoinFailed {
+        /// The group.
+        group: IpAddr,
+        /// Why.
+        reason: ConnectFailure,
     },
     /// The peer said no; the id is to be destroyed.
     Rejected {

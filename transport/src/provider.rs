@@ -29,7 +29,7 @@
 //! delivered late, twice or never. Completions of a destroyed queue pair may still be polled from its queue.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -37,6 +37,7 @@ use std::time::Instant;
 
 use crate::caps::Capabilities;
 use crate::cm::{CmEvent, ConnectParam};
+use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::handle::{CmId, MrId, QpId, SrqId};
@@ -55,6 +56,8 @@ pub struct DeviceInfo {
     /// What it can do.
     pub capabilities: Capabilities,
 }
+
+const DATAGRAMS: &str = "datagrams";
 
 /// Why [`Provider::progress`] is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +224,57 @@ pub trait Provider: Send + fmt::Debug {
     fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
         let _ = (srq, limit);
         Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
+    }
+
+    /// As [`Provider::listen`], for datagrams. A connect request then asks where to send to; `accept` tells it and ends in
+    /// `Established`. Who it is that sends is known when its first datagram has come.
+    fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        let _ = (address, backlog);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
+    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then make the queue pair, and `connect`,
+    /// which ends in `Reached`, `Rejected` or `ConnectFailed`; or `join`.
+    fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
+        let _ = (peer, from, deadline);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// Joins a multicast group with a datagram id that has a queue pair; ends in `Joined` or `JoinFailed`.
+    fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        let _ = (id, group);
+        Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
+    }
+
+    /// Leaves a group, or gives up joining it.
+    fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        let _ = (id, group);
+        Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
+    }
+
+    /// Number of a queue pair, which a peer needs to send datagrams to it.
+    fn qp_number(&self, qp: QpId) -> Result<u32> {
+        let _ = qp;
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// The way to a port, to send datagrams there from any queue pair of `device`.
+    fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
+        let _ = (device, route);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// Gives it back. Datagrams that are still to be sent there may be lost.
+    fn destroy_address(&mut self, address: AddressId) -> Result<()> {
+        let _ = address;
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
+    fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+        let _ = (id, received, header);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
     /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::datagram::DatagramSource;
 use crate::handle::QpId;
 use crate::mr::RemoteKey;
 
@@ -97,4 +98,6 @@ pub struct WorkCompletion {
     pub immediate: Option<u32>,
     /// Key that the peer's Send with Invalidate took back, where the device reports it.
     pub invalidated: Option<RemoteKey>,
+    /// Of a received datagram, who sent it.
+    pub source: DatagramSource,
 }

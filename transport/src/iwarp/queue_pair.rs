@@ -15,6 +15,7 @@ use super::startup::Agreement;
 use super::transmit::{Done, MAX_INLINE, Sent, Transmitter, address};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
+use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -221,6 +222,9 @@ impl QueuePair {
             SendOp::SendWithImmediate(_) => {
                 return Err(Error::Unsupported { provider: NAME, feature: "Send with immediate data" });
             }
+            SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..) => {
+                return Err(Error::Unsupported { provider: NAME, feature: "datagrams" });
+            }
             _ => (Some("RDMA Write with immediate data"), None),
         };
         if let Some(feature) = feature.filter(|_| !self.extensions) {
@@ -426,7 +430,16 @@ fn received(qp: QpId, message: &Message) -> WorkCompletion {
 
 #[inline]
 fn completion(qp: QpId, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> WorkCompletion {
-    WorkCompletion { wr_id, qp, status, opcode, byte_len, immediate: None, invalidated: None }
+    WorkCompletion {
+        wr_id,
+        qp,
+        status,
+        opcode,
+        byte_len,
+        immediate: None,
+        invalidated: None,
+        source: DatagramSource::default(),
+    }
 }
 
 #[cfg(test)]

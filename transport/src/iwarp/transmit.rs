@@ -64,14 +64,15 @@ impl Entry {
     #[inline]
     fn opcode(&self) -> Opcode {
         match (self.op, self.flags.contains(SendFlags::SOLICITED)) {
-            // With immediate data it is refused when posted.
-            (SendOp::Send | SendOp::SendWithImmediate(_), false) => Opcode::Send,
-            (SendOp::Send | SendOp::SendWithImmediate(_), true) => Opcode::SendSolicited,
+            (SendOp::Send, false) => Opcode::Send,
+            (SendOp::Send, true) => Opcode::SendSolicited,
             (SendOp::SendInvalidate(_), false) => Opcode::SendInvalidate,
             (SendOp::SendInvalidate(_), true) => Opcode::SendSolicitedInvalidate,
             (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
             (SendOp::Read(_), _) => Opcode::ReadRequest,
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
+            // Refused when posted.
+            (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
         }
     }
 }
@@ -89,7 +90,11 @@ pub(crate) struct Done {
 impl Done {
     fn of(entry: &Entry, status: WcStatus) -> Self {
         let (opcode, len) = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) | SendOp::SendWithImmediate(_) => (WcOpcode::Send, 0),
+            SendOp::Send
+            | SendOp::SendInvalidate(_)
+            | SendOp::SendWithImmediate(_)
+            | SendOp::Datagram(_)
+            | SendOp::DatagramWithImmediate(..) => (WcOpcode::Send, 0),
             SendOp::Write(_) | SendOp::WriteWithImmediate(..) => (WcOpcode::Write, 0),
             SendOp::Read(_) => (WcOpcode::Read, entry.len as u32),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (WcOpcode::Atomic, ATOMIC_LEN),
@@ -285,7 +290,11 @@ impl Transmitter {
         let Some(entry) = queue.get_mut(*framed) else { return };
         let (offset, opcode) = (*framed_part, entry.opcode());
         let remote = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) | SendOp::SendWithImmediate(_) => {
+            SendOp::Send
+            | SendOp::SendInvalidate(_)
+            | SendOp::SendWithImmediate(_)
+            | SendOp::Datagram(_)
+            | SendOp::DatagramWithImmediate(..) => {
                 let len = (entry.len - offset).min(self.untagged_segment);
                 let last = offset + len == entry.len;
                 let reserved_or_stag = if let SendOp::SendInvalidate(key) = entry.op { key.0 } else { 0 };

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +16,7 @@ use super::device::RawDevice;
 use super::ffi::{check, context_of, failure, key_of, non_null};
 use super::qp::Numbers;
 use super::status::{wc_opcode, wc_status};
+use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
 use crate::slab::Key;
@@ -26,6 +26,16 @@ use crate::wc::WorkCompletion;
 const BATCH: usize = 32;
 /// Events acknowledged at a time: each time takes a lock.
 const ACK_BATCH: u32 = 64;
+
+/// Room for completions as the device gives them. It leaves out what does not apply: zero at first, then something old.
+pub(super) struct Batch([ibv_wc; BATCH]);
+
+impl Default for Batch {
+    fn default() -> Self {
+        // SAFETY: all fields are numbers.
+        Self(unsafe { std::mem::zeroed() })
+    }
+}
 
 /// The one owner of a completion queue.
 #[derive(Debug)]
@@ -59,19 +69,21 @@ impl RawCq {
     }
 
     /// Moves up to `max` completions to `out`; returns how many.
-    pub(super) fn poll(&self, max: usize, numbers: &Numbers, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+    pub(super) fn poll(
+        &self,
+        max: usize,
+        numbers: &Numbers,
+        batch: &mut Batch,
+        out: &mut Vec<WorkCompletion>,
+    ) -> Result<usize> {
         let mut taken = 0;
         while taken < max {
             let want = BATCH.min(max - taken);
             // SAFETY: a live queue, and room for `want` completions.
-            let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.as_mut_ptr().cast()) };
+            let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
             let Ok(count) = usize::try_from(rc) else { return Err(Error::io("ibv_poll_cq", failure(rc))) };
             let count = count.min(want);
-            out.extend(batch[..count].iter().map(|wc| {
-                // SAFETY: the call has filled the first `count`.
-                completion(unsafe { wc.assume_init_ref() }, numbers)
-            }));
+            out.extend(batch.0[..count].iter().map(|wc| completion(wc, numbers)));
             taken += count;
             if count < want {
                 break;
@@ -128,6 +140,13 @@ fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
         byte_len: wc.byte_len,
         immediate: has(ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
         invalidated: has(ibv_wc_flags::IBV_WC_WITH_INV).then_some(RemoteKey(invalidated)),
+        source: DatagramSource {
+            qp_number: wc.src_qp,
+            lid: wc.slid,
+            service_level: wc.sl,
+            path_bits: wc.dlid_path_bits & !DatagramSource::GLOBAL
+                | if has(ibv_wc_flags::IBV_WC_GRH) { DatagramSource::GLOBAL } else { 0 },
+        },
     }
 }
 

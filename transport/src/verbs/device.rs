@@ -392,7 +392,12 @@ impl Device {
         };
         let mut capabilities = capabilities(&attr, &limits);
         capabilities.max_inline = probe_inline(&raw);
-        match port_attr(context, port)?.max_msg_sz {
+        let port = port_attr(context, port)?;
+        if capabilities.features.contains(Features::DATAGRAMS) {
+            // A datagram is one packet. The code of 256 bytes is 1.
+            capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
+        }
+        match port.max_msg_sz {
             0 => {}
             max => capabilities.max_message = capabilities.max_message.min(max.into()),
         }
@@ -415,6 +420,10 @@ fn capabilities(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut features = Features::READ | Features::WRITE;
     if !limits.iwarp {
         features |= Features::WRITE_WITH_IMMEDIATE | Features::SEND_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
+        features |= Features::DATAGRAMS;
+        if attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 {
+            features |= Features::MULTICAST;
+        }
         if attr.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE {
             features |= Features::ATOMICS;
         }

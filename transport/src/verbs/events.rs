@@ -7,7 +7,7 @@ use rdma_sys::rdma_cm_event_type as cm;
 
 use super::channel::{RawEvent, Request};
 use super::device::{AsyncEvent, QpEvent};
-use super::id::{Id, RawId, State};
+use super::id::{Id, RawId, Service, State};
 use super::provider::{ASYNC, CM, Verbs};
 use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
@@ -20,6 +20,9 @@ use crate::slab::Key;
 
 /// How long a peer waits that found no receive posted: 0.64 ms. The connection manager would leave it at 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
+/// Answers of InfiniBand's connection manager to the question where datagrams are taken (`ib_cm.h`).
+const SIDR_UNSUPPORTED: i32 = 1;
+const SIDR_REJECT: i32 = 2;
 /// Events of devices that are kept for a caller who may never ask.
 const DEVICE_EVENTS: usize = 1000;
 
@@ -84,7 +87,7 @@ impl Verbs {
     }
 
     fn cm_event(&mut self, event: RawEvent, now: Instant) {
-        let RawEvent { kind, status, key, request, private_data, read_depth } = event;
+        let RawEvent { kind, status, key, request, private_data, read_depth, peer, join } = event;
         if let Some(request) = request {
             self.connect_request(key, &request, private_data, read_depth);
             return;
@@ -99,7 +102,29 @@ impl Verbs {
                     self.push(key, CmEventKind::Resolved { device });
                 }
             }
-            cm::RDMA_CM_EVENT_ESTABLISHED => self.established(key, private_data, read_depth),
+            cm::RDMA_CM_EVENT_ESTABLISHED => match peer {
+                Some(peer) if id.state == State::Connecting => {
+                    id.state = State::Established;
+                    self.push(key, CmEventKind::Reached { private_data, peer });
+                }
+                Some(_) => {}
+                None => self.established(key, private_data, read_depth),
+            },
+            cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
+                self.join_ended(key, join, status, peer);
+            }
+            // The answer to the question where to send to.
+            cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
+                let kind = match status {
+                    SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
+                    SIDR_REJECT => CmEventKind::Rejected { private_data },
+                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses: {other}"))),
+                };
+                if id.state == State::Connecting {
+                    id.state = State::Dead;
+                    self.push(key, kind);
+                }
+            }
             cm::RDMA_CM_EVENT_DISCONNECTED => {
                 id.handshaking = false;
                 let cause = match id.state {

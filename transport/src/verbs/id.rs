@@ -1,6 +1,6 @@
 //! A connection-manager id: its owner, and the state it is in.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,8 +9,8 @@ use std::time::Instant;
 use rdma_sys::{
     ibv_context, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_accept,
     rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id,
-    rdma_destroy_qp, rdma_disconnect, rdma_listen, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
-    rdma_resolve_route, rdma_set_option,
+    rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_notify,
+    rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
 use super::channel::EventChannel;
@@ -27,6 +27,15 @@ use crate::slab::Key;
 /// `RDMA_OPTION_ID` and its `RDMA_OPTION_ID_REUSEADDR` (`rdma_set_option`(3)).
 const OPTION_LEVEL_ID: i32 = 0;
 const OPTION_REUSE_ADDRESS: i32 = 1;
+
+/// What an id is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    /// Reliable connections.
+    Connected,
+    /// Unreliable datagrams.
+    Datagram,
+}
 
 /// The one owner of an id and its queue pair, and of a share in what they depend on.
 #[derive(Debug)]
@@ -48,11 +57,14 @@ unsafe impl Send for RawId {}
 unsafe impl Sync for RawId {}
 
 impl RawId {
-    pub(super) fn create(channel: &Arc<EventChannel>) -> Result<Self> {
+    pub(super) fn create(channel: &Arc<EventChannel>, service: Service) -> Result<Self> {
         let mut raw = ptr::null_mut();
+        let space = match service {
+            Service::Connected => rdma_port_space::RDMA_PS_TCP,
+            Service::Datagram => rdma_port_space::RDMA_PS_UDP,
+        };
         // SAFETY: a live channel and a place for the result; the context is set later.
-        let rc =
-            unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
+        let rc = unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", rc)?;
         // SAFETY: the id was made by the call above, for us alone.
         Ok(unsafe { Self::from_raw(raw, channel) })
@@ -68,6 +80,29 @@ impl RawId {
             device: OnceLock::new(),
             _channel: Arc::clone(channel),
         }
+    }
+
+    pub(super) fn service(&self) -> Service {
+        // SAFETY: the id is live; its port space never changes.
+        match unsafe { (*self.raw).ps } {
+            rdma_port_space::RDMA_PS_UDP => Service::Datagram,
+            _ => Service::Connected,
+        }
+    }
+
+    /// Joins a group; `number` comes back in the events about it.
+    pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
+        let group = RawAddress::new(SocketAddr::new(group, 0));
+        let number = ptr::without_provenance_mut(number);
+        // SAFETY: a live id with a queue pair; the address is read during the call, the context is a number.
+        check("rdma_join_multicast", unsafe { rdma_join_multicast(self.raw, group.as_ptr(), number) })
+    }
+
+    pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
+        let group = RawAddress::new(SocketAddr::new(group, 0));
+        // SAFETY: a live id; the address is read during the call. It waits for events about the group to be acknowledged,
+        // which they are when they are read.
+        check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
     }
 
     /// Names the id in its events from now on.
@@ -318,6 +353,8 @@ pub(super) struct Id {
     pub(super) handshaking: bool,
     /// The user was told that the device goes away.
     pub(super) removal_told: bool,
+    /// Multicast groups it is in or joins, and the numbers of the joins.
+    pub(super) groups: Vec<Option<(IpAddr, usize)>>,
 }
 
 impl Id {
@@ -331,6 +368,7 @@ impl Id {
             read_depth: ReadDepth { responder_resources: 0, initiator_depth: 0 },
             handshaking: false,
             removal_told: false,
+            groups: Vec::new(),
         }
     }
 }

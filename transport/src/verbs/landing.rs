@@ -7,7 +7,7 @@ use mio::{Interest, Token};
 
 use super::device::Device;
 use super::ffi;
-use super::id::{Id, RawId, State};
+use super::id::{Id, RawId, Service, State};
 use super::provider::{ASYNC, STALE_ID, Verbs};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
@@ -43,7 +43,7 @@ impl Verbs {
         // An id of our own goes first, at the same address: it keeps the context open, and hears of the removal.
         let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         address.set_port(0);
-        let watch = Arc::new(RawId::create(&self.channel)?);
+        let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
         watch.bind(address)?;
         if watch.context() != context {
             return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
@@ -68,7 +68,7 @@ impl Verbs {
     /// keep those that nobody watches from being removed in their turn.
     fn watch_all(&mut self) {
         for address in ffi::local_addresses() {
-            let watched = RawId::create(&self.channel).and_then(|id| {
+            let watched = RawId::create(&self.channel, Service::Connected).and_then(|id| {
                 id.bind(address)?;
                 if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
             });
@@ -81,6 +81,7 @@ impl Verbs {
 
     /// Destroys an id with its queue pair.
     pub(super) fn remove(&mut self, key: Key) {
+        self.leave_all(key);
         let Some(id) = self.ids.remove(key) else { return };
         let Id { raw, qp, device, handshaking, state, .. } = id;
         if let Some(qp) = &qp {
@@ -128,6 +129,11 @@ impl Verbs {
             if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
                 cq.armed = false;
                 cq.raw = None;
+            }
+        }
+        for key in self.addresses.keys() {
+            if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
+                address.raw = None;
             }
         }
         for key in self.srqs.keys() {

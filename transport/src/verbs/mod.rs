@@ -11,6 +11,7 @@
 //! | `status` | what the codes of the libraries mean |
 //! | `open` | [`Verbs::open`], and which provider reaches an address |
 //! | `events` | what an event does to an id |
+//! | `datagram` | address handles, multicast groups |
 //! | `landing` | ids on devices, and what is closed when the last one goes |
 //! | `queues` | queues made and accounted |
 //! | `provider` | [`Verbs`]: the [`crate::Provider`] |
@@ -51,6 +52,7 @@ compile_error!("the feature `verbs` needs a 64-bit target");
 mod channel;
 mod connector;
 mod cq;
+mod datagram;
 mod device;
 mod events;
 mod ffi;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdma_sys::{ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 
 use super::channel::EventChannel;
-use super::id::RawId;
+use super::id::{RawId, Service};
 use super::provider::Verbs;
 use super::status::is_unreachable;
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ impl Verbs {
             return Ok(Reach::No { reason: "the loopback is on no RDMA device".into() });
         }
         let channel = Arc::new(EventChannel::open()?);
-        let id = RawId::create(&channel)?;
+        let id = RawId::create(&channel, Service::Connected)?;
         id.set_key(Key::new(u32::MAX, u32::MAX));
         let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1);
         if let Err(error) = id.resolve_address(peer, timeout) {
@@ -86,7 +86,7 @@ impl Verbs {
             return self.serves_any();
         }
         let channel = Arc::new(EventChannel::open()?);
-        let id = RawId::create(&channel)?;
+        let id = RawId::create(&channel, Service::Connected)?;
         match id.bind(SocketAddr::new(address.ip(), 0)) {
             Ok(()) => self.reached(&id),
             Err(error) => unreachable(error),
@@ -114,7 +114,7 @@ impl Verbs {
         let mut reason = "no address of this host is on an RDMA device".to_owned();
         for address in super::ffi::local_addresses() {
             let channel = Arc::new(EventChannel::open()?);
-            let id = RawId::create(&channel)?;
+            let id = RawId::create(&channel, Service::Connected)?;
             if id.bind(address).is_err() || id.context().is_null() {
                 // Most addresses are on no device.
                 continue;

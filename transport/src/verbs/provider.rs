@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -13,15 +13,17 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::channel::EventChannel;
 use super::connector::Connector;
-use super::cq::{self, Cq};
+use super::cq::{self, Batch, Cq};
+use super::datagram::Address;
 use super::device::Device;
-use super::id::{Id, RawId, State, Terms};
+use super::id::{Id, RawId, Service, State, Terms};
 use super::mr::Region;
 use super::qp::Chains;
 use super::srq::Srq;
 use super::status::{connect_failure, is_unreachable};
 use crate::caps::Features;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ReadDepth};
+use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::mem::Memory;
@@ -64,6 +66,10 @@ pub struct Verbs {
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
     pub(super) regions: Slab<Region>,
+    pub(super) addresses: Slab<Address>,
+    /// Joins of multicast groups so far.
+    pub(super) joins: usize,
+    pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
     /// To be handed out.
     pub(super) events: VecDeque<CmEvent>,
@@ -110,6 +116,9 @@ impl Verbs {
             cqs: Slab::default(),
             srqs: Slab::default(),
             regions: Slab::default(),
+            addresses: Slab::default(),
+            joins: 0,
+            batch: Batch::default(),
             devices: Vec::new(),
             events: VecDeque::new(),
             device_events: VecDeque::new(),
@@ -138,6 +147,46 @@ impl Verbs {
             id.raw.set_key(key);
         }
         key
+    }
+
+    fn listen_for(&mut self, service: Service, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        let listen = |error| match error {
+            Error::Io { source, .. } => Error::Listen { address, source },
+            other => other,
+        };
+        let raw = RawId::create(&self.channel, service)?;
+        raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
+        let on_device = !raw.context().is_null();
+        let key = self.add(Id::new(Arc::new(raw), State::Listening));
+        if on_device && let Err(error) = self.land(key) {
+            self.remove(key);
+            return Err(error);
+        }
+        Ok(CmId(key))
+    }
+
+    pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+        let raw = Arc::new(raw);
+        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
+        id.deadline = Some(deadline);
+        let key = self.add(id);
+        match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
+            Ok(()) => {}
+            // As if it had been found out later.
+            Err(Error::Io { source, .. }) if is_unreachable(&source) => {
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = State::Dead;
+                }
+                self.push(key, CmEventKind::ConnectFailed(connect_failure(&source)));
+                self.connector.wake();
+            }
+            Err(error) => {
+                drop(raw);
+                self.remove(key);
+                return Err(error);
+            }
+        }
+        Ok(CmId(key))
     }
 
     /// What this side offers; `asked`: what the peer did.
@@ -212,19 +261,7 @@ impl Provider for Verbs {
     }
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        let listen = |error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
-            other => other,
-        };
-        let raw = RawId::create(&self.channel)?;
-        raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
-        let on_device = !raw.context().is_null();
-        let key = self.add(Id::new(Arc::new(raw), State::Listening));
-        if on_device && let Err(error) = self.land(key) {
-            self.remove(key);
-            return Err(error);
-        }
-        Ok(CmId(key))
+        self.listen_for(Service::Connected, address, backlog)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
@@ -232,27 +269,8 @@ impl Provider for Verbs {
     }
 
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        let raw = Arc::new(RawId::create(&self.channel)?);
-        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
-        id.deadline = Some(deadline);
-        let key = self.add(id);
-        match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
-            Ok(()) => {}
-            // As if it had been found out later.
-            Err(Error::Io { source, .. }) if is_unreachable(&source) => {
-                if let Some(id) = self.ids.get_mut(key) {
-                    id.state = State::Dead;
-                }
-                self.push(key, CmEventKind::ConnectFailed(connect_failure(&source)));
-                self.connector.wake();
-            }
-            Err(error) => {
-                drop(raw);
-                self.remove(key);
-                return Err(error);
-            }
-        }
-        Ok(CmId(key))
+        let raw = RawId::create(&self.channel, Service::Connected)?;
+        self.resolve_on(raw, peer, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -302,7 +320,15 @@ impl Provider for Verbs {
         entry.handshaking = iwarp;
         entry.read_depth = terms.read_depth;
         entry.state = State::Accepting;
-        self.set_min_rnr_timer(id.0);
+        if entry.raw.service() == Service::Datagram {
+            // There is nothing to wait for, and no event.
+            entry.state = State::Established;
+            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
+            self.push(id.0, CmEventKind::Established { private_data, read_depth });
+            self.connector.wake();
+        } else {
+            self.set_min_rnr_timer(id.0);
+        }
         Ok(())
     }
 
@@ -330,8 +356,8 @@ impl Provider for Verbs {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
             // On iWARP this would wait for the end of the handshake; destroying the id ends it.
-            State::Connecting | State::Accepting => !entry.handshaking,
-            State::Established => true,
+            State::Connecting | State::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
+            State::Established => entry.raw.service() == Service::Connected,
             // The peer was first: this answers it, and may be too late.
             State::Dead => entry.qp.is_some() && !entry.handshaking,
             State::Offered => {
@@ -420,6 +446,38 @@ impl Provider for Verbs {
         self.make_qp(id, attr, Some(srq))
     }
 
+    fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        self.listen_for(Service::Datagram, address, backlog)
+    }
+
+    fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
+        self.resolve_datagrams(peer, from, deadline)
+    }
+
+    fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        self.join_group(id, group)
+    }
+
+    fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        self.leave_group(id, group)
+    }
+
+    fn qp_number(&self, qp: QpId) -> Result<u32> {
+        self.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
+    }
+
+    fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
+        self.make_address(device, route)
+    }
+
+    fn destroy_address(&mut self, address: AddressId) -> Result<()> {
+        self.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+    }
+
+    fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+        self.way_back(id, received, header)
+    }
+
     fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         match self.srqs.get_mut(srq.0) {
             Some(srq) => srq.post(chain, &mut self.chains),
@@ -440,7 +498,7 @@ impl Provider for Verbs {
 
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
         match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_send(chain, &mut self.chains),
+            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
@@ -451,7 +509,7 @@ impl Provider for Verbs {
         let stashed = entry.unstash(max, out);
         let Some(raw) = &entry.raw else { return Ok(stashed) };
         let device = &self.devices[entry.device as usize];
-        let taken = match raw.poll(max - stashed, &device.numbers, out) {
+        let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {
             Err(_) if device.removed => 0,
             other => other?,
         };

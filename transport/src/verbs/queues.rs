@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::cq::{Cq, RawCq};
-use super::id::{Queues, RawId, State};
+use super::id::{Queues, RawId, Service, State};
 use super::provider::{NAME, STALE_CQ, STALE_SRQ, Verbs};
 use super::qp::{Qp, init_attr};
 use super::srq::{RawSrq, Srq};
@@ -104,7 +104,11 @@ impl Verbs {
             return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
         let device = entry.device.ok_or(Error::InvalidState { call: "create_qp", state: "on no device" })?;
-        let max = self.devices[device.0 as usize].info.capabilities.max_queue_depth;
+        let capabilities = &self.devices[device.0 as usize].info.capabilities;
+        if entry.raw.service() == Service::Datagram && !capabilities.features.contains(Features::DATAGRAMS) {
+            return Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" });
+        }
+        let max = capabilities.max_queue_depth;
         for (what, depth, shared) in [
             ("depth of the send queue", attr.max_send_wr, false),
             ("depth of the receive queue", attr.max_recv_wr, srq.is_some()),
@@ -176,11 +180,12 @@ impl Verbs {
             return Err(Error::InvalidState { call: "create_qp", state: "on another device than its queues" });
         }
         let capabilities = &device.info.capabilities;
-        let mut made = init_attr(attr, capabilities, &queues, id.0);
+        let service = id_raw.service();
+        let mut made = init_attr(service, attr, capabilities, &queues, id.0);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
             // Room for inline data is a wish: with as many entries as these it may be too much.
             Err(_) if attr.max_inline > 0 => {
-                made = init_attr(&QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, id.0);
+                made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, id.0);
                 let raw = id_raw.create_qp(&mut made, queues)?;
                 made.cap.max_inline_data = 0;
                 raw
@@ -221,7 +226,7 @@ impl Verbs {
         let mut aside = Vec::new();
         // A queue holds no more than its entries; what comes later is for later polls.
         while aside.len() < entry.entries() as usize {
-            match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut aside) {
+            match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}
                 _ => break,
             }

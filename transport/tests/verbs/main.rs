@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests on real devices need the real clock, and wait")]
 
 mod connection;
+mod datagram;
 mod memory;
 mod one_sided;
 mod peer;

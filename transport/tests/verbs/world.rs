@@ -236,14 +236,18 @@ impl World {
         }
     }
 
-    /// Gives an id a queue pair of its own memory and completion queue, and posts receives.
-    pub(crate) fn equip(&mut self, id: CmId, device: DeviceId) -> End {
+    pub(crate) fn watch(&mut self, device: DeviceId) {
         if !self.watched.contains(&device) {
             let fd = self.provider.completion_channel(device).unwrap();
             let token = Token(1 + device.0 as usize);
             self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE).unwrap();
             self.watched.push(device);
         }
+    }
+
+    /// Gives an id a queue pair of its own memory and completion queue, and posts receives.
+    pub(crate) fn equip(&mut self, id: CmId, device: DeviceId) -> End {
+        self.watch(device);
         let memory = Arc::new(Memory::new(MEMORY).unwrap());
         let region = self.provider.register(device, &memory, self.access).unwrap();
         let base = NonNull::new(memory.as_ptr()).unwrap();
@@ -315,8 +319,12 @@ impl World {
 
     /// Memory of its own, registered.
     pub(crate) fn area(&mut self, end: &End, len: usize, access: Access) -> Area {
+        self.area_on(end.device, len, access)
+    }
+
+    pub(crate) fn area_on(&mut self, device: DeviceId, len: usize, access: Access) -> Area {
         let memory = Arc::new(Memory::new(len.max(1)).unwrap());
-        let region = self.provider.register(end.device, &memory, access).unwrap();
+        let region = self.provider.register(device, &memory, access).unwrap();
         Area { memory, region }
     }
 
