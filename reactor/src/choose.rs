@@ -19,8 +19,16 @@ pub(crate) enum Use {
 /// Opens the provider to start with. For `Auto` that is the embedded one, until the first address decides.
 pub(crate) fn open(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
     match config.provider {
-        ProviderChoice::Verbs => devices::open(),
-        ProviderChoice::Iwarp | ProviderChoice::Auto => iwarp(config, entropy),
+        ProviderChoice::Verbs => {
+            let provider = devices::open()?;
+            log::info!("provider verbs: as configured");
+            Ok(provider)
+        }
+        ProviderChoice::Iwarp => {
+            log::info!("provider iwarp: as configured");
+            iwarp(config, entropy)
+        }
+        ProviderChoice::Auto => iwarp(config, entropy),
     }
 }
 

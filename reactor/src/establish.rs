@@ -38,7 +38,7 @@ impl Core {
     fn cm_event<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, event: CmEvent) {
         log::trace!("connection manager: {event:?}");
         let CmEvent { id: cm, kind } = event;
-        if let CmEventKind::ConnectRequest { listener, device, peer, private_data } = kind {
+        if let CmEventKind::ConnectRequest { listener, device, peer, private_data, .. } = kind {
             self.connect_request(handler, cm, listener, device, peer, &private_data);
             return;
         }
@@ -60,7 +60,7 @@ impl Core {
                     self.end(id, Ending::ConnectError(ConnectError::Local(error.to_string())));
                 }
             }
-            CmEventKind::Established { private_data } => self.established(handler, id, &private_data),
+            CmEventKind::Established { private_data, .. } => self.established(handler, id, &private_data),
             CmEventKind::Rejected { private_data } => {
                 let error = match Greeting::parse(&private_data) {
                     Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },

@@ -12,13 +12,21 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::LocalKey;
 use rdma_transport::wr::Sge;
 
-/// Slabs are about this large, so that a pool grows in few registrations.
-const SLAB_BYTES: usize = 4 << 20;
+/// The first slab holds what is asked for, at least about this much; each further one doubles the pool, up to
+/// [`LARGEST_SLAB`]: few registrations, and little that is locked in vain.
+const SMALLEST_SLAB: usize = 256 << 10;
+const LARGEST_SLAB: usize = 4 << 20;
+/// Slabs that a buffer can name, and buffers of one.
+const SLABS: usize = 1 << 16;
+const PER_SLAB: usize = 1 << 16;
 
 /// The right to touch one buffer.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool"]
-pub(crate) struct Buffer(u32);
+pub(crate) struct Buffer {
+    slab: u16,
+    index: u16,
+}
 
 /// A buffer that a work request holds: nobody touches it until the work request is done.
 #[derive(Debug)]
@@ -40,7 +48,6 @@ impl Posted {
 /// The memory behind the buffers. Shared with messages that outlive a callback, so that it outlives them.
 pub(crate) struct Slabs {
     stride: usize,
-    per_slab: usize,
     memories: Vec<Arc<Memory>>,
 }
 
@@ -53,11 +60,10 @@ impl fmt::Debug for Slabs {
 impl Slabs {
     #[inline]
     fn base(&self, buffer: &Buffer) -> NonNull<u8> {
-        let index = buffer.0 as usize;
-        let memory = &self.memories[index / self.per_slab];
-        let offset = (index % self.per_slab) * self.stride;
+        let memory = &self.memories[usize::from(buffer.slab)];
+        let offset = usize::from(buffer.index) * self.stride;
         debug_assert!(offset + self.stride <= memory.len());
-        // SAFETY: the pool makes per_slab buffers of stride bytes in each slab, so the offset is inside it, and the
+        // SAFETY: the pool makes as many buffers of stride bytes as a slab has room for, so the offset is inside it, and the
         // start of a mapping is not null.
         unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
     }
@@ -90,6 +96,7 @@ pub(crate) struct Pool {
     reserved: usize,
     /// Buffers in the user's hands that no promise covers.
     lent: usize,
+    capacity: usize,
     max_buffers: usize,
 }
 
@@ -101,14 +108,14 @@ impl Pool {
     /// A pool of buffers of at least `size` bytes, together at most `max_bytes`; empty until something is reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
         let stride = size.next_multiple_of(64);
-        let per_slab = (SLAB_BYTES / stride).max(1);
         Self {
-            slabs: Arc::new(Slabs { stride, per_slab, memories: Vec::new() }),
+            slabs: Arc::new(Slabs { stride, memories: Vec::new() }),
             keys: Vec::new(),
             free: Vec::new(),
             reserved: 0,
             lent: 0,
-            max_buffers: (max_bytes / stride).min(u32::MAX as usize),
+            capacity: 0,
+            max_buffers: max_bytes / stride,
         }
     }
 
@@ -127,22 +134,35 @@ impl Pool {
         if wanted > self.max_buffers {
             return Err(Exhausted.into());
         }
-        while self.capacity() < wanted {
-            let (memory, key) = register(self.slabs.per_slab * self.slabs.stride)?;
-            self.grow(memory, key);
+        while self.capacity < wanted {
+            let (buffers, slab) = self.next_slab(wanted - self.capacity)?;
+            let (memory, key) = register(buffers * self.slabs.stride)?;
+            self.grow(slab, buffers, memory, key);
         }
         self.reserved += count;
         Ok(())
     }
 
-    fn grow(&mut self, memory: Arc<Memory>, key: LocalKey) {
-        let first = self.capacity();
+    /// Buffers of the next slab, and its number.
+    fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
+        let slab = self.slabs.memories.len();
+        let slab = u16::try_from(slab).ok().filter(|_| slab < SLABS).ok_or(Exhausted)?;
+        let stride = self.slabs.stride;
+        let smallest = (SMALLEST_SLAB / stride).max(1);
+        let largest = (LARGEST_SLAB / stride).clamp(1, PER_SLAB);
+        let left = self.max_buffers - self.capacity;
+        Ok((missing.max(self.capacity).max(smallest).min(largest).min(left), slab))
+    }
+
+    fn grow(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) {
+        let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
         memories.push(memory);
-        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, per_slab: self.slabs.per_slab, memories });
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
         self.keys.push(key);
-        self.free.reserve(self.slabs.per_slab);
-        self.free.extend((first..first + self.slabs.per_slab).rev().map(|index| Buffer(index as u32)));
+        self.capacity += buffers;
+        self.free.reserve(buffers);
+        self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
     }
 
     /// Takes a promise back; the memory stays for the next connection.
@@ -162,8 +182,8 @@ impl Pool {
     }
 
     /// Buffers that exist.
-    pub(crate) fn capacity(&self) -> usize {
-        self.slabs.memories.len() * self.slabs.per_slab
+    pub(crate) const fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Buffers nobody holds.
@@ -187,7 +207,7 @@ impl Pool {
     /// Hands the first `len` bytes of a buffer to a work request.
     #[inline]
     pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
-        let key = self.keys[buffer.0 as usize / self.slabs.per_slab];
+        let key = self.keys[usize::from(buffer.slab)];
         let len = len.min(self.slabs.stride) as u32;
         // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered; the
         // Buffer goes into Posted, which gives no access until the work request is done.
@@ -230,19 +250,45 @@ mod tests {
 
     #[test]
     fn growth_keeps_old_buffers_and_stops_at_the_limit() {
-        let mut pool = Pool::new(1 << 20, 6 << 20);
+        let mut pool = Pool::new(1 << 20, 8 << 20);
         pool.reserve(4, memory).unwrap();
+        assert_eq!(pool.capacity(), 4);
         let mut first = pool.take().unwrap();
         let slabs = Arc::clone(pool.slabs());
         slabs.bytes_mut(&mut first)[0] = 42;
         pool.reserve(2, memory).unwrap();
-        assert_eq!(pool.capacity(), 8);
+        assert_eq!(pool.capacity(), 8, "it doubles");
         assert_eq!(pool.slabs().bytes(&first, 1), [42]);
-        assert!(pool.reserve(1, memory).is_err());
+        assert!(pool.reserve(3, memory).is_err());
         pool.unreserve(2);
         pool.reserve(1, memory).unwrap();
         assert_eq!(pool.capacity(), 8, "no growth for what was given back");
         pool.give(first);
+    }
+
+    #[test]
+    fn the_first_slab_is_small_and_none_is_large() {
+        let mut sizes = Vec::new();
+        let mut pool = Pool::new(4096, 64 << 20);
+        let mut grown = |bytes: usize| {
+            sizes.push(bytes);
+            memory(bytes)
+        };
+        pool.reserve(10, &mut grown).unwrap();
+        for _ in 0..600 {
+            pool.reserve(10, &mut grown).unwrap();
+        }
+        assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
+        assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
+        // What is asked for at once comes in one piece, as far as slabs go.
+        sizes.clear();
+        let mut pool = Pool::new(4096, 64 << 20);
+        pool.reserve(1500, |bytes| {
+            sizes.push(bytes);
+            memory(bytes)
+        })
+        .unwrap();
+        assert_eq!(sizes, [4 << 20, 4 << 20]);
     }
 
     #[test]

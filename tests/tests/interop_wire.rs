@@ -9,7 +9,7 @@ use rdma_reactor_tests::peer::{
 use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
 use rdma_transport::{Access, CmEventKind, DisconnectCause, Provider, WcStatus};
 
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const REMOTE: Access = Access::REMOTE;
 
 fn write(region: &Region, offset: u64, payload: &[u8], crc: bool) -> Vec<u8> {
     let header = Tagged { last: true, opcode: Opcode::Write, stag: region.stag, offset };

@@ -14,7 +14,7 @@ bitflags! {
         const WRITE_WITH_IMMEDIATE = 1 << 2;
         /// 8-byte compare-and-swap and fetch-and-add. Absent on the standard iWARP wire.
         const ATOMICS = 1 << 3;
-        /// Send with Invalidate.
+        /// Send with Invalidate. Whether it takes a key back is the peer's affair: see `REMOTE_INVALIDATION`.
         const SEND_WITH_INVALIDATE = 1 << 4;
         /// Receive queues shared by queue pairs.
         const SHARED_RECEIVE_QUEUE = 1 << 5;
@@ -24,6 +24,11 @@ bitflags! {
         const MULTICAST = 1 << 7;
         /// The passive side may send before the active side has.
         const SERVER_SENDS_FIRST = 1 << 8;
+        /// Send with immediate data. iWARP has none.
+        const SEND_WITH_IMMEDIATE = 1 << 9;
+        /// A peer's Send with Invalidate takes a region's remote key back. Where this is absent it ends the connection:
+        /// InfiniBand and RoCE allow it for memory windows only.
+        const REMOTE_INVALIDATION = 1 << 10;
     }
 }
 
@@ -37,6 +42,8 @@ pub struct Capabilities {
     pub max_inline: u32,
     /// Scatter/gather entries per work request.
     pub max_sge: u32,
+    /// Scatter/gather entries per RDMA Read.
+    pub max_read_sge: u32,
     /// Work requests per queue.
     pub max_queue_depth: u32,
     /// Entries per completion queue.
@@ -45,6 +52,10 @@ pub struct Capabilities {
     pub max_private_data: usize,
     /// Largest message, bytes.
     pub max_message: u64,
+    /// Receives per shared receive queue; 0 when there is none.
+    pub max_shared_receives: u32,
+    /// Largest datagram, bytes; 0 when there are none.
+    pub max_datagram: u32,
     /// Outstanding RDMA Reads per queue pair, each direction.
     pub max_read_depth: u16,
 }
@@ -57,10 +68,13 @@ impl Capabilities {
             features,
             max_inline: 0,
             max_sge: 4,
+            max_read_sge: 1,
             max_queue_depth: 4096,
             max_completion_queue: 32767,
             max_private_data: 56,
             max_message: 1 << 30,
+            max_shared_receives: 0,
+            max_datagram: 0,
             max_read_depth: 16,
         }
     }

@@ -1,8 +1,9 @@
 //! Connection management: ids, parameters, events.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use crate::datagram::DatagramPeer;
 pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::WcStatus;
@@ -15,6 +16,15 @@ pub struct ConnectParam<'a> {
     /// RDMA Reads the peer may have outstanding here (IRD); 0 takes the device's default.
     pub responder_resources: u16,
     /// RDMA Reads we will have outstanding there (ORD); 0 takes the device's default.
+    pub initiator_depth: u16,
+}
+
+/// RDMA Reads and atomics that may be outstanding on a connection. More of our own than that wait in the send queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadDepth {
+    /// Of the peer, here (IRD).
+    pub responder_resources: u16,
+    /// Of ours, at the peer (ORD).
     pub initiator_depth: u16,
 }
 
@@ -47,11 +57,36 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// Its private data.
         private_data: Box<[u8]>,
+        /// What it asks for, seen from here; `accept` gives at most that.
+        read_depth: ReadDepth,
     },
     /// The connection is up.
     Established {
         /// The passive side's private data; empty on the passive side itself.
         private_data: Box<[u8]>,
+        /// What both agreed on.
+        read_depth: ReadDepth,
+    },
+    /// A peer takes our datagrams: the end of `connect` of a datagram id.
+    Reached {
+        /// The peer's private data.
+        private_data: Box<[u8]>,
+        /// Where to send them.
+        peer: DatagramPeer,
+    },
+    /// The id is in a multicast group: what is sent there arrives here.
+    Joined {
+        /// The group.
+        group: IpAddr,
+        /// Where to send to it.
+        peer: DatagramPeer,
+    },
+    /// The id is not, or no longer, in a multicast group.
+    JoinFailed {
+        /// The group.
+        group: IpAddr,
+        /// Why.
+        reason: ConnectFailure,
     },
     /// The peer said no; the id is to be destroyed.
     Rejected {

@@ -22,6 +22,10 @@ pub struct CqId(pub Key);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub Key);
 
+/// The way to a port, for datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressId(pub Key);
+
 /// A shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrqId(pub Key);

@@ -5,7 +5,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`provider`] | the seam: [`Provider`] and its written contract |
-//! | [`cm`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`] | the field's nouns, provider-neutral |
+//! | [`cm`], [`event`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
 //! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
@@ -16,7 +16,9 @@
 
 pub mod caps;
 pub mod cm;
+pub mod datagram;
 pub mod error;
+pub mod event;
 pub mod handle;
 pub mod iwarp;
 pub mod mem;
@@ -30,8 +32,10 @@ pub mod wc;
 pub mod wr;
 
 pub use caps::{Capabilities, Features};
-pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause};
+pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ReadDepth};
+pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};
 pub use error::{Error, Result};
+pub use event::{DeviceEvent, DeviceEventKind};
 pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
 pub use provider::{CqId, DeviceId, DeviceInfo, Drive, Provider};

@@ -29,7 +29,7 @@
 //! delivered late, twice or never. Completions of a destroyed queue pair may still be polled from its queue.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -37,7 +37,9 @@ use std::time::Instant;
 
 use crate::caps::Capabilities;
 use crate::cm::{CmEvent, ConnectParam};
+use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
+use crate::event::DeviceEvent;
 use crate::handle::{CmId, MrId, QpId, SrqId};
 pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
@@ -54,6 +56,8 @@ pub struct DeviceInfo {
     /// What it can do.
     pub capabilities: Capabilities,
 }
+
+const DATAGRAMS: &str = "datagrams";
 
 /// Why [`Provider::progress`] is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +126,13 @@ pub trait Provider: Send + fmt::Debug {
     /// The next connection-manager event.
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
 
+    /// The next event of a device itself. They come over the connection-manager channel: ask when
+    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. `None`
+    /// always where devices say nothing.
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        None
+    }
+
     /// Registers memory. The region keeps the memory alive until it is deregistered.
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
 
@@ -173,7 +184,8 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// Takes a region's remote key back at once; nothing of a peer's touches the memory after the call. The region
-    /// stays registered for the program's own work requests. Harmless when repeated.
+    /// stays registered for the program's own work requests, under the same local key. A peer that uses the key
+    /// afterwards is told as of a key that never was. Harmless when repeated.
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         let _ = region;
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
@@ -205,6 +217,64 @@ pub trait Provider: Send + fmt::Debug {
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         let _ = (id, attr, srq);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// Asks for one [`crate::DeviceEventKind::SharedReceivesLow`] when the shared queue holds fewer than `limit` receives:
+    /// 1 to its `max_wr`, or 0 to ask no more. With fewer in it already, the event comes at once or with the next receive.
+    fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
+        let _ = (srq, limit);
+        Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
+    }
+
+    /// As [`Provider::listen`], for datagrams. A connect request then asks where to send to; `accept` tells it and ends in
+    /// `Established`. Who it is that sends is known when its first datagram has come.
+    fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        let _ = (address, backlog);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
+    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then make the queue pair, and `connect`,
+    /// which ends in `Reached`, `Rejected` or `ConnectFailed`; or `join`.
+    fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
+        let _ = (peer, from, deadline);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// Joins a multicast group with a datagram id that has a queue pair; ends in `Joined` or `JoinFailed`.
+    fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        let _ = (id, group);
+        Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
+    }
+
+    /// Leaves a group, or gives up joining it.
+    fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        let _ = (id, group);
+        Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
+    }
+
+    /// Number of a queue pair, which a peer needs to send datagrams to it.
+    fn qp_number(&self, qp: QpId) -> Result<u32> {
+        let _ = qp;
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// The way to a port, to send datagrams there from any queue pair of `device`.
+    fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
+        let _ = (device, route);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// Gives it back. Datagrams that are still to be sent there may be lost.
+    fn destroy_address(&mut self, address: AddressId) -> Result<()> {
+        let _ = address;
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
+    fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+        let _ = (id, received, header);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
     /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no

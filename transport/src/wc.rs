@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::datagram::DatagramSource;
 use crate::handle::QpId;
 use crate::mr::RemoteKey;
 
@@ -24,6 +25,8 @@ pub enum WcStatus {
     RemoteAccessError,
     /// The peer could not do the operation.
     RemoteOperationError,
+    /// The request makes no sense to the one it was for, such as taking back a key that cannot be.
+    RemoteInvalidRequest,
     /// The peer did not answer.
     RetryExceeded,
     /// The peer had no receive posted, for too long.
@@ -50,6 +53,7 @@ impl fmt::Display for WcStatus {
             Self::Flushed => f.write_str("work request flushed"),
             Self::RemoteAccessError => f.write_str("remote access error"),
             Self::RemoteOperationError => f.write_str("remote operation error"),
+            Self::RemoteInvalidRequest => f.write_str("remote invalid request"),
             Self::RetryExceeded => f.write_str("transport retry counter exceeded"),
             Self::ReceiverNotReady => f.write_str("receiver-not-ready retry counter exceeded"),
             Self::Other(code) => write!(f, "status {code}"),
@@ -94,4 +98,6 @@ pub struct WorkCompletion {
     pub immediate: Option<u32>,
     /// Key that the peer's Send with Invalidate took back, where the device reports it.
     pub invalidated: Option<RemoteKey>,
+    /// Of a received datagram, who sent it.
+    pub source: DatagramSource,
 }

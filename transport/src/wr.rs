@@ -2,6 +2,7 @@
 
 use bitflags::bitflags;
 
+use crate::datagram::Destination;
 pub use crate::mem::Sge;
 use crate::mr::RemoteKey;
 
@@ -78,8 +79,14 @@ pub struct RemoteAddress {
 pub enum SendOp {
     /// Send to the peer's next posted receive.
     Send,
+    /// Send, with 32 bits of data beside the payload.
+    SendWithImmediate(u32),
     /// Send, and invalidate a key of the peer.
     SendInvalidate(RemoteKey),
+    /// Send a datagram; of datagram queue pairs only, and their only kinds.
+    Datagram(Destination),
+    /// Send a datagram, with 32 bits of data beside the payload.
+    DatagramWithImmediate(Destination, u32),
     /// Write to the peer's memory.
     Write(RemoteAddress),
     /// Write, then complete one receive of the peer with 32 bits of data.

@@ -129,6 +129,7 @@ mod tests {
             byte_len: 0,
             immediate: None,
             invalidated: None,
+            source: crate::datagram::DatagramSource::default(),
         }
     }
 

@@ -255,7 +255,8 @@ impl<N: Net> Iwarp<N> {
             && !endpoint.announced
         {
             endpoint.announced = true;
-            self.raise(key, CmEventKind::Established { private_data: Box::default() });
+            let read_depth = endpoint.qp.as_ref().map(|qp| qp.read_depth).unwrap_or_default();
+            self.raise(key, CmEventKind::Established { private_data: Box::default(), read_depth });
         }
     }
 

@@ -113,6 +113,7 @@ impl<N: Net> Iwarp<N> {
         match startup::judge_request(&header, enhanced, self.config.markers) {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
+                let read_depth = asked.read_depth(self.config.read_depth);
                 self.transition(key, State::Offered(asked));
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
@@ -123,7 +124,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 self.set_deadline(key, Some(now + self.config.accept_timeout));
                 let device = DeviceId(0);
-                self.raise(key, CmEventKind::ConnectRequest { listener, device, peer, private_data });
+                self.raise(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
             }
             Judgement::Refused(why, asked) => {
                 log::warn!("{peer}: rejected: {why}");
@@ -247,7 +248,8 @@ impl<N: Net> Iwarp<N> {
                     endpoint.announced = true;
                 }
                 self.set_deadline(key, None);
-                self.raise(key, CmEventKind::Established { private_data });
+                let read_depth = agreement.read_depth();
+                self.raise(key, CmEventKind::Established { private_data, read_depth });
                 self.begin(key, socket, Role::Initiator, &agreement, now);
             }
             Verdict::Rejected => {

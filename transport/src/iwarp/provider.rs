@@ -102,11 +102,13 @@ impl<N: Net> Iwarp<N> {
             | Features::READ
             | Features::WRITE
             | Features::SEND_WITH_INVALIDATE
+            | Features::REMOTE_INVALIDATION
             | Features::SHARED_RECEIVE_QUEUE
             | if config.extensions { extensions } else { Features::empty() };
         let mut capabilities = Capabilities::portable(features);
         capabilities.max_inline = MAX_INLINE as u32;
         capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
+        capabilities.max_shared_receives = MAX_QUEUE_DEPTH;
         capabilities.max_completion_queue = 1 << 22;
         capabilities.max_private_data = MAX_PRIVATE_DATA_OUT;
         capabilities.max_message = MAX_MESSAGE;

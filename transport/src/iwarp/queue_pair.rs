@@ -14,6 +14,8 @@ use super::stag::StagTable;
 use super::startup::Agreement;
 use super::transmit::{Done, MAX_INLINE, Sent, Transmitter, address};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
+use crate::cm::ReadDepth;
+use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -43,6 +45,8 @@ pub(crate) struct QueuePair {
     requester: Requester,
     responder: Responder,
     extensions: bool,
+    /// What both sides agreed on.
+    pub(crate) read_depth: ReadDepth,
     /// The stream has begun.
     live: bool,
     /// Completions that are in the queues and hold their place in the work queues until they are polled.
@@ -73,6 +77,7 @@ impl QueuePair {
             requester: Requester::new(),
             responder: Responder::new(),
             extensions: false,
+            read_depth: ReadDepth::default(),
             live: false,
             send_unpolled: 0,
             recv_unpolled: 0,
@@ -110,6 +115,7 @@ impl QueuePair {
     pub(crate) fn establish(&mut self, role: Role, agreement: &Agreement, max_segment: usize) {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
+        self.read_depth = agreement.read_depth();
         self.requester.establish(agreement.ord);
         self.responder.establish(agreement.ird);
         self.live = true;
@@ -213,6 +219,12 @@ impl QueuePair {
         let (feature, sink) = match wr.op {
             SendOp::Read(_) => (None, Some(wr.sges.total_len())),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (Some("atomic operations"), Some(8)),
+            SendOp::SendWithImmediate(_) => {
+                return Err(Error::Unsupported { provider: NAME, feature: "Send with immediate data" });
+            }
+            SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..) => {
+                return Err(Error::Unsupported { provider: NAME, feature: "datagrams" });
+            }
             _ => (Some("RDMA Write with immediate data"), None),
         };
         if let Some(feature) = feature.filter(|_| !self.extensions) {
@@ -418,7 +430,16 @@ fn received(qp: QpId, message: &Message) -> WorkCompletion {
 
 #[inline]
 fn completion(qp: QpId, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> WorkCompletion {
-    WorkCompletion { wr_id, qp, status, opcode, byte_len, immediate: None, invalidated: None }
+    WorkCompletion {
+        wr_id,
+        qp,
+        status,
+        opcode,
+        byte_len,
+        immediate: None,
+        invalidated: None,
+        source: DatagramSource::default(),
+    }
 }
 
 #[cfg(test)]

@@ -46,7 +46,6 @@ impl Miss {
     }
 }
 
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const STALE: Error = Error::Stale { object: "memory region" };
 
 #[derive(Debug)]
@@ -109,7 +108,7 @@ impl StagTable {
         }
         let (start, len) = (range.start, range.end - range.start);
         let base = memory.as_ptr() as u64 + start as u64;
-        let valid = access.intersects(REMOTE);
+        let valid = access.intersects(Access::REMOTE);
         let memory = Arc::clone(memory);
         let key = self.regions.insert(Region { stag, base, len, start, memory, access, valid, owner: None });
         self.place(stag, key);
@@ -249,6 +248,8 @@ impl StagTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const REMOTE: Access = Access::REMOTE;
     use proptest::prelude::*;
 
     const ME: Key = Key::new(1, 1);

@@ -5,6 +5,7 @@ use super::config::CrcPolicy;
 use super::wire::TerminateCause;
 use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_HEADER_LEN};
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
+use crate::cm::ReadDepth;
 
 /// The most private data we send: siw counts in a byte, the enhanced block included.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
@@ -88,6 +89,12 @@ pub(crate) struct Agreement {
     pub(crate) rtr: Option<ReadyToReceive>,
     /// The peer requires markers in what it receives.
     pub(crate) markers: bool,
+}
+
+impl Agreement {
+    pub(crate) const fn read_depth(&self) -> ReadDepth {
+        ReadDepth { responder_resources: self.ird, initiator_depth: self.ord }
+    }
 }
 
 /// What our side brings.
@@ -208,6 +215,16 @@ pub(crate) struct Asked {
     crc: bool,
     markers: bool,
     enhanced: Option<Enhanced>,
+}
+
+impl Asked {
+    /// What the initiator asks for; our own `limit` where it leaves that open.
+    pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
+        let of = |depth: fn(&Enhanced) -> u16| {
+            self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
+        };
+        ReadDepth { responder_resources: of(|asked| asked.ord), initiator_depth: of(|asked| asked.ird) }
+    }
 }
 
 /// What a responder makes of a request.

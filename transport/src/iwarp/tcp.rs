@@ -381,7 +381,7 @@ mod tests {
         until(server, client, |server, client| !server.events.is_empty() && client.events.len() > 1);
         assert!(matches!(server.events.remove(0).kind, CmEventKind::Established { .. }));
         assert!(matches!(client.events.remove(0).kind, CmEventKind::Resolved { .. }));
-        let CmEventKind::Established { private_data } = client.events.remove(0).kind else { panic!() };
+        let CmEventKind::Established { private_data, .. } = client.events.remove(0).kind else { panic!() };
         assert_eq!(&*private_data, b"welcome");
         server.iwarp.destroy_id(listener, Instant::now());
         (id, out)

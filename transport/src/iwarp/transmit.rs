@@ -71,6 +71,8 @@ impl Entry {
             (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
             (SendOp::Read(_), _) => Opcode::ReadRequest,
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
+            // Refused when posted.
+            (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
         }
     }
 }
@@ -88,7 +90,11 @@ pub(crate) struct Done {
 impl Done {
     fn of(entry: &Entry, status: WcStatus) -> Self {
         let (opcode, len) = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) => (WcOpcode::Send, 0),
+            SendOp::Send
+            | SendOp::SendInvalidate(_)
+            | SendOp::SendWithImmediate(_)
+            | SendOp::Datagram(_)
+            | SendOp::DatagramWithImmediate(..) => (WcOpcode::Send, 0),
             SendOp::Write(_) | SendOp::WriteWithImmediate(..) => (WcOpcode::Write, 0),
             SendOp::Read(_) => (WcOpcode::Read, entry.len as u32),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (WcOpcode::Atomic, ATOMIC_LEN),
@@ -284,7 +290,11 @@ impl Transmitter {
         let Some(entry) = queue.get_mut(*framed) else { return };
         let (offset, opcode) = (*framed_part, entry.opcode());
         let remote = match entry.op {
-            SendOp::Send | SendOp::SendInvalidate(_) => {
+            SendOp::Send
+            | SendOp::SendInvalidate(_)
+            | SendOp::SendWithImmediate(_)
+            | SendOp::Datagram(_)
+            | SendOp::DatagramWithImmediate(..) => {
                 let len = (entry.len - offset).min(self.untagged_segment);
                 let last = offset + len == entry.len;
                 let reserved_or_stag = if let SendOp::SendInvalidate(key) = entry.op { key.0 } else { 0 };
@@ -450,8 +460,7 @@ impl Transmitter {
         stags: &StagTable,
         scope: Key,
     ) -> Result<(), Miss> {
-        let need = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, need)?;
+        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Bounds)?;
         let header = Untagged {
             last: true,

@@ -6,10 +6,13 @@ use std::ptr;
 
 use rdma_sys::{
     rdma_ack_cm_event, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_create_event_channel,
-    rdma_destroy_event_channel, rdma_event_channel, rdma_get_cm_event,
+    rdma_destroy_event_channel, rdma_event_channel, rdma_get_cm_event, rdma_port_space,
 };
 
+use super::datagram::route;
 use super::ffi::{check, key_of, non_null, set_nonblocking};
+use crate::cm::ReadDepth;
+use crate::datagram::DatagramPeer;
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
@@ -35,6 +38,12 @@ pub(super) struct RawEvent {
     /// The id that a connect request made.
     pub(super) request: Option<Request>,
     pub(super) private_data: Box<[u8]>,
+    /// Of a connect request what the peer asks for, of an active connection what was agreed on; seen from here.
+    pub(super) read_depth: ReadDepth,
+    /// Of a datagram id: where the peer, or the group, is.
+    pub(super) peer: Option<DatagramPeer>,
+    /// Of an event about a multicast group: the number of the join.
+    pub(super) join: usize,
 }
 
 /// What a connect request brings.
@@ -42,10 +51,6 @@ pub(super) struct RawEvent {
 pub(super) struct Request {
     /// The new id, which nobody owns yet.
     pub(super) id: *mut rdma_cm_id,
-    /// RDMA Reads the peer wants to have outstanding here.
-    pub(super) responder_resources: u8,
-    /// RDMA Reads the peer lets us have outstanding there.
-    pub(super) initiator_depth: u8,
 }
 
 impl EventChannel {
@@ -97,7 +102,12 @@ impl EventChannel {
         let concerned = if is_request { event.listen_id } else { event.id };
         // SAFETY: the ids of an event live until it is acknowledged.
         let key = key_of(unsafe { (*concerned).context });
-        // SAFETY: every id of ours is of the connected kind, whose events carry this variant.
+        // SAFETY: the ids of an event live until it is acknowledged.
+        if unsafe { (*concerned).ps } == rdma_port_space::RDMA_PS_UDP {
+            // SAFETY: of a datagram id, and the caller's promise.
+            return unsafe { Self::copy_datagram(event, key, is_request) };
+        }
+        // SAFETY: events of connected ids carry this variant.
         let conn = unsafe { &event.param.conn };
         let carries_data = matches!(
             event.event,
@@ -117,12 +127,45 @@ impl EventChannel {
             kind: event.event,
             status: event.status,
             key,
-            request: is_request.then_some(Request {
-                id: event.id,
-                responder_resources: conn.responder_resources,
-                initiator_depth: conn.initiator_depth,
-            }),
+            request: is_request.then_some(Request { id: event.id }),
             private_data,
+            read_depth: ReadDepth {
+                responder_resources: conn.responder_resources.into(),
+                initiator_depth: conn.initiator_depth.into(),
+            },
+            peer: None,
+            join: 0,
+        }
+    }
+}
+
+impl EventChannel {
+    /// # Safety
+    /// `event` is of a datagram id, came from `rdma_get_cm_event` and is not acknowledged.
+    unsafe fn copy_datagram(event: &rdma_cm_event, key: Key, is_request: bool) -> RawEvent {
+        use rdma_cm_event_type as ty;
+        // SAFETY: events of datagram ids carry this variant.
+        let ud = unsafe { &event.param.ud };
+        let established = event.event == ty::RDMA_CM_EVENT_ESTABLISHED;
+        let joined = event.event == ty::RDMA_CM_EVENT_MULTICAST_JOIN;
+        let is_group = joined || event.event == ty::RDMA_CM_EVENT_MULTICAST_ERROR;
+        let private_data = if (is_request || established) && !ud.private_data.is_null() {
+            let len = usize::from(ud.private_data_len);
+            // SAFETY: the library says that so many bytes are there, until the event is acknowledged.
+            unsafe { std::slice::from_raw_parts(ud.private_data.cast::<u8>(), len) }.into()
+        } else {
+            Box::default()
+        };
+        let peer = DatagramPeer { route: route(&ud.ah_attr), qp_number: ud.qp_num, queue_key: ud.qkey };
+        RawEvent {
+            kind: event.event,
+            status: event.status,
+            key,
+            request: is_request.then_some(Request { id: event.id }),
+            private_data,
+            read_depth: ReadDepth::default(),
+            peer: (established || joined).then_some(peer),
+            join: if is_group { ud.private_data.addr() } else { 0 },
         }
     }
 }

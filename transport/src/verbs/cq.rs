@@ -1,8 +1,8 @@
 //! Completion queues.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,6 +16,7 @@ use super::device::RawDevice;
 use super::ffi::{check, context_of, failure, key_of, non_null};
 use super::qp::Numbers;
 use super::status::{wc_opcode, wc_status};
+use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
 use crate::slab::Key;
@@ -25,6 +26,16 @@ use crate::wc::WorkCompletion;
 const BATCH: usize = 32;
 /// Events acknowledged at a time: each time takes a lock.
 const ACK_BATCH: u32 = 64;
+
+/// Room for completions as the device gives them. It leaves out what does not apply: zero at first, then something old.
+pub(super) struct Batch([ibv_wc; BATCH]);
+
+impl Default for Batch {
+    fn default() -> Self {
+        // SAFETY: all fields are numbers.
+        Self(unsafe { std::mem::zeroed() })
+    }
+}
 
 /// The one owner of a completion queue.
 #[derive(Debug)]
@@ -58,19 +69,21 @@ impl RawCq {
     }
 
     /// Moves up to `max` completions to `out`; returns how many.
-    pub(super) fn poll(&self, max: usize, numbers: &Numbers, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+    pub(super) fn poll(
+        &self,
+        max: usize,
+        numbers: &Numbers,
+        batch: &mut Batch,
+        out: &mut Vec<WorkCompletion>,
+    ) -> Result<usize> {
         let mut taken = 0;
         while taken < max {
             let want = BATCH.min(max - taken);
             // SAFETY: a live queue, and room for `want` completions.
-            let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.as_mut_ptr().cast()) };
+            let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
             let Ok(count) = usize::try_from(rc) else { return Err(Error::io("ibv_poll_cq", failure(rc))) };
             let count = count.min(want);
-            out.extend(batch[..count].iter().map(|wc| {
-                // SAFETY: the call has filled the first `count`.
-                completion(unsafe { wc.assume_init_ref() }, numbers)
-            }));
+            out.extend(batch.0[..count].iter().map(|wc| completion(wc, numbers)));
             taken += count;
             if count < want {
                 break;
@@ -127,6 +140,13 @@ fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
         byte_len: wc.byte_len,
         immediate: has(ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
         invalidated: has(ibv_wc_flags::IBV_WC_WITH_INV).then_some(RemoteKey(invalidated)),
+        source: DatagramSource {
+            qp_number: wc.src_qp,
+            lid: wc.slid,
+            service_level: wc.sl,
+            path_bits: wc.dlid_path_bits & !DatagramSource::GLOBAL
+                | if has(ibv_wc_flags::IBV_WC_GRH) { DatagramSource::GLOBAL } else { 0 },
+        },
     }
 }
 
@@ -146,12 +166,42 @@ pub(super) struct Cq {
     pub(super) armed: bool,
     /// It failed, and its queue pairs were told.
     pub(super) failed: bool,
+    /// Shared receive queues that complete here.
+    pub(super) shared: u32,
+    /// Completions taken out of the queue ahead of the user.
+    pub(super) stash: VecDeque<WorkCompletion>,
 }
 
 impl Cq {
     /// Without the queue itself, which is made with the key of this.
     pub(super) const fn new(device: u32, entries: u32) -> Self {
-        Self { raw: None, device, entries, reserved: 0, released: 0, users: 0, armed: false, failed: false }
+        Self {
+            raw: None,
+            device,
+            entries,
+            reserved: 0,
+            released: 0,
+            users: 0,
+            armed: false,
+            failed: false,
+            shared: 0,
+            stash: VecDeque::new(),
+        }
+    }
+
+    pub(super) const fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Moves up to `max` completions that were set aside to `out`; returns how many.
+    #[inline]
+    pub(super) fn unstash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
+        if self.stash.is_empty() {
+            return 0;
+        }
+        let count = max.min(self.stash.len());
+        out.extend(self.stash.drain(..count));
+        count
     }
 
     pub(super) const fn is_used(&self) -> bool {

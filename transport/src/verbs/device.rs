@@ -13,8 +13,8 @@ use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_atomic_cap, ibv_comp_channel,
     ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd,
     ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_device_cap_flags, ibv_event_type,
-    ibv_get_async_event, ibv_node_type, ibv_pd, ibv_port_attr, ibv_qp_init_attr, ibv_qp_type, ibv_query_device,
-    ibv_transport_type, rdma_free_devices, rdma_get_devices,
+    ibv_get_async_event, ibv_node_type, ibv_pd, ibv_port_attr, ibv_port_state, ibv_qp_init_attr, ibv_qp_type,
+    ibv_query_device, ibv_transport_type, rdma_free_devices, rdma_get_devices,
 };
 
 use super::ffi::{check, key_of, non_null, set_nonblocking};
@@ -22,6 +22,7 @@ use super::id::RawId;
 use super::qp::Numbers;
 use crate::caps::{Capabilities, Features};
 use crate::error::{Error, Result};
+use crate::event::DeviceEventKind;
 use crate::provider::DeviceInfo;
 use crate::slab::Key;
 use crate::wr::MAX_SGE;
@@ -115,6 +116,19 @@ impl RawDevice {
     /// Has the library close the device too, when this is dropped.
     pub(super) fn set_removed(&self) {
         self.removed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a port can carry traffic; what it is like if not.
+    pub(super) fn port_state(&self, port: u8) -> Result<std::result::Result<(), &'static str>> {
+        use ibv_port_state as state;
+        Ok(match port_attr(self.context, port)?.state {
+            // Deferred: it is active, and its link flickers.
+            state::IBV_PORT_ACTIVE | state::IBV_PORT_ACTIVE_DEFER => Ok(()),
+            state::IBV_PORT_DOWN => Err("down"),
+            state::IBV_PORT_INIT => Err("initializing: no subnet manager has set it up"),
+            state::IBV_PORT_ARMED => Err("armed, not active: the subnet manager has not finished"),
+            _ => Err("in a state that this library does not know"),
+        })
     }
 
     /// The next asynchronous event; `None` when there is none now.
@@ -231,10 +245,12 @@ pub(super) enum AsyncEvent {
     Qp { kind: QpEvent, key: Key, address: usize },
     /// A completion queue failed: its key and address.
     CqError { key: Key, address: usize },
+    /// A shared receive queue failed, or runs low: its key and address.
+    Srq { failed: bool, key: Key, address: usize },
     /// The device failed.
     DeviceFatal,
     /// Something about a port.
-    Port { kind: u32, port: c_int },
+    Port(DeviceEventKind),
     /// Anything else.
     Other(u32),
 }
@@ -245,6 +261,8 @@ pub(super) enum QpEvent {
     Failed(&'static str),
     /// Data came before the word that the connection is up.
     CommunicationEstablished,
+    /// It ends, and takes nothing more from its shared receive queue.
+    LastReceive,
     /// Nothing to act on.
     Other(u32),
 }
@@ -264,7 +282,10 @@ impl AsyncEvent {
         const PATH_MIG_ERR: u32 = ty::IBV_EVENT_PATH_MIG_ERR as u32;
         const QP_LAST_WQE: u32 = ty::IBV_EVENT_QP_LAST_WQE_REACHED as u32;
         const DEVICE_FATAL: u32 = ty::IBV_EVENT_DEVICE_FATAL as u32;
+        const SRQ_ERR: u32 = ty::IBV_EVENT_SRQ_ERR as u32;
+        const SRQ_LIMIT: u32 = ty::IBV_EVENT_SRQ_LIMIT_REACHED as u32;
         const PORT_ACTIVE: u32 = ty::IBV_EVENT_PORT_ACTIVE as u32;
+        const PORT_ERR: u32 = ty::IBV_EVENT_PORT_ERR as u32;
         const SM_CHANGE: u32 = ty::IBV_EVENT_SM_CHANGE as u32;
         const CLIENT_REREGISTER: u32 = ty::IBV_EVENT_CLIENT_REREGISTER as u32;
         const GID_CHANGE: u32 = ty::IBV_EVENT_GID_CHANGE as u32;
@@ -273,7 +294,8 @@ impl AsyncEvent {
             QP_REQ_ERR => Some(QpEvent::Failed("the peer sent an invalid request")),
             QP_ACCESS_ERR => Some(QpEvent::Failed("the peer reached for memory it has no right to")),
             COMM_EST => Some(QpEvent::CommunicationEstablished),
-            SQ_DRAINED | PATH_MIG | PATH_MIG_ERR | QP_LAST_WQE => Some(QpEvent::Other(kind)),
+            QP_LAST_WQE => Some(QpEvent::LastReceive),
+            SQ_DRAINED | PATH_MIG | PATH_MIG_ERR => Some(QpEvent::Other(kind)),
             _ => None,
         };
         if let Some(event_kind) = qp_event {
@@ -293,10 +315,24 @@ impl AsyncEvent {
                 };
                 Self::CqError { key: key_of(context), address: cq.addr() }
             }
+            SRQ_ERR | SRQ_LIMIT => {
+                // SAFETY: the type says that this is a shared queue, which lives until the event is acknowledged.
+                let (srq, context) = unsafe {
+                    let srq = (*event).element.srq;
+                    (srq, (*srq).srq_context)
+                };
+                Self::Srq { failed: kind == SRQ_ERR, key: key_of(context), address: srq.addr() }
+            }
             DEVICE_FATAL => Self::DeviceFatal,
             PORT_ACTIVE..=SM_CHANGE | CLIENT_REREGISTER | GID_CHANGE => {
                 // SAFETY: the type says that this is a port.
-                Self::Port { kind, port: unsafe { (*event).element.port_num } }
+                let port = u32::try_from(unsafe { (*event).element.port_num }).unwrap_or(0);
+                Self::Port(match kind {
+                    PORT_ACTIVE => DeviceEventKind::PortActive { port },
+                    PORT_ERR => DeviceEventKind::PortDown { port },
+                    GID_CHANGE => DeviceEventKind::AddressChange { port },
+                    code => DeviceEventKind::Port { code, port },
+                })
             }
             _ => Self::Other(kind),
         }
@@ -330,6 +366,8 @@ pub(super) struct Limits {
     pub(super) responder_resources: u8,
     /// RDMA Reads outstanding at the peer.
     pub(super) initiator_depth: u8,
+    /// Entries of a receive on a shared queue.
+    pub(super) shared_sge: u32,
 }
 
 impl Device {
@@ -350,11 +388,18 @@ impl Device {
             iwarp,
             responder_resources: reads(attr.max_qp_rd_atom),
             initiator_depth: reads(attr.max_qp_init_rd_atom),
+            shared_sge: u32::try_from(attr.max_srq_sge).unwrap_or(0),
         };
         let mut capabilities = capabilities(&attr, &limits);
         capabilities.max_inline = probe_inline(&raw);
-        if let Some(max) = max_message(context, port) {
-            capabilities.max_message = capabilities.max_message.min(max.into());
+        let port = port_attr(context, port)?;
+        if capabilities.features.contains(Features::DATAGRAMS) {
+            // A datagram is one packet. The code of 256 bytes is 1.
+            capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
+        }
+        match port.max_msg_sz {
+            0 => {}
+            max => capabilities.max_message = capabilities.max_message.min(max.into()),
         }
         let info = DeviceInfo { name: name.to_string_lossy().into_owned(), capabilities };
         log::debug!("device {}: {} {capabilities:?}", info.name, if iwarp { "iWARP" } else { "InfiniBand or RoCE" });
@@ -374,31 +419,47 @@ impl Device {
 fn capabilities(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut features = Features::READ | Features::WRITE;
     if !limits.iwarp {
-        features |= Features::WRITE_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
+        features |= Features::WRITE_WITH_IMMEDIATE | Features::SEND_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
+        features |= Features::DATAGRAMS;
+        if attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 {
+            features |= Features::MULTICAST;
+        }
         if attr.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE {
             features |= Features::ATOMICS;
         }
     }
     if attr.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0 != 0 {
         features |= Features::SEND_WITH_INVALIDATE;
+        if limits.iwarp {
+            features |= Features::REMOTE_INVALIDATION;
+        }
+    }
+    if attr.max_srq > 0 && attr.max_srq_wr > 0 {
+        features |= Features::SHARED_RECEIVE_QUEUE;
     }
     let mut capabilities = Capabilities::portable(features);
     let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
+    // Siw takes more than it reads into, and is silent about the rest.
+    capabilities.max_read_sge = match attr.max_sge_rd {
+        0 if limits.iwarp => 1,
+        0 => capabilities.max_sge,
+        limit => positive(limit).min(capabilities.max_sge),
+    };
     capabilities.max_queue_depth = positive(attr.max_qp_wr);
+    capabilities.max_shared_receives = if attr.max_srq > 0 { positive(attr.max_srq_wr) } else { 0 };
     capabilities.max_completion_queue = positive(attr.max_cqe);
     capabilities.max_private_data = if limits.iwarp { IWARP_PRIVATE_DATA } else { IB_PRIVATE_DATA };
     capabilities.max_read_depth = limits.responder_resources.min(limits.initiator_depth).into();
     capabilities
 }
 
-/// Largest message of a port.
-fn max_message(context: *mut ibv_context, port: u8) -> Option<u32> {
+fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_attr> {
     // SAFETY: all fields are numbers; the compatible form of the call fills them only in part.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
     // SAFETY: a live context and a place for the result.
-    let rc = unsafe { ___ibv_query_port(context, port.max(1), &raw mut attr) };
-    (rc == 0 && attr.max_msg_sz > 0).then_some(attr.max_msg_sz)
+    check("ibv_query_port", unsafe { ___ibv_query_port(context, port.max(1), &raw mut attr) })?;
+    Ok(attr)
 }
 
 /// Largest inline send: no attribute of a device says it, so queue pairs are tried.
@@ -439,13 +500,28 @@ mod tests {
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         (attr.max_sge, attr.max_qp_wr, attr.max_cqe) = (32, 1 << 14, 1 << 20);
         attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_HCA;
-        let roce = capabilities(&attr, &Limits { iwarp: false, responder_resources: 16, initiator_depth: 4 });
+        let roce =
+            capabilities(&attr, &Limits { iwarp: false, responder_resources: 16, initiator_depth: 4, shared_sge: 4 });
         assert!(roce.features.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE | Features::READ));
         assert!(!roce.features.contains(Features::SEND_WITH_INVALIDATE));
         assert_eq!((roce.max_sge, roce.max_private_data, roce.max_read_depth), (4, 56, 4));
-        let iwarp = capabilities(&attr, &Limits { iwarp: true, responder_resources: 16, initiator_depth: 16 });
+        let iwarp =
+            capabilities(&attr, &Limits { iwarp: true, responder_resources: 16, initiator_depth: 16, shared_sge: 4 });
         assert_eq!(iwarp.features, Features::READ | Features::WRITE);
         assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
+    }
+
+    #[test]
+    fn the_last_receive_of_a_queue_pair_is_told() {
+        let key = Key::new(5, 3);
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut qp: rdma_sys::ibv_qp = unsafe { std::mem::zeroed() };
+        qp.qp_context = super::super::ffi::context_of(key);
+        let element = rdma_sys::ibv_async_event_element_t { qp: &raw mut qp };
+        let event = ibv_async_event { element, event_type: ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED };
+        // SAFETY: the type has a queue pair, and it is alive.
+        let copy = unsafe { AsyncEvent::copy(16, &raw const event) };
+        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, key, address: (&raw const qp).addr() });
     }
 
     #[test]
@@ -456,6 +532,9 @@ mod tests {
         assert_eq!(unsafe { AsyncEvent::copy(4711, &raw const event) }, AsyncEvent::Other(4711));
         // SAFETY: as above.
         let port = unsafe { AsyncEvent::copy(ibv_event_type::IBV_EVENT_PORT_ERR as u32, &raw const event) };
-        assert_eq!(port, AsyncEvent::Port { kind: 10, port: 0 });
+        assert_eq!(port, AsyncEvent::Port(DeviceEventKind::PortDown { port: 0 }));
+        // SAFETY: as above.
+        let port = unsafe { AsyncEvent::copy(ibv_event_type::IBV_EVENT_CLIENT_REREGISTER as u32, &raw const event) };
+        assert_eq!(port, AsyncEvent::Port(DeviceEventKind::Port { code: 17, port: 0 }));
     }
 }

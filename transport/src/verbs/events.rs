@@ -7,16 +7,24 @@ use rdma_sys::rdma_cm_event_type as cm;
 
 use super::channel::{RawEvent, Request};
 use super::device::{AsyncEvent, QpEvent};
-use super::id::{Id, RawId, State};
+use super::id::{Id, RawId, Service, State};
 use super::provider::{ASYNC, CM, Verbs};
+use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
 use crate::error::{Error, Result};
+use crate::event::{DeviceEvent, DeviceEventKind};
 use crate::provider::{CqId, DeviceId};
+use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
 
 /// How long a peer waits that found no receive posted: 0.64 ms. The connection manager would leave it at 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
+/// Answers of InfiniBand's connection manager to the question where datagrams are taken (`ib_cm.h`).
+const SIDR_UNSUPPORTED: i32 = 1;
+const SIDR_REJECT: i32 = 2;
+/// Events of devices that are kept for a caller who may never ask.
+const DEVICE_EVENTS: usize = 1000;
 
 impl Verbs {
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
@@ -79,9 +87,9 @@ impl Verbs {
     }
 
     fn cm_event(&mut self, event: RawEvent, now: Instant) {
-        let RawEvent { kind, status, key, request, private_data } = event;
+        let RawEvent { kind, status, key, request, private_data, read_depth, peer, join } = event;
         if let Some(request) = request {
-            self.connect_request(key, &request, private_data);
+            self.connect_request(key, &request, private_data, read_depth);
             return;
         }
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -94,7 +102,29 @@ impl Verbs {
                     self.push(key, CmEventKind::Resolved { device });
                 }
             }
-            cm::RDMA_CM_EVENT_ESTABLISHED => self.established(key, private_data),
+            cm::RDMA_CM_EVENT_ESTABLISHED => match peer {
+                Some(peer) if id.state == State::Connecting => {
+                    id.state = State::Established;
+                    self.push(key, CmEventKind::Reached { private_data, peer });
+                }
+                Some(_) => {}
+                None => self.established(key, private_data, read_depth),
+            },
+            cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
+                self.join_ended(key, join, status, peer);
+            }
+            // The answer to the question where to send to.
+            cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
+                let kind = match status {
+                    SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
+                    SIDR_REJECT => CmEventKind::Rejected { private_data },
+                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses: {other}"))),
+                };
+                if id.state == State::Connecting {
+                    id.state = State::Dead;
+                    self.push(key, kind);
+                }
+            }
             cm::RDMA_CM_EVENT_DISCONNECTED => {
                 id.handshaking = false;
                 let cause = match id.state {
@@ -136,7 +166,7 @@ impl Verbs {
         }
     }
 
-    fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>) {
+    fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>, read_depth: ReadDepth) {
         // SAFETY: the event has brought a new id, which nobody else knows.
         let raw = unsafe { RawId::from_raw(request.id, &self.channel) };
         if self.ids.get(listener).is_none_or(|id| id.state != State::Listening) {
@@ -145,12 +175,12 @@ impl Verbs {
         }
         let Some(peer) = raw.peer_address() else { return };
         let mut id = Id::new(Arc::new(raw), State::Offered);
-        id.asked = (request.responder_resources, request.initiator_depth);
+        id.read_depth = read_depth;
         let key = self.add(id);
         match self.land(key) {
             Ok(device) => {
                 let listener = CmId(listener);
-                self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data });
+                self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
             }
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");
@@ -159,21 +189,24 @@ impl Verbs {
         }
     }
 
-    fn established(&mut self, key: Key, private_data: Box<[u8]>) {
+    fn established(&mut self, key: Key, private_data: Box<[u8]>, agreed: ReadDepth) {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
         let private_data = match id.state {
-            State::Connecting => private_data,
+            State::Connecting => {
+                id.read_depth = agreed;
+                private_data
+            }
             State::Accepting => Box::default(),
             // Twice, or after we had enough of it.
             _ => return,
         };
-        let active = id.state == State::Connecting;
+        let (active, read_depth) = (id.state == State::Connecting, id.read_depth);
         id.state = State::Established;
         if active {
             self.set_min_rnr_timer(key);
         }
-        self.push(key, CmEventKind::Established { private_data });
+        self.push(key, CmEventKind::Established { private_data, read_depth });
     }
 
     pub(super) fn set_min_rnr_timer(&self, key: Key) {
@@ -274,16 +307,57 @@ impl Verbs {
                             log::debug!("{name}: {error}");
                         }
                     }
+                    QpEvent::LastReceive => self.device_event(device, DeviceEventKind::LastReceive(QpId(key))),
                     other => log::trace!("{name}: {other:?}"),
                 }
             }
             AsyncEvent::CqError { key, address } => self.cq_failed(key, address),
+            AsyncEvent::Srq { failed, key, address } => self.srq_event(device, failed, key, address),
             AsyncEvent::DeviceFatal => {
                 log::error!("the device {name} failed");
+                self.device_event(device, DeviceEventKind::Fatal);
                 self.device_removed(DeviceId(device as u32));
             }
-            AsyncEvent::Port { kind, port } => log::warn!("{name}: event {kind} of port {port}"),
-            AsyncEvent::Other(kind) => log::debug!("{name}: event {kind}"),
+            AsyncEvent::Port(kind) => {
+                log::warn!("{name}: {kind:?}");
+                self.device_event(device, kind);
+            }
+            AsyncEvent::Other(code) => {
+                log::debug!("{name}: event {code}");
+                self.device_event(device, DeviceEventKind::Other(code));
+            }
+        }
+    }
+
+    fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
+        if self.device_events.len() >= DEVICE_EVENTS {
+            // Nobody asks for them, or the device is out of its mind.
+            self.device_events.pop_front();
+        }
+        self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
+    }
+
+    fn srq_event(&mut self, device: usize, failed: bool, key: Key, address: usize) {
+        let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.as_ptr().addr() == address);
+        if !self.srqs.get(key).is_some_and(ours) {
+            log::debug!("an event of a shared receive queue that is not this provider's");
+            return;
+        }
+        let srq = SrqId(key);
+        if !failed {
+            return self.device_event(device, DeviceEventKind::SharedReceivesLow(srq));
+        }
+        log::error!("{}: a shared receive queue failed", self.devices[device].info.name);
+        self.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
+        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
+        self.path_failed(on_it, "the shared receive queue failed");
+    }
+
+    /// Tells every connection that something under it has failed.
+    fn path_failed(&mut self, concerned: impl Fn(&Id) -> bool, why: &str) {
+        let keys: Vec<Key> = self.ids.iter().filter(|(_, id)| concerned(id)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why.into())));
         }
     }
 
@@ -296,9 +370,6 @@ impl Verbs {
         cq.failed = true;
         log::error!("a completion queue overran");
         let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.completes_to(CqId(key)));
-        let concerned: Vec<Key> = self.ids.iter().filter(|(_, id)| on_it(id)).map(|(key, _)| key).collect();
-        for key in concerned {
-            self.push(key, CmEventKind::Disconnected(DisconnectCause::Path("the completion queue overran".into())));
-        }
+        self.path_failed(on_it, "the completion queue overran");
     }
 }

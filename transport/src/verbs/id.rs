@@ -1,6 +1,6 @@
 //! A connection-manager id: its owner, and the state it is in.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,8 +9,8 @@ use std::time::Instant;
 use rdma_sys::{
     ibv_context, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_accept,
     rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id,
-    rdma_destroy_qp, rdma_disconnect, rdma_listen, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
-    rdma_resolve_route, rdma_set_option,
+    rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_notify,
+    rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
 use super::channel::EventChannel;
@@ -18,6 +18,8 @@ use super::cq::RawCq;
 use super::device::RawDevice;
 use super::ffi::{RawAddress, address, check, context_of};
 use super::qp::Qp;
+use super::srq::RawSrq;
+use crate::cm::ReadDepth;
 use crate::error::Result;
 use crate::provider::DeviceId;
 use crate::slab::Key;
@@ -26,14 +28,23 @@ use crate::slab::Key;
 const OPTION_LEVEL_ID: i32 = 0;
 const OPTION_REUSE_ADDRESS: i32 = 1;
 
+/// What an id is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    /// Reliable connections.
+    Connected,
+    /// Unreliable datagrams.
+    Datagram,
+}
+
 /// The one owner of an id and its queue pair, and of a share in what they depend on.
 #[derive(Debug)]
 pub(super) struct RawId {
     raw: *mut rdma_cm_id,
     /// Nobody waits for this id any more: do not start on it.
     abandoned: AtomicBool,
-    /// Set together with the queue pair: what it completes to.
-    queues: OnceLock<[Arc<RawCq>; 2]>,
+    /// Set together with the queue pair: what it completes to and receives from.
+    queues: OnceLock<Queues>,
     device: OnceLock<Arc<RawDevice>>,
     _channel: Arc<EventChannel>,
 }
@@ -46,11 +57,14 @@ unsafe impl Send for RawId {}
 unsafe impl Sync for RawId {}
 
 impl RawId {
-    pub(super) fn create(channel: &Arc<EventChannel>) -> Result<Self> {
+    pub(super) fn create(channel: &Arc<EventChannel>, service: Service) -> Result<Self> {
         let mut raw = ptr::null_mut();
+        let space = match service {
+            Service::Connected => rdma_port_space::RDMA_PS_TCP,
+            Service::Datagram => rdma_port_space::RDMA_PS_UDP,
+        };
         // SAFETY: a live channel and a place for the result; the context is set later.
-        let rc =
-            unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
+        let rc = unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", rc)?;
         // SAFETY: the id was made by the call above, for us alone.
         Ok(unsafe { Self::from_raw(raw, channel) })
@@ -66,6 +80,29 @@ impl RawId {
             device: OnceLock::new(),
             _channel: Arc::clone(channel),
         }
+    }
+
+    pub(super) fn service(&self) -> Service {
+        // SAFETY: the id is live; its port space never changes.
+        match unsafe { (*self.raw).ps } {
+            rdma_port_space::RDMA_PS_UDP => Service::Datagram,
+            _ => Service::Connected,
+        }
+    }
+
+    /// Joins a group; `number` comes back in the events about it.
+    pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
+        let group = RawAddress::new(SocketAddr::new(group, 0));
+        let number = ptr::without_provenance_mut(number);
+        // SAFETY: a live id with a queue pair; the address is read during the call, the context is a number.
+        check("rdma_join_multicast", unsafe { rdma_join_multicast(self.raw, group.as_ptr(), number) })
+    }
+
+    pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
+        let group = RawAddress::new(SocketAddr::new(group, 0));
+        // SAFETY: a live id; the address is read during the call. It waits for events about the group to be acknowledged,
+        // which they are when they are read.
+        check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
     }
 
     /// Names the id in its events from now on.
@@ -164,7 +201,7 @@ impl RawId {
     }
 
     /// Makes the queue pair, on `attr`, whose queues are the ones given.
-    pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: [Arc<RawCq>; 2]) -> Result<*mut ibv_qp> {
+    pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
             return Err(crate::Error::InvalidState { call: "create_qp", state: "on no device" });
         };
@@ -226,12 +263,19 @@ impl Drop for RawId {
     }
 }
 
+/// What a queue pair depends on.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    pub(super) send: Arc<RawCq>,
+    pub(super) recv: Arc<RawCq>,
+    pub(super) shared: Option<Arc<RawSrq>>,
+}
+
 /// What a side of a connection offers.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub(super) private_data: Box<[u8]>,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
+    pub(super) read_depth: ReadDepth,
 }
 
 impl Terms {
@@ -241,8 +285,9 @@ impl Terms {
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
         param.private_data = self.private_data.as_ptr().cast();
         param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(u8::MAX);
-        param.responder_resources = self.responder_resources;
-        param.initiator_depth = self.initiator_depth;
+        let narrow = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+        param.responder_resources = narrow(self.read_depth.responder_resources);
+        param.initiator_depth = narrow(self.read_depth.initiator_depth);
         param.retry_count = 7;
         // 7 is for ever: a receiver that is late is not a reason to lose the connection.
         param.rnr_retry_count = 7;
@@ -302,12 +347,14 @@ pub(super) struct Id {
     pub(super) qp: Option<Qp>,
     /// When an active connection must be up.
     pub(super) deadline: Option<Instant>,
-    /// RDMA Reads the peer asked for: outstanding here, outstanding there.
-    pub(super) asked: (u8, u8),
+    /// What the peer asked for, then what was agreed on.
+    pub(super) read_depth: ReadDepth,
     /// On iWARP: destroying it may block until its handshake is over.
     pub(super) handshaking: bool,
     /// The user was told that the device goes away.
     pub(super) removal_told: bool,
+    /// Multicast groups it is in or joins, and the numbers of the joins.
+    pub(super) groups: Vec<Option<(IpAddr, usize)>>,
 }
 
 impl Id {
@@ -318,9 +365,10 @@ impl Id {
             device: None,
             qp: None,
             deadline: None,
-            asked: (0, 0),
+            read_depth: ReadDepth { responder_resources: 0, initiator_depth: 0 },
             handshaking: false,
             removal_told: false,
+            groups: Vec::new(),
         }
     }
 }

@@ -6,11 +6,14 @@
 //! | `channel` | the connection manager's event channel, and its events copied out |
 //! | `id` | a connection-manager id: its owner, and the state it is in |
 //! | `device` | a device: context, protection domain, channels, what it can do, its asynchronous events |
-//! | `cq`, `qp`, `mr` | completion queues, queue pairs with their work requests, memory regions |
+//! | `cq`, `qp`, `srq`, `mr` | completion queues, queue pairs with their work requests, shared receive queues, memory regions |
 //! | `connector` | threads for the calls that block on iWARP |
 //! | `status` | what the codes of the libraries mean |
 //! | `open` | [`Verbs::open`], and which provider reaches an address |
 //! | `events` | what an event does to an id |
+//! | `datagram` | address handles, multicast groups |
+//! | `landing` | ids on devices, and what is closed when the last one goes |
+//! | `queues` | queues made and accounted |
 //! | `provider` | [`Verbs`]: the [`crate::Provider`] |
 //!
 //! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which
@@ -49,14 +52,18 @@ compile_error!("the feature `verbs` needs a 64-bit target");
 mod channel;
 mod connector;
 mod cq;
+mod datagram;
 mod device;
 mod events;
 mod ffi;
 mod id;
+mod landing;
 mod mr;
 mod open;
 mod provider;
 mod qp;
+mod queues;
+mod srq;
 mod status;
 
 pub use open::Reach;

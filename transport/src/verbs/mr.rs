@@ -1,6 +1,12 @@
 //! Memory regions.
+//!
+//! A region that a peer may reach is registered twice: once for the program's own work requests, under the local key,
+//! and once for peers, under the remote key. Taking the remote key back is giving the second registration back: a
+//! device has no other way to do that from user space that works on all of them, and the local key stays good. It
+//! counts twice towards RLIMIT_MEMLOCK.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_mr};
@@ -23,24 +29,24 @@ pub(super) struct RawRegion {
 unsafe impl Send for RawRegion {}
 
 impl RawRegion {
-    pub(super) fn register(device: &Arc<RawDevice>, memory: &Arc<Memory>, access: Access) -> Result<Self> {
+    fn register(device: &Arc<RawDevice>, memory: &Arc<Memory>, range: &Range<usize>, access: Access) -> Result<Self> {
         let flags = access_flags(access).0 as i32;
+        let (start, bytes) = (memory.as_ptr().wrapping_add(range.start), range.len());
         // SAFETY: a live protection domain, and memory that is mapped for as long as the registration lives, because
-        // it holds a share. What the device may do to it when is promised at `Sge::new`.
-        let raw = unsafe { ibv_reg_mr(device.protection_domain(), memory.as_ptr().cast(), memory.len(), flags) };
+        // it holds a share; the range is within it. What the device may do to it when is promised at `Sge::new`.
+        let raw = unsafe { ibv_reg_mr(device.protection_domain(), start.cast(), bytes, flags) };
         if raw.is_null() {
-            let source = explain(io::Error::last_os_error());
-            return Err(Error::Memory { bytes: memory.len(), source });
+            return Err(Error::Memory { bytes, source: explain(io::Error::last_os_error()) });
         }
         Ok(Self { raw, _memory: Arc::clone(memory), _device: Arc::clone(device) })
     }
 
-    pub(super) fn local_key(&self) -> LocalKey {
+    fn local_key(&self) -> LocalKey {
         // SAFETY: the registration is live.
         LocalKey(unsafe { (*self.raw).lkey })
     }
 
-    pub(super) fn remote_key(&self) -> RemoteKey {
+    fn remote_key(&self) -> RemoteKey {
         // SAFETY: the registration is live.
         RemoteKey(unsafe { (*self.raw).rkey })
     }
@@ -58,8 +64,43 @@ impl Drop for RawRegion {
 /// A region of the provider; one on a device that was removed has no registration any more.
 #[derive(Debug)]
 pub(super) struct Region {
-    pub(super) raw: Option<RawRegion>,
+    local: Option<RawRegion>,
+    /// For peers, until it is taken back.
+    remote: Option<RawRegion>,
     pub(super) device: u32,
+}
+
+impl Region {
+    /// Registers a part of a memory, and says its keys.
+    pub(super) fn register(
+        device: &Arc<RawDevice>,
+        number: u32,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<(Self, LocalKey, RemoteKey)> {
+        if range.start >= range.end || range.end > memory.len() {
+            let (value, range) = (range.end as u64, "behind its start, and within the memory");
+            return Err(Error::OutOfRange { what: "end of the region", value, range });
+        }
+        let local = RawRegion::register(device, memory, &range, access.local())?;
+        let remote = match access.intersects(Access::REMOTE) {
+            true => Some(RawRegion::register(device, memory, &range, access)?),
+            false => None,
+        };
+        let keys = (local.local_key(), remote.as_ref().unwrap_or(&local).remote_key());
+        Ok((Self { local: Some(local), remote, device: number }, keys.0, keys.1))
+    }
+
+    /// Takes the remote key back: when this returns, the device touches nothing for a peer.
+    pub(super) fn invalidate(&mut self) {
+        self.remote = None;
+    }
+
+    /// The device is gone.
+    pub(super) fn close(&mut self) {
+        (self.local, self.remote) = (None, None);
+    }
 }
 
 fn access_flags(access: Access) -> ibv_access_flags {
@@ -69,6 +110,7 @@ fn access_flags(access: Access) -> ibv_access_flags {
         // The device demands the local right with the remote one.
         (Access::REMOTE_WRITE, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
         (Access::REMOTE_READ, ibv_access_flags::IBV_ACCESS_REMOTE_READ),
+        (Access::REMOTE_ATOMIC, ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
     ] {
         if access.contains(ours) {
             flags |= theirs;
@@ -105,6 +147,9 @@ mod tests {
         assert_eq!(access_flags(Access::LOCAL_WRITE).0, 1);
         assert_eq!(access_flags(Access::REMOTE_WRITE).0, 3);
         assert_eq!(access_flags(Access::REMOTE_READ).0, 4);
+        assert_eq!(access_flags(Access::REMOTE_ATOMIC).0, 9);
+        assert_eq!(access_flags(Access::REMOTE_ATOMIC.local()).0, 1);
+        assert_eq!(access_flags(Access::REMOTE_READ.local()).0, 0);
     }
 
     #[test]

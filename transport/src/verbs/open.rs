@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdma_sys::{ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 
 use super::channel::EventChannel;
-use super::id::RawId;
+use super::id::{RawId, Service};
 use super::provider::Verbs;
 use super::status::is_unreachable;
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ impl Verbs {
             return Ok(Reach::No { reason: "the loopback is on no RDMA device".into() });
         }
         let channel = Arc::new(EventChannel::open()?);
-        let id = RawId::create(&channel)?;
+        let id = RawId::create(&channel, Service::Connected)?;
         id.set_key(Key::new(u32::MAX, u32::MAX));
         let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1);
         if let Err(error) = id.resolve_address(peer, timeout) {
@@ -83,10 +83,10 @@ impl Verbs {
     /// When there are no resources to find out.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
         if address.ip().is_unspecified() {
-            return Ok(Reach::Yes { device: "any".into() });
+            return self.serves_any();
         }
         let channel = Arc::new(EventChannel::open()?);
-        let id = RawId::create(&channel)?;
+        let id = RawId::create(&channel, Service::Connected)?;
         match id.bind(SocketAddr::new(address.ip(), 0)) {
             Ok(()) => self.reached(&id),
             Err(error) => unreachable(error),
@@ -99,7 +99,32 @@ impl Verbs {
         }
         // Opened as for a connection: so its removal will be noticed.
         let device = self.device_of(id)?;
-        Ok(Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() })
+        let device = &self.devices[device.0 as usize];
+        let (name, port) = (device.info.name.clone(), id.port());
+        Ok(match device.live()?.port_state(port)? {
+            Ok(()) => Reach::Yes { device: name },
+            Err(state) => {
+                Reach::No { reason: format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more") }
+            }
+        })
+    }
+
+    /// Whether there is a device that an unspecified address would be on, with a port that is up.
+    fn serves_any(&mut self) -> Result<Reach> {
+        let mut reason = "no address of this host is on an RDMA device".to_owned();
+        for address in super::ffi::local_addresses() {
+            let channel = Arc::new(EventChannel::open()?);
+            let id = RawId::create(&channel, Service::Connected)?;
+            if id.bind(address).is_err() || id.context().is_null() {
+                // Most addresses are on no device.
+                continue;
+            }
+            match self.reached(&id)? {
+                Reach::No { reason: why } => reason = why,
+                yes @ Reach::Yes { .. } => return Ok(yes),
+            }
+        }
+        Ok(Reach::No { reason })
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,28 +13,33 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::channel::EventChannel;
 use super::connector::Connector;
-use super::cq::{self, Cq, RawCq};
+use super::cq::{self, Batch, Cq};
+use super::datagram::Address;
 use super::device::Device;
-use super::ffi;
-use super::id::{Id, RawId, State, Terms};
-use super::mr::{RawRegion, Region};
-use super::qp::{Chains, Qp, init_attr};
+use super::id::{Id, RawId, Service, State, Terms};
+use super::mr::Region;
+use super::qp::Chains;
+use super::srq::Srq;
 use super::status::{connect_failure, is_unreachable};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use crate::caps::Features;
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ReadDepth};
+use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
+use crate::event::DeviceEvent;
 use crate::mem::Memory;
 use crate::mr::{Access, MemoryRegion, MrId};
 use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
-use crate::qp::{QpAttr, QpId};
+use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::{Key, Slab};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
 /// Name of the provider.
 pub(super) const NAME: &str = "verbs";
-const STALE_ID: Error = Error::Stale { object: "connection id" };
+pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
-const STALE_CQ: Error = Error::Stale { object: "completion queue" };
+pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
+pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
 
 /// Tokens of the inner epoll set: the event channel, the waker, asynchronous events by device.
 pub(super) const CM: Token = Token(0);
@@ -58,10 +64,16 @@ pub struct Verbs {
     pub(super) connector: Connector,
     pub(super) ids: Slab<Id>,
     pub(super) cqs: Slab<Cq>,
-    regions: Slab<Region>,
+    pub(super) srqs: Slab<Srq>,
+    pub(super) regions: Slab<Region>,
+    pub(super) addresses: Slab<Address>,
+    /// Joins of multicast groups so far.
+    pub(super) joins: usize,
+    pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
     /// To be handed out.
     pub(super) events: VecDeque<CmEvent>,
+    pub(super) device_events: VecDeque<DeviceEvent>,
     chains: Chains,
     /// The latest time anybody told.
     now: Option<Instant>,
@@ -102,23 +114,28 @@ impl Verbs {
             connector: Connector::new(waker),
             ids: Slab::default(),
             cqs: Slab::default(),
+            srqs: Slab::default(),
             regions: Slab::default(),
+            addresses: Slab::default(),
+            joins: 0,
+            batch: Batch::default(),
             devices: Vec::new(),
             events: VecDeque::new(),
+            device_events: VecDeque::new(),
             chains: Chains::default(),
             now: None,
         })
     }
 
-    fn id(&self, id: CmId) -> Result<&Id> {
+    pub(super) fn id(&self, id: CmId) -> Result<&Id> {
         self.ids.get(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
     }
 
-    fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
+    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
         self.ids.get_mut(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
     }
 
-    fn live_device(&self, device: DeviceId) -> Result<&Device> {
+    pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
         let device = self.devices.get(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
         device.live()?;
         Ok(device)
@@ -132,186 +149,73 @@ impl Verbs {
         key
     }
 
-    /// Puts an id into the books of the device it is on, which is opened when it is the first.
-    pub(super) fn land(&mut self, key: Key) -> Result<DeviceId> {
-        let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
-        let device = self.device_of(&raw)?;
-        let entry = &mut self.devices[device.0 as usize];
-        if let Some(open) = &entry.raw {
-            raw.set_device(open);
+    fn listen_for(&mut self, service: Service, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        let listen = |error| match error {
+            Error::Io { source, .. } => Error::Listen { address, source },
+            other => other,
+        };
+        let raw = RawId::create(&self.channel, service)?;
+        raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
+        let on_device = !raw.context().is_null();
+        let key = self.add(Id::new(Arc::new(raw), State::Listening));
+        if on_device && let Err(error) = self.land(key) {
+            self.remove(key);
+            return Err(error);
         }
-        if let Some(id) = self.ids.get_mut(key) {
-            id.device = Some(device);
-            entry.ids += 1;
-        }
-        Ok(device)
+        Ok(CmId(key))
     }
 
-    /// The device an id is on.
-    pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
-        let context = id.context();
-        if context.is_null() {
-            return Err(Error::NoDevice { reason: "the address is not on an RDMA device".into() });
-        }
-        let known = |device: &Device| device.raw.as_ref().is_some_and(|raw| raw.context() == context);
-        if let Some(index) = self.devices.iter().position(known) {
-            return Ok(DeviceId(index as u32));
-        }
-        // An id of our own goes first, at the same address: it keeps the context open, and hears of the removal.
-        let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
-        address.set_port(0);
-        let watch = Arc::new(RawId::create(&self.channel)?);
-        watch.bind(address)?;
-        if watch.context() != context {
-            return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
-        }
-        let device = Device::open(Arc::clone(&watch), id.port())?;
-        let index = self.devices.len();
-        let fd = device.live()?.async_fd();
-        self.poll
-            .registry()
-            .register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE)
-            .map_err(|source| Error::io("watching a device", source))?;
-        let mut watch = Id::new(watch, State::Watching);
-        let handle = DeviceId(index as u32);
-        watch.device = Some(handle);
-        let key = self.add(watch);
-        self.devices.push(device);
-        self.devices[index].watch = Some(key);
-        Ok(handle)
-    }
-
-    /// Watches every device that has an address: librdmacm opens them all when it looks for removed ones, and would
-    /// keep those that nobody watches from being removed in their turn.
-    fn watch_all(&mut self) {
-        for address in ffi::local_addresses() {
-            let watched = RawId::create(&self.channel).and_then(|id| {
-                id.bind(address)?;
-                if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
-            });
-            if let Err(error) = watched {
-                // Most addresses are on no device.
-                log::trace!("{} is not watched: {error}", address.ip());
-            }
-        }
-    }
-
-    /// Destroys an id with its queue pair.
-    pub(super) fn remove(&mut self, key: Key) {
-        let Some(id) = self.ids.remove(key) else { return };
-        let Id { raw, qp, device, handshaking, state, .. } = id;
-        if let Some(qp) = &qp {
-            for (cq, depth) in [(qp.attr.send_cq, qp.attr.max_send_wr), (qp.attr.recv_cq, qp.attr.max_recv_wr)] {
-                if let Some(cq) = self.cqs.get_mut(cq.0) {
-                    cq.release(depth);
+    pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+        let raw = Arc::new(raw);
+        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
+        id.deadline = Some(deadline);
+        let key = self.add(id);
+        match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
+            Ok(()) => {}
+            // As if it had been found out later.
+            Err(Error::Io { source, .. }) if is_unreachable(&source) => {
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = State::Dead;
                 }
+                self.push(key, CmEventKind::ConnectFailed(connect_failure(&source)));
+                self.connector.wake();
             }
-            if let Some(device) = device {
-                self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
-            }
-            // A thread may still hold the queue pair: from here on it touches no memory all the same.
-            if (handshaking || Arc::strong_count(&raw) > 1)
-                && let Err(error) = raw.flush()
-            {
-                log::debug!("{error}");
+            Err(error) => {
+                drop(raw);
+                self.remove(key);
+                return Err(error);
             }
         }
-        if handshaking {
-            // Destroying waits for the end of the handshake.
-            self.connector.release(raw);
-        } else {
-            raw.abandon();
-            drop(raw);
-        }
-        if let Some(device) = device
-            && state != State::Watching
-        {
-            self.devices[device.0 as usize].ids -= 1;
-            self.close_if_unused(device);
-        }
-    }
-
-    /// Closes a removed device that has no ids any more: everything on it goes, so that the kernel can let it go.
-    pub(super) fn close_if_unused(&mut self, device: DeviceId) {
-        let entry = &mut self.devices[device.0 as usize];
-        if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
-            return;
-        }
-        entry.armed = 0;
-        let (raw, watch) = (entry.raw.take(), entry.watch.take());
-        log::info!("the device {} is closed", entry.info.name);
-        for key in self.cqs.keys() {
-            if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
-                cq.armed = false;
-                cq.raw = None;
-            }
-        }
-        for key in self.regions.keys() {
-            if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
-                region.raw = None;
-            }
-        }
-        if let Some(raw) = &raw
-            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&raw.async_fd()))
-        {
-            log::debug!("forgetting a device: {error}");
-        }
-        if let Some(watch) = watch {
-            self.remove(watch);
-        }
-        drop(raw);
-        self.watch_all();
+        Ok(CmId(key))
     }
 
     /// What this side offers; `asked`: what the peer did.
-    fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<(u8, u8)>) -> Result<Terms> {
+    fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
         let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
         check_private_data(param.private_data, device.info.capabilities.max_private_data)?;
         let limits = &device.limits;
-        let within = |wanted: u16, limit: u8, asked: Option<u8>| {
-            let wanted = if wanted == 0 { limit } else { u8::try_from(wanted).unwrap_or(u8::MAX).min(limit) };
+        let within = |wanted: u16, limit: u8, asked: Option<u16>| {
+            let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             asked.map_or(wanted, |asked| wanted.min(asked))
         };
-        Ok(Terms {
-            private_data: param.private_data.into(),
-            responder_resources: within(param.responder_resources, limits.responder_resources, asked.map(|a| a.0)),
-            initiator_depth: within(param.initiator_depth, limits.initiator_depth, asked.map(|a| a.1)),
-        })
+        let read_depth = ReadDepth {
+            responder_resources: within(
+                param.responder_resources,
+                limits.responder_resources,
+                asked.map(|asked| asked.responder_resources),
+            ),
+            initiator_depth: within(
+                param.initiator_depth,
+                limits.initiator_depth,
+                asked.map(|asked| asked.initiator_depth),
+            ),
+        };
+        Ok(Terms { private_data: param.private_data.into(), read_depth })
     }
 
     fn is_iwarp(&self, id: &Id) -> bool {
         id.device.is_some_and(|device| self.devices[device.0 as usize].limits.iwarp)
-    }
-
-    fn owned_cq(&self, cq: CqId) -> Result<Arc<RawCq>> {
-        let cq = self.cqs.get(cq.0).ok_or(STALE_CQ)?;
-        cq.raw.clone().ok_or(STALE_CQ)
-    }
-
-    fn make_qp(&mut self, key: Key, attr: &QpAttr) -> Result<Qp> {
-        let id = self.ids.get(key).ok_or(STALE_ID)?;
-        let device = id.device.ok_or(Error::InvalidState { call: "create_qp", state: "on no device" })?;
-        let device = &self.devices[device.0 as usize];
-        let open = device.live()?;
-        let (send_cq, recv_cq) = (self.owned_cq(attr.send_cq)?, self.owned_cq(attr.recv_cq)?);
-        if !send_cq.is_on(open) || !recv_cq.is_on(open) {
-            return Err(Error::InvalidState { call: "create_qp", state: "on another device than its queues" });
-        }
-        let capabilities = &device.info.capabilities;
-        let mut made = init_attr(attr, capabilities, &send_cq, &recv_cq, key);
-        let queues = [send_cq, recv_cq];
-        let raw = match id.raw.create_qp(&mut made, queues.clone()) {
-            // Room for inline data is a wish: with as many entries as these it may be too much.
-            Err(_) if attr.max_inline > 0 => {
-                made = init_attr(&QpAttr { max_inline: 0, ..*attr }, capabilities, &queues[0], &queues[1], key);
-                let raw = id.raw.create_qp(&mut made, queues)?;
-                made.cap.max_inline_data = 0;
-                raw
-            }
-            other => other?,
-        };
-        Ok(Qp::new(raw, &made, attr, capabilities))
     }
 }
 
@@ -357,19 +261,7 @@ impl Provider for Verbs {
     }
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        let listen = |error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
-            other => other,
-        };
-        let raw = RawId::create(&self.channel)?;
-        raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
-        let on_device = !raw.context().is_null();
-        let key = self.add(Id::new(Arc::new(raw), State::Listening));
-        if on_device && let Err(error) = self.land(key) {
-            self.remove(key);
-            return Err(error);
-        }
-        Ok(CmId(key))
+        self.listen_for(Service::Connected, address, backlog)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
@@ -377,27 +269,8 @@ impl Provider for Verbs {
     }
 
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        let raw = Arc::new(RawId::create(&self.channel)?);
-        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
-        id.deadline = Some(deadline);
-        let key = self.add(id);
-        match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
-            Ok(()) => {}
-            // As if it had been found out later.
-            Err(Error::Io { source, .. }) if is_unreachable(&source) => {
-                if let Some(id) = self.ids.get_mut(key) {
-                    id.state = State::Dead;
-                }
-                self.push(key, CmEventKind::ConnectFailed(connect_failure(&source)));
-                self.connector.wake();
-            }
-            Err(error) => {
-                drop(raw);
-                self.remove(key);
-                return Err(error);
-            }
-        }
-        Ok(CmId(key))
+        let raw = RawId::create(&self.channel, Service::Connected)?;
+        self.resolve_on(raw, peer, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -440,13 +313,22 @@ impl Provider for Verbs {
         if entry.qp.is_none() {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let terms = self.terms(entry, param, Some(entry.asked))?;
+        let terms = self.terms(entry, param, Some(entry.read_depth))?;
         let iwarp = self.is_iwarp(entry);
         entry.raw.accept(&terms)?;
         let entry = self.id_mut(id)?;
         entry.handshaking = iwarp;
+        entry.read_depth = terms.read_depth;
         entry.state = State::Accepting;
-        self.set_min_rnr_timer(id.0);
+        if entry.raw.service() == Service::Datagram {
+            // There is nothing to wait for, and no event.
+            entry.state = State::Established;
+            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
+            self.push(id.0, CmEventKind::Established { private_data, read_depth });
+            self.connector.wake();
+        } else {
+            self.set_min_rnr_timer(id.0);
+        }
         Ok(())
     }
 
@@ -474,8 +356,8 @@ impl Provider for Verbs {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
             // On iWARP this would wait for the end of the handshake; destroying the id ends it.
-            State::Connecting | State::Accepting => !entry.handshaking,
-            State::Established => true,
+            State::Connecting | State::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
+            State::Established => entry.raw.service() == Service::Connected,
             // The peer was first: this answers it, and may be too late.
             State::Dead => entry.qp.is_some() && !entry.handshaking,
             State::Offered => {
@@ -509,11 +391,31 @@ impl Provider for Verbs {
         self.next_event(now)
     }
 
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        self.device_events.pop_front()
+    }
+
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        let raw = RawRegion::register(self.live_device(device)?.live()?, memory, access)?;
-        let (local_key, remote_key) = (raw.local_key(), raw.remote_key());
-        let id = MrId(self.regions.insert(Region { raw: Some(raw), device: device.0 }));
-        Ok(MemoryRegion { id, local_key, remote_key })
+        self.register_range(device, memory, 0..memory.len(), access)
+    }
+
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        let entry = self.live_device(device)?;
+        if access.contains(Access::REMOTE_ATOMIC) && !entry.info.capabilities.features.contains(Features::ATOMICS) {
+            return Err(Error::Unsupported { provider: NAME, feature: "atomic operations on this device" });
+        }
+        let (region, local_key, remote_key) = Region::register(entry.live()?, device.0, memory, range, access)?;
+        Ok(MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key })
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.regions.get_mut(region.0).map(Region::invalidate).ok_or(Error::Stale { object: "memory region" })
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
@@ -521,82 +423,70 @@ impl Provider for Verbs {
     }
 
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        let entry = self.live_device(device)?;
-        if entries == 0 || entries > entry.info.capabilities.max_completion_queue {
-            let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
-            return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
-        }
-        let open = Arc::clone(entry.live()?);
-        // The key is needed to make the queue, and the queue to keep the key.
-        let key = self.cqs.insert(Cq::new(device.0, entries));
-        match RawCq::create(&open, entries, key) {
-            Ok(raw) => {
-                if let Some(cq) = self.cqs.get_mut(key) {
-                    cq.raw = Some(Arc::new(raw));
-                }
-                Ok(CqId(key))
-            }
-            Err(error) => {
-                self.cqs.remove(key);
-                Err(error)
-            }
-        }
+        self.make_cq(device, entries)
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        if self.cqs.get(cq.0).ok_or(STALE_CQ)?.is_used() {
-            return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
-        }
-        if let Some(cq) = self.cqs.remove(cq.0) {
-            self.devices[cq.device as usize].armed -= usize::from(cq.armed);
-        }
-        Ok(())
+        self.drop_cq(cq)
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        let entry = self.id(id)?;
-        if !matches!(entry.state, State::Resolved | State::Offered) {
-            return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
+        self.make_qp(id, attr, None)
+    }
+
+    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+        self.make_srq(device, max_wr)
+    }
+
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        self.drop_srq(srq)
+    }
+
+    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
+        self.make_qp(id, attr, Some(srq))
+    }
+
+    fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        self.listen_for(Service::Datagram, address, backlog)
+    }
+
+    fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
+        self.resolve_datagrams(peer, from, deadline)
+    }
+
+    fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        self.join_group(id, group)
+    }
+
+    fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        self.leave_group(id, group)
+    }
+
+    fn qp_number(&self, qp: QpId) -> Result<u32> {
+        self.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
+    }
+
+    fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
+        self.make_address(device, route)
+    }
+
+    fn destroy_address(&mut self, address: AddressId) -> Result<()> {
+        self.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+    }
+
+    fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+        self.way_back(id, received, header)
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        match self.srqs.get_mut(srq.0) {
+            Some(srq) => srq.post(chain, &mut self.chains),
+            None => Err(PostError { posted: 0, error: STALE_SRQ }),
         }
-        if entry.qp.is_some() {
-            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
-        }
-        let device = entry.device.ok_or(Error::InvalidState { call: "create_qp", state: "on no device" })?;
-        let max = self.devices[device.0 as usize].info.capabilities.max_queue_depth;
-        for (what, depth) in
-            [("depth of the send queue", attr.max_send_wr), ("depth of the receive queue", attr.max_recv_wr)]
-        {
-            if depth == 0 || depth > max {
-                return Err(Error::OutOfRange {
-                    what,
-                    value: depth.into(),
-                    range: "1 to the device's max_queue_depth",
-                });
-            }
-        }
-        self.cqs.get_mut(attr.send_cq.0).ok_or(STALE_CQ)?.reserve(attr.max_send_wr)?;
-        let reserved = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ).and_then(|cq| cq.reserve(attr.max_recv_wr));
-        let made = match reserved {
-            Ok(()) => self.make_qp(id.0, attr).inspect_err(|_| {
-                if let Some(cq) = self.cqs.get_mut(attr.recv_cq.0) {
-                    cq.cancel(attr.max_recv_wr);
-                }
-            }),
-            Err(error) => Err(error),
-        };
-        let qp = match made {
-            Ok(qp) => qp,
-            Err(error) => {
-                if let Some(cq) = self.cqs.get_mut(attr.send_cq.0) {
-                    cq.cancel(attr.max_send_wr);
-                }
-                return Err(error);
-            }
-        };
-        let handle = QpId(id.0);
-        self.devices[device.0 as usize].numbers.insert(qp.number, handle);
-        self.id_mut(id)?.qp = Some(qp);
-        Ok(handle)
+    }
+
+    fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
+        self.srqs.get(srq.0).ok_or(STALE_SRQ)?.arm(limit)
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
@@ -608,23 +498,30 @@ impl Provider for Verbs {
 
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
         match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_send(chain, &mut self.chains),
+            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let cq = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let Some(raw) = &cq.raw else { return Ok(0) };
-        let device = &self.devices[cq.device as usize];
-        let taken = match raw.poll(max, &device.numbers, out) {
+        let start = out.len();
+        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
+        let stashed = entry.unstash(max, out);
+        let Some(raw) = &entry.raw else { return Ok(stashed) };
+        let device = &self.devices[entry.device as usize];
+        let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {
             Err(_) if device.removed => 0,
             other => other?,
         };
-        if taken < max {
-            cq.drained();
+        if entry.shared > 0 {
+            self.count_shared(cq, &out[start + stashed..], None);
         }
-        Ok(taken)
+        if stashed + taken < max
+            && let Some(entry) = self.cqs.get_mut(cq.0)
+        {
+            entry.drained();
+        }
+        Ok(stashed + taken)
     }
 
     fn req_notify(&mut self, cq: CqId) -> Result<()> {

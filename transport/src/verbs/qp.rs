@@ -7,20 +7,22 @@ use std::ptr;
 use rdma_sys::{
     atomic_t, bind_mw_tso_union_t, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type,
     ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t,
-    rdma_t, tso_t, wr_t, xrc_t,
+    rdma_t, tso_t, ud_t, wr_t, xrc_t,
 };
 
-use super::cq::RawCq;
+use super::datagram::Address;
 use super::ffi::{context_of, failure};
+use super::id::{Queues, Service};
 use super::provider::NAME;
 use crate::caps::{Capabilities, Features};
+use crate::datagram::Destination;
 use crate::error::Error;
 use crate::provider::{CqId, PostError};
-use crate::qp::{QpAttr, QpId};
-use crate::slab::Key;
-use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use crate::qp::{QpAttr, QpId, SrqId};
+use crate::slab::{Key, Slab};
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
-type Posted = std::result::Result<(), PostError>;
+pub(super) type Posted = std::result::Result<(), PostError>;
 
 /// A queue pair of an id, which owns it.
 #[derive(Debug)]
@@ -28,8 +30,13 @@ pub(super) struct Qp {
     raw: *mut ibv_qp,
     pub(super) number: u32,
     pub(super) attr: QpAttr,
+    /// Where its receives come from, if not from a queue of its own.
+    pub(super) srq: Option<SrqId>,
     features: Features,
     max_sge: u32,
+    max_read_sge: u32,
+    /// Largest datagram; `None` for a connected queue pair.
+    max_datagram: Option<u32>,
 }
 
 // SAFETY: work requests are posted by the driving thread alone; the queue pair is owned by its id, which lives as long
@@ -38,37 +45,48 @@ unsafe impl Send for Qp {}
 
 /// What a queue pair is made with.
 pub(super) fn init_attr(
+    service: Service,
     attr: &QpAttr,
     capabilities: &Capabilities,
-    send_cq: &RawCq,
-    recv_cq: &RawCq,
+    queues: &Queues,
     key: Key,
 ) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: context_of(key),
-        send_cq: send_cq.as_ptr(),
-        recv_cq: recv_cq.as_ptr(),
-        srq: ptr::null_mut(),
+        send_cq: queues.send.as_ptr(),
+        recv_cq: queues.recv.as_ptr(),
+        srq: queues.shared.as_ref().map_or(ptr::null_mut(), |srq| srq.as_ptr()),
         cap: ibv_qp_cap {
             max_send_wr: attr.max_send_wr,
-            max_recv_wr: attr.max_recv_wr,
+            max_recv_wr: if queues.shared.is_some() { 0 } else { attr.max_recv_wr },
             max_send_sge: capabilities.max_sge,
             max_recv_sge: capabilities.max_sge,
             max_inline_data: attr.max_inline.min(capabilities.max_inline),
         },
-        qp_type: ibv_qp_type::IBV_QPT_RC,
+        qp_type: match service {
+            Service::Connected => ibv_qp_type::IBV_QPT_RC,
+            Service::Datagram => ibv_qp_type::IBV_QPT_UD,
+        },
         sq_sig_all: 0,
     }
 }
 
 impl Qp {
     /// `raw` was made with `made`, for `attr`, and belongs to the id that keeps the result.
-    pub(super) fn new(raw: *mut ibv_qp, made: &ibv_qp_init_attr, attr: &QpAttr, capabilities: &Capabilities) -> Self {
+    pub(super) fn new(
+        raw: *mut ibv_qp,
+        made: &ibv_qp_init_attr,
+        attr: &QpAttr,
+        srq: Option<SrqId>,
+        capabilities: &Capabilities,
+    ) -> Self {
         let mut attr = *attr;
         attr.max_inline = attr.max_inline.min(capabilities.max_inline).min(made.cap.max_inline_data);
         // SAFETY: the queue pair was just made; its number never changes.
         let number = unsafe { (*raw).qp_num };
-        Self { raw, number, attr, features: capabilities.features, max_sge: capabilities.max_sge }
+        let Capabilities { features, max_sge, max_read_sge, .. } = *capabilities;
+        let max_datagram = (made.qp_type == ibv_qp_type::IBV_QPT_UD).then_some(capabilities.max_datagram);
+        Self { raw, number, attr, srq, features, max_sge, max_read_sge, max_datagram }
     }
 
     pub(super) fn address(&self) -> usize {
@@ -79,27 +97,21 @@ impl Qp {
         self.attr.send_cq == cq || self.attr.recv_cq == cq
     }
 
-    fn check_sges(&self, sges: &SgeList) -> Result<(), Error> {
-        let count = sges.as_slice().len();
-        if count > self.max_sge as usize {
-            let range = "at most the device's max_sge";
-            return Err(Error::OutOfRange {
-                what: "scatter/gather entries of a work request",
-                value: count as u64,
-                range,
-            });
-        }
-        Ok(())
-    }
-
-    fn check_send(&self, wr: &SendWr) -> Result<(), Error> {
-        self.check_sges(&wr.sges)?;
+    fn check_send(&self, wr: &SendWr, addresses: &Slab<Address>) -> Result<(), Error> {
+        check_sges(&wr.sges, if matches!(wr.op, SendOp::Read(_)) { self.max_read_sge } else { self.max_sge })?;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > self.attr.max_inline as usize {
             let (value, range) = (wr.sges.total_len() as u64, "at most the queue pair's max_inline");
             return Err(Error::OutOfRange { what: "bytes of an inline send", value, range });
         }
+        if let Some(max) = self.max_datagram {
+            return check_datagram(wr, max, addresses);
+        }
         let (needed, feature) = match wr.op {
             SendOp::Send => return Ok(()),
+            SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..) => {
+                return Err(Error::InvalidState { call: "post_send of a datagram", state: "not for datagrams" });
+            }
+            SendOp::SendWithImmediate(_) => (Features::SEND_WITH_IMMEDIATE, "Send with immediate data"),
             SendOp::SendInvalidate(_) => (Features::SEND_WITH_INVALIDATE, "Send with Invalidate"),
             SendOp::Write(_) => (Features::WRITE, "RDMA Write"),
             SendOp::WriteWithImmediate(..) => (Features::WRITE_WITH_IMMEDIATE, "RDMA Write with immediate data"),
@@ -109,10 +121,10 @@ impl Qp {
         if self.features.contains(needed) { Ok(()) } else { Err(Error::Unsupported { provider: NAME, feature }) }
     }
 
-    pub(super) fn post_send(&self, chain: &[SendWr], chains: &mut Chains) -> Posted {
-        let (taken, refused) = split(chain, |wr| self.check_send(wr));
+    pub(super) fn post_send(&self, chain: &[SendWr], chains: &mut Chains, addresses: &Slab<Address>) -> Posted {
+        let (taken, refused) = split(chain, |wr| self.check_send(wr, addresses));
         if !taken.is_empty() {
-            let first = chains.sends(taken, self.attr.max_inline as usize);
+            let first = chains.sends(taken, self.attr.max_inline as usize, addresses);
             let mut bad = ptr::null_mut();
             // SAFETY: a live queue pair and a chain whose entries `chains` keeps; what they point to is promised at
             // `Sge::new`.
@@ -123,7 +135,11 @@ impl Qp {
     }
 
     pub(super) fn post_recv(&self, chain: &[RecvWr], chains: &mut Chains) -> Posted {
-        let (taken, refused) = split(chain, |wr| self.check_sges(&wr.sges));
+        if self.srq.is_some() {
+            let state = "on a shared receive queue";
+            return Err(PostError { posted: 0, error: Error::InvalidState { call: "post_recv", state } });
+        }
+        let (taken, refused) = split(chain, |wr| check_sges(&wr.sges, self.max_sge));
         if !taken.is_empty() {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();
@@ -135,8 +151,31 @@ impl Qp {
     }
 }
 
+fn check_datagram(wr: &SendWr, max: u32, addresses: &Slab<Address>) -> Result<(), Error> {
+    let (SendOp::Datagram(to) | SendOp::DatagramWithImmediate(to, _)) = wr.op else {
+        return Err(Error::Unsupported { provider: NAME, feature: "operation but datagrams on a datagram queue pair" });
+    };
+    if addresses.get(to.address.0).is_none_or(|address| address.raw.is_none()) {
+        return Err(Error::Stale { object: "address" });
+    }
+    if wr.sges.total_len() > max as usize {
+        let (value, range) = (wr.sges.total_len() as u64, "at most the device's max_datagram");
+        return Err(Error::OutOfRange { what: "bytes of a datagram", value, range });
+    }
+    Ok(())
+}
+
+pub(super) fn check_sges(sges: &SgeList, max: u32) -> Result<(), Error> {
+    let count = sges.as_slice().len();
+    if count > max as usize {
+        let range = "at most the device's max_sge, of a read its max_read_sge";
+        return Err(Error::OutOfRange { what: "scatter/gather entries of a work request", value: count as u64, range });
+    }
+    Ok(())
+}
+
 /// The front part of a chain that passes, and what the first that does not is refused for.
-fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
+pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
     for (index, wr) in chain.iter().enumerate() {
         if let Err(error) = check(wr) {
             return (&chain[..index], Some(error));
@@ -146,7 +185,7 @@ fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Opti
 }
 
 /// The result of a post: the work requests before `bad` were taken.
-fn posted<T>(
+pub(super) fn posted<T>(
     rc: c_int,
     first: *mut T,
     bad: *mut T,
@@ -194,7 +233,7 @@ impl Chains {
     /// Empties the entries and makes room for those of a chain, so that they never move while it is built.
     fn reserve_sges<'a>(&mut self, lists: impl Iterator<Item = &'a SgeList>) {
         self.sges.clear();
-        self.sges.reserve(lists.map(|list| list.as_slice().len()).sum());
+        self.sges.reserve(lists.map(|list| list.as_slice().len().max(1)).sum());
     }
 
     /// Adds the entries of one work request; returns where they are and how many.
@@ -210,7 +249,7 @@ impl Chains {
         (self.sges.as_mut_ptr().wrapping_add(start), list.as_slice().len() as c_int)
     }
 
-    fn sends(&mut self, chain: &[SendWr], max_inline: usize) -> *mut ibv_send_wr {
+    fn sends(&mut self, chain: &[SendWr], max_inline: usize, addresses: &Slab<Address>) -> *mut ibv_send_wr {
         self.reserve_sges(chain.iter().map(|wr| &wr.sges));
         self.sends.clear();
         self.sends.reserve(chain.len());
@@ -219,18 +258,20 @@ impl Chains {
             let (sg_list, num_sge) = self.push_sges(&wr.sges);
             let last = index + 1 == chain.len();
             let next = if last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
-            self.sends.push(send(wr, next, sg_list, num_sge, max_inline));
+            self.sends.push(send(wr, next, sg_list, num_sge, max_inline, addresses));
         }
         self.sends.as_mut_ptr()
     }
 
-    fn recvs(&mut self, chain: &[RecvWr]) -> *mut ibv_recv_wr {
+    pub(super) fn recvs(&mut self, chain: &[RecvWr]) -> *mut ibv_recv_wr {
         self.reserve_sges(chain.iter().map(|wr| &wr.sges));
         self.recvs.clear();
         self.recvs.reserve(chain.len());
         let base = self.recvs.as_mut_ptr();
         for (index, wr) in chain.iter().enumerate() {
-            let (sg_list, num_sge) = self.push_sges(&wr.sges);
+            // Siw wants an entry, if of nothing.
+            let nothing = SgeList::one(Sge::default());
+            let (sg_list, num_sge) = self.push_sges(if wr.sges.as_slice().is_empty() { &nothing } else { &wr.sges });
             let last = index + 1 == chain.len();
             let next = if last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
             self.recvs.push(ibv_recv_wr { wr_id: wr.wr_id, next, sg_list, num_sge });
@@ -239,15 +280,33 @@ impl Chains {
     }
 }
 
-fn send(wr: &SendWr, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_int, max_inline: usize) -> ibv_send_wr {
+fn send(
+    wr: &SendWr,
+    next: *mut ibv_send_wr,
+    sg_list: *mut ibv_sge,
+    num_sge: c_int,
+    max_inline: usize,
+    addresses: &Slab<Address>,
+) -> ibv_send_wr {
     let rdma = |remote: RemoteAddress| wr_t { rdma: rdma_t { remote_addr: remote.address, rkey: remote.key.0 } };
     let atomic = |remote: RemoteAddress, compare_add: u64, swap: u64| wr_t {
         atomic: atomic_t { remote_addr: remote.address, compare_add, swap, rkey: remote.key.0 },
     };
+    let datagram = |to: Destination| {
+        let handle = addresses.get(to.address.0).and_then(|address| address.raw.as_ref());
+        let ah = handle.map_or(ptr::null_mut(), |handle| handle.as_ptr());
+        wr_t { ud: ud_t { ah, remote_qpn: to.qp_number, remote_qkey: to.queue_key } }
+    };
     let nowhere = || wr_t { atomic: atomic_t { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } };
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
-        SendOp::SendInvalidate(key) => (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, nowhere(), key.0),
+        SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
+        // Libsiw takes the key from where a write has it.
+        SendOp::SendInvalidate(key) => {
+            (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, rdma(RemoteAddress { address: 0, key }), key.0)
+        }
+        SendOp::Datagram(to) => (ibv_wr_opcode::IBV_WR_SEND, datagram(to), 0),
+        SendOp::DatagramWithImmediate(to, data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, datagram(to), data.to_be()),
         SendOp::Write(remote) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())
@@ -258,8 +317,7 @@ fn send(wr: &SendWr, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_i
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    let takes_inline =
-        matches!(wr.op, SendOp::Send | SendOp::SendInvalidate(_) | SendOp::Write(_) | SendOp::WriteWithImmediate(..));
+    let takes_inline = !matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
     let mut flags = 0;
     for (ours, theirs) in [
         (SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED),
@@ -354,7 +412,7 @@ mod tests {
                     wr(SendOp::Send, sges, SendFlags::SIGNALED)
                 })
                 .collect();
-            let mut at = chains.sends(&chain, 0);
+            let mut at = chains.sends(&chain, 0, &Slab::default());
             for i in 0..round {
                 // SAFETY: the chain was just built, and is not built anew while it is read.
                 let raw = unsafe { &*at };
@@ -373,7 +431,9 @@ mod tests {
         let memory = Memory::new(4096).unwrap();
         let inline = |op, len, max| {
             let wr = wr(op, SgeList::one(memory.sge(0, len)), SendFlags::empty());
-            send(&wr, ptr::null_mut(), ptr::null_mut(), 0, max).send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0
+            send(&wr, ptr::null_mut(), ptr::null_mut(), 0, max, &Slab::default()).send_flags
+                & ibv_send_flags::IBV_SEND_INLINE.0
+                != 0
         };
         assert!(inline(SendOp::Send, 64, 64));
         assert!(!inline(SendOp::Send, 65, 64));
@@ -385,7 +445,16 @@ mod tests {
 
     #[test]
     fn immediate_data_is_in_network_order_and_keys_are_not() {
-        let of = |op| send(&wr(op, SgeList::default(), SendFlags::FENCE), ptr::null_mut(), ptr::null_mut(), 0, 0);
+        let of = |op| {
+            send(
+                &wr(op, SgeList::default(), SendFlags::FENCE),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+                0,
+                &Slab::default(),
+            )
+        };
         let imm = of(SendOp::WriteWithImmediate(REMOTE, 1));
         // SAFETY: both variants are numbers.
         assert_eq!(unsafe { imm.imm_data_invalidated_rkey_union.imm_data }, 1u32.to_be());

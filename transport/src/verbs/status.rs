@@ -20,6 +20,7 @@ pub(super) const fn wc_status(code: status::Type) -> WcStatus {
         status::IBV_WC_LOC_PROT_ERR => WcStatus::LocalProtectionError,
         status::IBV_WC_WR_FLUSH_ERR => WcStatus::Flushed,
         status::IBV_WC_REM_ACCESS_ERR => WcStatus::RemoteAccessError,
+        status::IBV_WC_REM_INV_REQ_ERR => WcStatus::RemoteInvalidRequest,
         status::IBV_WC_REM_OP_ERR => WcStatus::RemoteOperationError,
         status::IBV_WC_RETRY_EXC_ERR => WcStatus::RetryExceeded,
         status::IBV_WC_RNR_RETRY_EXC_ERR => WcStatus::ReceiverNotReady,

@@ -59,7 +59,7 @@ struct Side {
 
 impl Side {
     fn new(end: &mut End, seed: u32) -> Self {
-        let shared = end.area(LEN, Access::REMOTE_READ | Access::REMOTE_WRITE, seed + 2);
+        let shared = end.area(LEN, Access::REMOTE, seed + 2);
         let sink = end.area(LEN, Access::LOCAL_WRITE, seed + 3);
         let source = Memory::new(LEN).unwrap();
         source.write(0, &pattern(LEN, seed as usize));

@@ -9,7 +9,7 @@ use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::qp::SrqId;
 use crate::wr::{RemoteAddress, Sge};
 
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const REMOTE: Access = Access::REMOTE;
 
 /// Two ends that are connected, with regions by name.
 pub(super) struct Pair {

@@ -1,0 +1,51 @@
+//! What a device has to say on its own account (`ibv_get_async_event`(3)).
+
+use crate::handle::{DeviceId, QpId, SrqId};
+
+/// An asynchronous event of a device. Events of one connection, such as a queue pair that failed, come as
+/// [`crate::CmEvent`] of its id instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceEvent {
+    /// The device.
+    pub device: DeviceId,
+    /// What happened.
+    pub kind: DeviceEventKind,
+}
+
+/// Kinds of device events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceEventKind {
+    /// A port can carry traffic again.
+    PortActive {
+        /// Its number, from 1.
+        port: u32,
+    },
+    /// A port carries no traffic. Connections may outlive it: they are not told.
+    PortDown {
+        /// Its number, from 1.
+        port: u32,
+    },
+    /// Addresses of a port changed. Connections on an old one go silent.
+    AddressChange {
+        /// Its number, from 1.
+        port: u32,
+    },
+    /// Another event of a port (LID, partition key or subnet manager changed, clients are to register anew).
+    Port {
+        /// The device's code.
+        code: u32,
+        /// The port's number, from 1.
+        port: u32,
+    },
+    /// The device failed; every id on it gets [`crate::CmEventKind::DeviceRemoval`].
+    Fatal,
+    /// A shared receive queue holds fewer receives than asked for with [`crate::Provider::arm_srq`].
+    SharedReceivesLow(SrqId),
+    /// A shared receive queue failed: nothing arrives through it any more.
+    SharedReceiveQueueFailed(SrqId),
+    /// A queue pair that ends has taken its last receive from its shared queue.
+    LastReceive(QpId),
+    /// An event this library does not know.
+    Other(u32),
+}

@@ -1,0 +1,160 @@
+//! Ids on devices: how one gets there, how it goes, and what is closed when the last one has gone.
+
+use std::sync::Arc;
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+
+use super::device::Device;
+use super::ffi;
+use super::id::{Id, RawId, Service, State};
+use super::provider::{ASYNC, STALE_ID, Verbs};
+use crate::error::{Error, Result};
+use crate::provider::DeviceId;
+use crate::qp::QpId;
+use crate::slab::Key;
+
+impl Verbs {
+    /// Puts an id into the books of the device it is on, which is opened when it is the first.
+    pub(super) fn land(&mut self, key: Key) -> Result<DeviceId> {
+        let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
+        let device = self.device_of(&raw)?;
+        let entry = &mut self.devices[device.0 as usize];
+        if let Some(open) = &entry.raw {
+            raw.set_device(open);
+        }
+        if let Some(id) = self.ids.get_mut(key) {
+            id.device = Some(device);
+            entry.ids += 1;
+        }
+        Ok(device)
+    }
+
+    /// The device an id is on.
+    pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
+        let context = id.context();
+        if context.is_null() {
+            return Err(Error::NoDevice { reason: "the address is not on an RDMA device".into() });
+        }
+        let known = |device: &Device| device.raw.as_ref().is_some_and(|raw| raw.context() == context);
+        if let Some(index) = self.devices.iter().position(known) {
+            return Ok(DeviceId(index as u32));
+        }
+        // An id of our own goes first, at the same address: it keeps the context open, and hears of the removal.
+        let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
+        address.set_port(0);
+        let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
+        watch.bind(address)?;
+        if watch.context() != context {
+            return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
+        }
+        let device = Device::open(Arc::clone(&watch), id.port())?;
+        let index = self.devices.len();
+        let fd = device.live()?.async_fd();
+        self.poll
+            .registry()
+            .register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE)
+            .map_err(|source| Error::io("watching a device", source))?;
+        let mut watch = Id::new(watch, State::Watching);
+        let handle = DeviceId(index as u32);
+        watch.device = Some(handle);
+        let key = self.add(watch);
+        self.devices.push(device);
+        self.devices[index].watch = Some(key);
+        Ok(handle)
+    }
+
+    /// Watches every device that has an address: librdmacm opens them all when it looks for removed ones, and would
+    /// keep those that nobody watches from being removed in their turn.
+    fn watch_all(&mut self) {
+        for address in ffi::local_addresses() {
+            let watched = RawId::create(&self.channel, Service::Connected).and_then(|id| {
+                id.bind(address)?;
+                if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
+            });
+            if let Err(error) = watched {
+                // Most addresses are on no device.
+                log::trace!("{} is not watched: {error}", address.ip());
+            }
+        }
+    }
+
+    /// Destroys an id with its queue pair.
+    pub(super) fn remove(&mut self, key: Key) {
+        self.leave_all(key);
+        let Some(id) = self.ids.remove(key) else { return };
+        let Id { raw, qp, device, handshaking, state, .. } = id;
+        if let Some(qp) = &qp {
+            self.give_up_room(key, qp, &raw);
+            // A thread may still hold the queue pair: from here on it touches no memory all the same.
+            if (handshaking || Arc::strong_count(&raw) > 1)
+                && let Err(error) = raw.flush()
+            {
+                log::debug!("{error}");
+            }
+        }
+        if handshaking {
+            // Destroying waits for the end of the handshake.
+            self.connector.release(raw);
+        } else {
+            raw.abandon();
+            drop(raw);
+        }
+        if let Some(qp) = qp {
+            if qp.srq.is_some() {
+                self.set_aside(key, &qp);
+            }
+            if let Some(device) = device {
+                self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
+            }
+        }
+        if let Some(device) = device
+            && state != State::Watching
+        {
+            self.devices[device.0 as usize].ids -= 1;
+            self.close_if_unused(device);
+        }
+    }
+
+    /// Closes a removed device that has no ids any more: everything on it goes, so that the kernel can let it go.
+    pub(super) fn close_if_unused(&mut self, device: DeviceId) {
+        let entry = &mut self.devices[device.0 as usize];
+        if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
+            return;
+        }
+        entry.armed = 0;
+        let (raw, watch) = (entry.raw.take(), entry.watch.take());
+        log::info!("the device {} is closed", entry.info.name);
+        for key in self.cqs.keys() {
+            if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
+                cq.armed = false;
+                cq.raw = None;
+            }
+        }
+        for key in self.addresses.keys() {
+            if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
+                address.raw = None;
+            }
+        }
+        for key in self.srqs.keys() {
+            if let Some(srq) = self.srqs.get_mut(key).filter(|srq| srq.device == device.0) {
+                srq.raw = None;
+            }
+        }
+        for key in self.regions.keys() {
+            if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
+                region.close();
+            }
+        }
+        if let Some(raw) = &raw
+            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&raw.async_fd()))
+        {
+            log::debug!("forgetting a device: {error}");
+        }
+        if let Some(watch) = watch {
+            self.remove(watch);
+        }
+        drop(raw);
+        self.watch_all();
+    }
+}

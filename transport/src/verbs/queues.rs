@@ -1,0 +1,255 @@
+//! Queues: made within what a device allows, with room kept on completion queues for all that can complete there.
+
+use std::sync::Arc;
+
+use super::cq::{Cq, RawCq};
+use super::id::{Queues, RawId, Service, State};
+use super::provider::{NAME, STALE_CQ, STALE_SRQ, Verbs};
+use super::qp::{Qp, init_attr};
+use super::srq::{RawSrq, Srq};
+use crate::caps::Features;
+use crate::cm::CmId;
+use crate::error::{Error, Result};
+use crate::provider::{CqId, DeviceId};
+use crate::qp::{QpAttr, QpId, SrqId};
+use crate::slab::Key;
+use crate::wc::{WcOpcode, WorkCompletion};
+
+const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
+
+/// Completions set aside at a time.
+const BATCH: usize = 64;
+
+impl Verbs {
+    pub(super) fn make_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+        let entry = self.live_device(device)?;
+        if entries == 0 || entries > entry.info.capabilities.max_completion_queue {
+            let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
+            return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
+        }
+        let open = Arc::clone(entry.live()?);
+        // The key is needed to make the queue, and the queue to keep the key.
+        let key = self.cqs.insert(Cq::new(device.0, entries));
+        match RawCq::create(&open, entries, key) {
+            Ok(raw) => {
+                if let Some(cq) = self.cqs.get_mut(key) {
+                    cq.raw = Some(Arc::new(raw));
+                }
+                Ok(CqId(key))
+            }
+            Err(error) => {
+                self.cqs.remove(key);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn drop_cq(&mut self, cq: CqId) -> Result<()> {
+        if self.cqs.get(cq.0).ok_or(STALE_CQ)?.is_used() {
+            return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
+        }
+        if let Some(cq) = self.cqs.remove(cq.0) {
+            self.devices[cq.device as usize].armed -= usize::from(cq.armed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+        let entry = self.live_device(device)?;
+        let capabilities = &entry.info.capabilities;
+        if !capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE) {
+            return Err(NO_SRQ);
+        }
+        if max_wr == 0 || max_wr > capabilities.max_shared_receives {
+            let (value, range) = (max_wr.into(), "1 to the device's max_shared_receives");
+            return Err(Error::OutOfRange { what: "depth of the shared receive queue", value, range });
+        }
+        let (open, max_sge) = (Arc::clone(entry.live()?), capabilities.max_sge.min(entry.limits.shared_sge));
+        let key = self.srqs.insert(Srq::new(device.0, max_wr, max_sge));
+        match RawSrq::create(&open, max_wr, max_sge, key) {
+            Ok(raw) => {
+                if let Some(srq) = self.srqs.get_mut(key) {
+                    srq.raw = Some(Arc::new(raw));
+                }
+                Ok(SrqId(key))
+            }
+            Err(error) => {
+                self.srqs.remove(key);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn drop_srq(&mut self, srq: SrqId) -> Result<()> {
+        let entry = self.srqs.get(srq.0).ok_or(STALE_SRQ)?;
+        if entry.is_used() {
+            return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
+        }
+        for cq in entry.targets() {
+            if let Some(cq) = self.cqs.get_mut(cq.0) {
+                cq.release(entry.depth());
+                cq.shared -= 1;
+            }
+        }
+        self.srqs.remove(srq.0);
+        Ok(())
+    }
+
+    pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr, srq: Option<SrqId>) -> Result<QpId> {
+        let entry = self.id(id)?;
+        if !matches!(entry.state, State::Resolved | State::Offered) {
+            return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
+        }
+        if entry.qp.is_some() {
+            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+        }
+        let device = entry.device.ok_or(Error::InvalidState { call: "create_qp", state: "on no device" })?;
+        let capabilities = &self.devices[device.0 as usize].info.capabilities;
+        if entry.raw.service() == Service::Datagram && !capabilities.features.contains(Features::DATAGRAMS) {
+            return Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" });
+        }
+        let max = capabilities.max_queue_depth;
+        for (what, depth, shared) in [
+            ("depth of the send queue", attr.max_send_wr, false),
+            ("depth of the receive queue", attr.max_recv_wr, srq.is_some()),
+        ] {
+            if (depth == 0 || depth > max) && !shared {
+                let range = "1 to the device's max_queue_depth";
+                return Err(Error::OutOfRange { what, value: depth.into(), range });
+            }
+        }
+        self.cqs.get_mut(attr.send_cq.0).ok_or(STALE_CQ)?.reserve(attr.max_send_wr)?;
+        let made = self
+            .reserve_receives(attr, srq)
+            .and_then(|()| self.make_qp_on(id, device, attr, srq).inspect_err(|_| self.cancel_receives(attr, srq)));
+        let qp = match made {
+            Ok(qp) => qp,
+            Err(error) => {
+                if let Some(cq) = self.cqs.get_mut(attr.send_cq.0) {
+                    cq.cancel(attr.max_send_wr);
+                }
+                return Err(error);
+            }
+        };
+        let handle = QpId(id.0);
+        self.devices[device.0 as usize].numbers.insert(qp.number, handle);
+        self.id_mut(id)?.qp = Some(qp);
+        Ok(handle)
+    }
+
+    /// Keeps room for receives where they complete: once for each shared queue.
+    fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
+        let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
+        let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };
+        let srq = self.srqs.get_mut(srq.0).ok_or(STALE_SRQ)?;
+        if srq.attach(attr.recv_cq) {
+            cq.reserve(srq.depth()).inspect_err(|_| srq.forget(attr.recv_cq))?;
+            cq.shared += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes that back when the queue pair could not be made. A shared queue keeps its room.
+    fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) {
+        match srq {
+            Some(srq) => {
+                if let Some(srq) = self.srqs.get_mut(srq.0) {
+                    srq.detach(attr.recv_cq);
+                }
+            }
+            None => {
+                if let Some(cq) = self.cqs.get_mut(attr.recv_cq.0) {
+                    cq.cancel(attr.max_recv_wr);
+                }
+            }
+        }
+    }
+
+    fn make_qp_on(&self, id: CmId, device: DeviceId, attr: &QpAttr, srq: Option<SrqId>) -> Result<Qp> {
+        let id_raw = &self.id(id)?.raw;
+        let device = &self.devices[device.0 as usize];
+        let open = device.live()?;
+        let owned = |cq: CqId| self.cqs.get(cq.0).and_then(|cq| cq.raw.clone()).ok_or(STALE_CQ);
+        let shared = match srq {
+            Some(srq) => Some(self.srqs.get(srq.0).and_then(|srq| srq.raw.clone()).ok_or(STALE_SRQ)?),
+            None => None,
+        };
+        let queues = Queues { send: owned(attr.send_cq)?, recv: owned(attr.recv_cq)?, shared };
+        let elsewhere = queues.shared.as_ref().is_some_and(|shared| !shared.is_on(open));
+        if elsewhere || !queues.send.is_on(open) || !queues.recv.is_on(open) {
+            return Err(Error::InvalidState { call: "create_qp", state: "on another device than its queues" });
+        }
+        let capabilities = &device.info.capabilities;
+        let service = id_raw.service();
+        let mut made = init_attr(service, attr, capabilities, &queues, id.0);
+        let raw = match id_raw.create_qp(&mut made, queues.clone()) {
+            // Room for inline data is a wish: with as many entries as these it may be too much.
+            Err(_) if attr.max_inline > 0 => {
+                made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, id.0);
+                let raw = id_raw.create_qp(&mut made, queues)?;
+                made.cap.max_inline_data = 0;
+                raw
+            }
+            other => other?,
+        };
+        Ok(Qp::new(raw, &made, attr, srq, capabilities))
+    }
+
+    /// Gives up the room of a queue pair that is about to go.
+    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) {
+        if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
+            cq.release(qp.attr.max_send_wr);
+        }
+        let Some(srq) = qp.srq else {
+            if let Some(cq) = self.cqs.get_mut(qp.attr.recv_cq.0) {
+                cq.release(qp.attr.max_recv_wr);
+            }
+            return;
+        };
+        // It stops first, so that the receive it works on completes. What it has completed is set aside, since some
+        // libraries drop that with the queue pair, and the shared queue would count it for ever.
+        if let Err(error) = raw.flush() {
+            log::debug!("{error}");
+        }
+        self.set_aside(key, qp);
+        if let Some(srq) = self.srqs.get_mut(srq.0) {
+            srq.detach(qp.attr.recv_cq);
+        }
+    }
+
+    /// Polls the queue on which a queue pair that goes completes its shared receives, and keeps what is in it for the
+    /// next polls. To be called before it is destroyed and after.
+    pub(super) fn set_aside(&mut self, key: Key, gone: &Qp) {
+        let cq = gone.attr.recv_cq;
+        let Some(entry) = self.cqs.get(cq.0) else { return };
+        let Some(raw) = &entry.raw else { return };
+        let mut aside = Vec::new();
+        // A queue holds no more than its entries; what comes later is for later polls.
+        while aside.len() < entry.entries() as usize {
+            match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
+                Ok(BATCH) => {}
+                _ => break,
+            }
+        }
+        self.count_shared(cq, &aside, Some((QpId(key), gone)));
+        if let Some(entry) = self.cqs.get_mut(cq.0) {
+            entry.stash.extend(aside);
+        }
+    }
+
+    /// Gives the places of polled receives back to the shared queues they came from. `gone`: a queue pair that is in the
+    /// table no more.
+    pub(super) fn count_shared(&mut self, cq: CqId, polled: &[WorkCompletion], gone: Option<(QpId, &Qp)>) {
+        for wc in polled {
+            let live = self.ids.get(wc.qp.0).and_then(|id| id.qp.as_ref());
+            let Some(qp) = live.or(gone.filter(|gone| gone.0 == wc.qp).map(|gone| gone.1)) else { continue };
+            // Of one that failed the device may not say what it was; the queue does, if it takes receives only.
+            let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate);
+            if (is_receive || qp.attr.send_cq != cq)
+                && let Some(srq) = qp.srq.and_then(|srq| self.srqs.get_mut(srq.0))
+            {
+                srq.polled();
+            }
+        }
+    }
+}

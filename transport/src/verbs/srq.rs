@@ -1,0 +1,159 @@
+//! Shared receive queues.
+
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask,
+    ibv_srq_init_attr,
+};
+
+use super::device::RawDevice;
+use super::ffi::{check, context_of, non_null};
+use super::qp::{Chains, Posted, check_sges, posted, split};
+use crate::error::{Error, Result};
+use crate::provider::{CqId, PostError};
+use crate::slab::Key;
+use crate::wr::RecvWr;
+
+/// The one owner of a shared receive queue.
+#[derive(Debug)]
+pub(super) struct RawSrq {
+    raw: *mut ibv_srq,
+    device: Arc<RawDevice>,
+}
+
+// SAFETY: libibverbs locks what a queue's calls share; it is destroyed once, by the last owner.
+unsafe impl Send for RawSrq {}
+// SAFETY: as above.
+unsafe impl Sync for RawSrq {}
+
+impl RawSrq {
+    pub(super) fn create(device: &Arc<RawDevice>, max_wr: u32, max_sge: u32, key: Key) -> Result<Self> {
+        let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+        let mut made = ibv_srq_init_attr { srq_context: context_of(key), attr };
+        // SAFETY: a live domain; the attributes are read and updated during the call, the context is a number.
+        let raw = unsafe { ibv_create_srq(device.protection_domain(), &raw mut made) };
+        Ok(Self { raw: non_null("ibv_create_srq", raw)?, device: Arc::clone(device) })
+    }
+
+    pub(super) const fn as_ptr(&self) -> *mut ibv_srq {
+        self.raw
+    }
+
+    pub(super) fn is_on(&self, device: &Arc<RawDevice>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    fn arm(&self, limit: u32) -> Result<()> {
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
+        let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0 as i32;
+        // SAFETY: a live queue; the attributes are read during the call.
+        check("ibv_modify_srq", unsafe { ibv_modify_srq(self.raw, &raw mut attr, mask) })
+    }
+}
+
+impl Drop for RawSrq {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs hold a share of the queue, so none is left on it; its events are acknowledged as they are
+        // read.
+        if let Err(error) = check("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw) }) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// A shared receive queue of the provider.
+#[derive(Debug)]
+pub(super) struct Srq {
+    /// Nothing any more when the device was removed.
+    pub(super) raw: Option<Arc<RawSrq>>,
+    pub(super) device: u32,
+    max_wr: u32,
+    max_sge: u32,
+    /// Receives that were posted and whose completion was not polled.
+    outstanding: u32,
+    /// Completion queues that have room for all of it, and queue pairs that complete there.
+    targets: Vec<(CqId, u32)>,
+}
+
+impl Srq {
+    /// Without the queue itself, which is made with the key of this.
+    pub(super) const fn new(device: u32, max_wr: u32, max_sge: u32) -> Self {
+        Self { raw: None, device, max_wr, max_sge, outstanding: 0, targets: Vec::new() }
+    }
+
+    pub(super) const fn depth(&self) -> u32 {
+        self.max_wr
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.targets.iter().any(|target| target.1 > 0)
+    }
+
+    /// The completion queues on which it keeps room.
+    pub(super) fn targets(&self) -> impl Iterator<Item = CqId> {
+        self.targets.iter().map(|target| target.0)
+    }
+
+    /// A queue pair is to complete its receives on `cq`; whether room must be made there.
+    pub(super) fn attach(&mut self, cq: CqId) -> bool {
+        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
+            target.1 += 1;
+            return false;
+        }
+        self.targets.push((cq, 1));
+        true
+    }
+
+    /// A queue pair is gone. The room on the completion queue stays, for what it left there, until the shared queue is
+    /// destroyed.
+    pub(super) fn detach(&mut self, cq: CqId) {
+        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
+            target.1 = target.1.saturating_sub(1);
+        }
+    }
+
+    /// Takes an attachment back for which there was no room.
+    pub(super) fn forget(&mut self, cq: CqId) {
+        self.targets.retain(|target| target.0 != cq);
+    }
+
+    /// The completion of a receive was polled.
+    pub(super) fn polled(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
+    pub(super) fn post(&mut self, chain: &[RecvWr], chains: &mut Chains) -> Posted {
+        let Some(raw) = &self.raw else {
+            return Err(PostError { posted: 0, error: Error::Stale { object: "shared receive queue" } });
+        };
+        let room = (self.max_wr - self.outstanding.min(self.max_wr)) as usize;
+        let (taken, mut refused) = split(chain, |wr| check_sges(&wr.sges, self.max_sge));
+        let mut fits = taken;
+        if taken.len() > room {
+            fits = &taken[..room];
+            refused = Some(Error::QueueFull { queue: "shared receive", depth: self.max_wr });
+        }
+        if !fits.is_empty() {
+            let first = chains.recvs(fits);
+            let mut bad = ptr::null_mut();
+            // SAFETY: a live queue and a chain whose entries `chains` keeps; what they point to is promised at
+            // `Sge::new`.
+            let rc = unsafe { ibv_post_srq_recv(raw.as_ptr(), first, &raw mut bad) };
+            let result = posted(rc, first, bad, fits.len(), "ibv_post_srq_recv", "shared receive", self.max_wr);
+            self.outstanding += result.as_ref().map_or_else(|error| error.posted, |()| fits.len()) as u32;
+            result?;
+        }
+        refused.map_or(Ok(()), |error| Err(PostError { posted: fits.len(), error }))
+    }
+
+    /// Asks for an event when fewer than `limit` receives are left.
+    pub(super) fn arm(&self, limit: u32) -> Result<()> {
+        if limit > self.max_wr {
+            let range = "at most the max_wr of the queue";
+            return Err(Error::OutOfRange { what: "limit of a shared receive queue", value: limit.into(), range });
+        }
+        self.raw.as_ref().map_or(Ok(()), |raw| raw.arm(limit))
+    }
+}

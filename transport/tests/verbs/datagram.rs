@@ -1,0 +1,275 @@
+//! Datagrams and multicast groups: on rxe; siw has none and says so.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rdma_transport::cm::ConnectFailure;
+use rdma_transport::datagram::GRH_LEN;
+use rdma_transport::provider::PostError;
+use rdma_transport::{
+    Access, AddressId, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DatagramPeer, Destination, DeviceId, Error,
+    Features, Provider, QpAttr, QpId, RecvWr, SendFlags, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WorkCompletion,
+};
+
+use crate::world::*;
+
+const ROOM: usize = GRH_LEN + 4096;
+
+/// One end for datagrams, with receives posted.
+struct Datagrams {
+    id: CmId,
+    device: DeviceId,
+    qp: QpId,
+    cq: CqId,
+    received: Area,
+    sent: Area,
+}
+
+impl World {
+    fn datagrams(&mut self, id: CmId, device: DeviceId) -> Datagrams {
+        self.watch(device);
+        let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
+        let qp = self.provider.create_qp(id, &attr).unwrap();
+        let received = self.area_on(device, DEPTH as usize * ROOM, Access::LOCAL_WRITE);
+        let sent = self.area_on(device, ROOM, Access::LOCAL_WRITE);
+        let end = Datagrams { id, device, qp, cq, received, sent };
+        for slot in 0..DEPTH as usize {
+            self.post(&end, slot);
+        }
+        end
+    }
+
+    fn post(&mut self, end: &Datagrams, slot: usize) {
+        let sges = SgeList::one(end.received.sge(slot * ROOM, ROOM));
+        self.provider.post_recv(end.qp, &[RecvWr { wr_id: slot as u64, sges }]).unwrap();
+    }
+
+    fn to(&mut self, end: &Datagrams, peer: &DatagramPeer) -> Destination {
+        let address = self.provider.create_address(end.device, &peer.route).unwrap();
+        Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key }
+    }
+
+    fn tell(&mut self, end: &Datagrams, op: SendOp, payload: &[u8]) {
+        for (at, &byte) in payload.iter().enumerate() {
+            // SAFETY: within the memory, of which nothing is posted.
+            unsafe { end.sent.memory.as_ptr().add(at).write(byte) }
+        }
+        let sges = SgeList::one(end.sent.sge(0, payload.len()));
+        let wr = SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED };
+        self.provider.post_send(end.qp, &[wr]).unwrap();
+    }
+
+    /// The next datagram of an end, which posts the receive again.
+    fn hear(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
+        loop {
+            let mut heard = None;
+            for wc in self.completions(end.cq) {
+                assert_eq!(wc.status, WcStatus::Success);
+                if wc.opcode == WcOpcode::Recv {
+                    assert!(heard.is_none(), "one at a time");
+                    let at = wc.wr_id as usize * ROOM;
+                    let bytes = &end.received.bytes()[at..at + wc.byte_len as usize];
+                    heard = Some((wc, bytes[..GRH_LEN].to_vec(), bytes[GRH_LEN..].to_vec()));
+                }
+            }
+            if let Some(heard) = heard {
+                self.post(end, heard.0.wr_id as usize);
+                return heard;
+            }
+        }
+    }
+
+    fn forget(&mut self, end: Datagrams) {
+        self.provider.disconnect(end.id, Instant::now()).unwrap();
+        self.provider.destroy_id(end.id, Instant::now());
+        self.provider.destroy_cq(end.cq).unwrap();
+        self.provider.deregister(end.received.region.id).unwrap();
+        self.provider.deregister(end.sent.region.id).unwrap();
+    }
+
+    fn resolved_datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>) -> (CmId, DeviceId) {
+        let id = self.provider.resolve_datagram(to, from, Instant::now() + TIMEOUT).unwrap();
+        match self.news() {
+            CmEvent { id: of, kind: CmEventKind::Resolved { device } } if of == id => (id, device),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn a_question_an_answer_and_a_talk(kind: Kind) {
+    let mut world = World::new();
+    let (id, device) = if kind == Kind::Siw {
+        // Whether it resolves is the system's affair; a queue pair there is none.
+        let to = SocketAddr::new(kind.address(), 9);
+        let id = world.provider.resolve_datagram(to, None, Instant::now() + TIMEOUT);
+        println!("{id:?}");
+        let Ok(id) = id else { return };
+        match world.news() {
+            CmEvent { kind: CmEventKind::Resolved { device }, .. } => (id, device),
+            CmEvent { kind: CmEventKind::ConnectFailed(why), .. } => return println!("{why}"),
+            other => panic!("{other:?}"),
+        }
+    } else {
+        let listener = world.provider.listen_datagram(SocketAddr::new(kind.address(), 0), 4).unwrap();
+        let port = world.provider.local_address(listener).unwrap().port();
+        world.resolved_datagram(SocketAddr::new(kind.address(), port), None)
+    };
+    let capabilities = world.provider.device(device).unwrap().capabilities;
+    assert_eq!(capabilities.features.contains(Features::DATAGRAMS | Features::MULTICAST), kind == Kind::Rxe);
+    if kind == Kind::Siw {
+        assert_eq!(capabilities.max_datagram, 0);
+        let cq = world.provider.create_cq(device, 2).unwrap();
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 1, max_recv_wr: 1, max_inline: 0 };
+        let refused = world.provider.create_qp(id, &attr);
+        assert!(matches!(refused, Err(Error::Unsupported { feature: "datagrams on this device", .. })), "{refused:?}");
+        return;
+    }
+    assert_eq!(capabilities.max_datagram, 1024);
+    let active = world.datagrams(id, device);
+    world.provider.connect(id, &ConnectParam { private_data: b"question", ..ConnectParam::default() }).unwrap();
+    let (id, _, device, _, private_data) = world.connect_request();
+    assert!(private_data.starts_with(b"question"));
+    let passive = world.datagrams(id, device);
+    let param = ConnectParam { private_data: b"answer", ..ConnectParam::default() };
+    world.provider.accept(id, &param, Instant::now()).unwrap();
+    let mut reached = None;
+    for _ in 0..2 {
+        match world.news() {
+            CmEvent { id, kind: CmEventKind::Reached { private_data, peer } } if id == active.id => {
+                assert!(private_data.starts_with(b"answer"));
+                reached = Some(peer);
+            }
+            CmEvent { id, kind: CmEventKind::Established { .. } } if id == passive.id => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let peer = reached.unwrap();
+    assert_eq!(peer.qp_number, world.provider.qp_number(passive.qp).unwrap());
+    let there = world.to(&active, &peer);
+    let mut back = None;
+    for len in [0, 1, 512, capabilities.max_datagram as usize] {
+        let payload: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+        world.tell(&active, SendOp::DatagramWithImmediate(there, 0xfeed_f00d), &payload);
+        let (wc, header, heard) = world.hear(&passive);
+        assert_eq!((heard == payload, wc.immediate), (true, Some(0xfeed_f00d)), "{len}");
+        assert!(wc.source.has_route_header());
+        assert_eq!(wc.source.qp_number, world.provider.qp_number(active.qp).unwrap());
+        assert_eq!(world.completion(active.cq).status, WcStatus::Success);
+        // The way back is in the datagram.
+        let back = *back.get_or_insert_with(|| {
+            let route = world.provider.route_back(passive.id, &wc, header[..].try_into().unwrap()).unwrap();
+            let peer = DatagramPeer { route, qp_number: wc.source.qp_number, queue_key: peer.queue_key };
+            world.to(&passive, &peer)
+        });
+        world.tell(&passive, SendOp::Datagram(back), &payload);
+        let (wc, _, heard) = world.hear(&active);
+        assert_eq!((heard == payload, wc.immediate), (true, None), "{len}");
+        assert_eq!(world.completion(passive.cq).status, WcStatus::Success);
+    }
+    let sges = SgeList::one(active.sent.sge(0, capabilities.max_datagram as usize + 1));
+    let wr = |op, sges| SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED };
+    let refused = world.provider.post_send(active.qp, &[wr(SendOp::Datagram(there), sges)]);
+    assert!(matches!(refused, Err(PostError { error: Error::OutOfRange { value: 1025, .. }, .. })), "{refused:?}");
+    let refused = world.provider.post_send(active.qp, &[wr(SendOp::Send, SgeList::default())]);
+    assert!(matches!(refused, Err(PostError { error: Error::Unsupported { .. }, .. })), "{refused:?}");
+    world.provider.destroy_address(there.address).unwrap();
+    assert!(matches!(world.provider.destroy_address(there.address), Err(Error::Stale { .. })));
+    let refused = world.provider.post_send(active.qp, &[wr(SendOp::Datagram(there), SgeList::default())]);
+    assert!(matches!(refused, Err(PostError { error: Error::Stale { .. }, .. })), "{refused:?}");
+    world.forget(active);
+    world.forget(passive);
+}
+
+fn nobody_there_and_a_no(kind: Kind) {
+    if kind == Kind::Siw {
+        return assert!(siw_has_none());
+    }
+    let mut world = World::new();
+    let listener = world.provider.listen_datagram(SocketAddr::new(kind.address(), 0), 4).unwrap();
+    let port = world.provider.local_address(listener).unwrap().port();
+    for (port, refused) in [(9, true), (port, false)] {
+        let (id, device) = world.resolved_datagram(SocketAddr::new(kind.address(), port), None);
+        let end = world.datagrams(id, device);
+        world.provider.connect(id, &ConnectParam::default()).unwrap();
+        if !refused {
+            let (request, ..) = world.connect_request();
+            world.provider.reject(request, b"no", Instant::now()).unwrap();
+        }
+        match world.news() {
+            CmEvent { kind: CmEventKind::ConnectFailed(ConnectFailure::Refused), .. } => assert!(refused),
+            CmEvent { kind: CmEventKind::Rejected { .. }, .. } => assert!(!refused),
+            other => panic!("{other:?}"),
+        }
+        world.forget(end);
+    }
+}
+
+/// What this file says of siw elsewhere: here it is asked of the device.
+fn siw_has_none() -> bool {
+    let mut world = World::new();
+    let (id, device) = {
+        let (_, to) = world.listen(Kind::Siw.address());
+        world.resolved(to)
+    };
+    let refused = world.provider.join(id, "239.1.2.3".parse().unwrap());
+    assert!(matches!(refused, Err(Error::InvalidState { .. })), "{refused:?}");
+    !world.provider.device(device).unwrap().capabilities.features.intersects(Features::DATAGRAMS | Features::MULTICAST)
+}
+
+fn groups_reach_everyone_in_them(kind: Kind) {
+    if kind == Kind::Siw {
+        return assert!(siw_has_none());
+    }
+    let mut world = World::new();
+    let group: IpAddr = "239.77.2.9".parse().unwrap();
+    let from = Some(SocketAddr::new(kind.address(), 0));
+    let mut ends = Vec::new();
+    let mut peer = None;
+    for _ in 0..3 {
+        let (id, device) = world.resolved_datagram(SocketAddr::new(group, 0), from);
+        let early = world.provider.join(id, group);
+        assert!(matches!(early, Err(Error::InvalidState { .. })), "without a queue pair: {early:?}");
+        let end = world.datagrams(id, device);
+        world.provider.join(id, group).unwrap();
+        assert!(matches!(world.provider.join(id, group), Err(Error::InvalidState { .. })));
+        match world.news() {
+            CmEvent { id: of, kind: CmEventKind::Joined { group: joined, peer: at } } if of == id => {
+                assert_eq!((joined, at.qp_number), (group, 0x00ff_ffff));
+                peer = Some(at);
+            }
+            other => panic!("{other:?}"),
+        }
+        ends.push(end);
+    }
+    let there = world.to(&ends[0], &peer.unwrap());
+    for round in 0..10u8 {
+        world.tell(&ends[0], SendOp::Datagram(there), &[round; 100]);
+        for end in &ends[1..] {
+            assert_eq!(world.hear(end).2, [round; 100]);
+        }
+        // Its own, and its send.
+        while world.hear(&ends[0]).2 != [round; 100] {}
+        let _ = world.poll(ends[0].cq);
+    }
+    // Who has left hears nothing more; the others do.
+    world.provider.leave(ends[2].id, group).unwrap();
+    assert!(matches!(world.provider.leave(ends[2].id, group), Err(Error::InvalidState { .. })));
+    world.tell(&ends[0], SendOp::Datagram(there), b"the rest of us");
+    assert_eq!(world.hear(&ends[1]).2, b"the rest of us");
+    let late = world.event_within(Duration::from_millis(50));
+    assert!(late.is_none(), "{late:?}");
+    assert!(world.poll(ends[2].cq).is_empty());
+    let _: AddressId = there.address;
+    world.provider.destroy_address(there.address).unwrap();
+    // Two are still in the group when they go.
+    for end in ends {
+        world.forget(end);
+    }
+}
+
+on_each_device! {
+    a_question_an_answer_and_a_talk
+    nobody_there_and_a_no
+    groups_reach_everyone_in_them
+}

@@ -1,0 +1,17 @@
+//! The provider `verbs` on the devices of the system. Every test runs on an iWARP device (`siw`) and on a RoCE device
+//! (`rxe`), both ends in this process unless it says otherwise.
+//!
+//! These tests need the devices: `tests/vm/run.sh` brings them up and sets the variables `RDMA_SIW_ADDR` and so on.
+//! Without them the tests fail. Nothing here is skipped.
+#![cfg(feature = "verbs")]
+#![allow(clippy::disallowed_methods, reason = "tests on real devices need the real clock, and wait")]
+
+mod connection;
+mod datagram;
+mod memory;
+mod one_sided;
+mod peer;
+mod port;
+mod removal;
+mod shared;
+mod world;

@@ -1,0 +1,275 @@
+//! Memory regions: what a peer may do to them, how that is taken back, and what it is told that may not.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::{
+    Access, CmEventKind, DisconnectCause, Error, Features, Memory, Provider, QpId, RemoteKey, SendFlags, SendOp,
+    SgeList, WcStatus,
+};
+
+use crate::world::*;
+
+const EVERYTHING: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+fn connected(kind: Kind) -> (World, End, End) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let (active, passive) = world.pair(to);
+    (world, active, passive)
+}
+
+impl World {
+    /// An operation that the peer must refuse: nothing of it arrives, and the connection ends. What the completion says
+    /// differs by device: this is the table.
+    fn refused(&mut self, kind: Kind, active: &End, passive: &End, op: SendOp, sge: rdma_transport::Sge) {
+        let wc = self.done(active, op, SgeList::one(sge), SendFlags::empty());
+        println!("{op:?}: {:?}", wc.status);
+        match (kind, op) {
+            // A write is done when it was sent, unless the end of the connection was faster.
+            (Kind::Siw, SendOp::Write(_)) => {}
+            (Kind::Siw, _) => assert!(!wc.status.is_success()),
+            (Kind::Rxe, _) => assert_eq!(wc.status, WcStatus::RemoteAccessError),
+        }
+        if kind == Kind::Siw {
+            // Both hear of it.
+            let mut ends = vec![active.id, passive.id];
+            while !ends.is_empty() {
+                let event = self.news();
+                println!("{event:?}");
+                let CmEventKind::Disconnected(_) = event.kind else { panic!("{event:?}") };
+                ends.retain(|&id| id != event.id);
+            }
+        } else {
+            // The target hears nothing until somebody disconnects.
+            assert!(self.event_within(Duration::from_millis(50)).is_none_or(|event| event.id == active.id));
+            self.provider.disconnect(active.id, Instant::now()).unwrap();
+            loop {
+                let event = self.news();
+                if event.id == passive.id {
+                    let CmEventKind::Disconnected(cause) = event.kind else { panic!("{event:?}") };
+                    println!("{cause:?}");
+                    assert!(matches!(cause, DisconnectCause::Peer | DisconnectCause::Path(_)));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn what_a_peer_may_not(kind: Kind) {
+    let rights = [Access::REMOTE_READ, Access::REMOTE_WRITE];
+    type Case = (&'static str, fn(&Area, &Area) -> SendOp);
+    let cases: [Case; 6] = [
+        ("write with a key that never was", |both, _| {
+            let mut remote = both.remote(0);
+            remote.key = RemoteKey(remote.key.0 ^ 0x5500);
+            SendOp::Write(remote)
+        }),
+        ("read with a key that never was", |both, _| {
+            let mut remote = both.remote(0);
+            remote.key = RemoteKey(remote.key.0 ^ 0x5500);
+            SendOp::Read(remote)
+        }),
+        ("write past the end", |both, _| SendOp::Write(both.remote(4096 - 63))),
+        ("read past the end", |both, _| SendOp::Read(both.remote(4096 - 63))),
+        ("write without the right", |read, _| SendOp::Write(read.remote(0))),
+        ("read without the right", |_, write| SendOp::Read(write.remote(0))),
+    ];
+    // Siw of Linux 6.1 never asks for the right to read.
+    let checks_reads = kind == Kind::Rxe;
+    for (what, op) in cases {
+        println!("-- {what}");
+        let (mut world, active, passive) = connected(kind);
+        let areas = rights.map(|access| {
+            // The first two cases need a region that would allow it.
+            let access = if what.contains("right") { access } else { EVERYTHING };
+            world.area(&passive, 4096, access)
+        });
+        let local = world.area(&active, 4096, Access::LOCAL_WRITE);
+        local.fill(1);
+        let before = local.bytes()[..64].to_vec();
+        if what == "read without the right" && !checks_reads {
+            world.good(&active, op(&areas[0], &areas[1]), local.sge(0, 64));
+            continue;
+        }
+        world.refused(kind, &active, &passive, op(&areas[0], &areas[1]), local.sge(0, 64));
+        for area in &areas {
+            assert!(area.bytes().iter().all(|&byte| byte == 0), "{what}: the target is untouched");
+        }
+        assert_eq!(local.bytes()[..64], before, "{what}: and so is the sink");
+    }
+    if kind == Kind::Rxe {
+        let (mut world, active, passive) = connected(kind);
+        let target = world.area(&passive, 4096, EVERYTHING);
+        let local = world.area(&active, 4096, Access::LOCAL_WRITE);
+        let op = SendOp::FetchAdd { remote: target.remote(0), add: 1 };
+        world.refused(kind, &active, &passive, op, local.sge(0, 8));
+        assert_eq!(target.word(0), 0);
+    }
+}
+
+fn a_range_is_all_a_peer_reaches(kind: Kind) {
+    for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false), (0, false)] {
+        let (mut world, active, passive) = connected(kind);
+        let memory = Arc::new(Memory::new(8192).unwrap());
+        let region = world.provider.register_range(passive.device, &memory, 1000..2000, EVERYTHING).unwrap();
+        let area = Area { memory, region };
+        let local = world.area(&active, 4096, Access::LOCAL_WRITE);
+        local.fill(offset as u32);
+        let write = SendOp::Write(area.remote(offset));
+        if allowed {
+            world.good(&active, write, local.sge(0, 64));
+            world.good(&active, SendOp::Read(area.remote(offset)), local.sge(1000, 64));
+            assert_eq!(local.bytes()[1000..1064], local.bytes()[..64]);
+            assert_eq!(area.bytes()[offset..offset + 64], local.bytes()[..64]);
+        } else {
+            world.refused(kind, &active, &passive, write, local.sge(0, 64));
+            assert!(area.bytes().iter().all(|&byte| byte == 0), "{offset}");
+        }
+    }
+    let (mut world, active, _passive) = connected(kind);
+    let memory = Arc::new(Memory::new(4096).unwrap());
+    #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
+    for wrong in [0..4097, 5..5, 9..8, 5000..5001] {
+        let refused = world.provider.register_range(active.device, &memory, wrong, Access::empty());
+        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+    }
+    let refused = world.provider.restrict(active.region.id, QpId(active.id.0));
+    assert!(matches!(refused, Err(Error::Unsupported { feature: "regions of one connection", .. })));
+}
+
+/// The key is gone for the peer at once; the memory is still there for the program's own work requests, also for those
+/// that were posted before.
+fn invalidate_takes_the_remote_key_only(kind: Kind) {
+    let (mut world, active, passive) = connected(kind);
+    let area = world.area(&passive, 4096, EVERYTHING);
+    let local = world.area(&active, 4096, Access::LOCAL_WRITE);
+    local.fill(3);
+    world.good(&active, SendOp::Write(area.remote(0)), local.sge(0, 100));
+    world.good(&active, SendOp::Read(area.remote(0)), local.sge(200, 100));
+    for _ in 0..2 {
+        world.provider.invalidate(area.region.id).unwrap();
+    }
+    // Its own: sent from the region, and received into it.
+    passive.write(DEPTH as usize, b"x");
+    world
+        .provider
+        .post_send(
+            passive.qp,
+            &[rdma_transport::SendWr {
+                wr_id: 1,
+                op: SendOp::Send,
+                sges: SgeList::one(area.sge(0, 100)),
+                flags: SendFlags::SIGNALED,
+            }],
+        )
+        .unwrap();
+    assert_eq!(world.completion(passive.cq).status, WcStatus::Success);
+    let got = world.completion(active.cq);
+    assert_eq!(active.read(got.wr_id as usize, 100), local.bytes()[..100]);
+    // The peer's is over.
+    let before = area.bytes().to_vec();
+    world.refused(kind, &active, &passive, SendOp::Write(area.remote(0)), local.sge(1000, 100));
+    assert_eq!(area.bytes(), before);
+    world.provider.deregister(area.region.id).unwrap();
+    assert!(matches!(world.provider.invalidate(area.region.id), Err(Error::Stale { .. })));
+}
+
+/// On iWARP a peer may give a key back that it was given. InfiniBand allows that for memory windows only: there it ends
+/// the connection, and the key stays.
+fn send_with_invalidate(kind: Kind) {
+    let (mut world, active, passive) = connected(kind);
+    let features = world.provider.device(active.device).unwrap().capabilities.features;
+    assert!(features.contains(Features::SEND_WITH_INVALIDATE));
+    assert_eq!(features.contains(Features::REMOTE_INVALIDATION), kind == Kind::Siw);
+    let area = world.area(&passive, 4096, EVERYTHING);
+    let local = world.area(&active, 4096, Access::LOCAL_WRITE);
+    local.fill(9);
+    let op = SendOp::SendInvalidate(area.region.remote_key);
+    let sent = world.done(&active, op, SgeList::one(local.sge(0, 10)), SendFlags::empty());
+    assert_eq!(sent.status, WcStatus::Success, "it was delivered");
+    let got = world.completions(passive.cq).remove(0);
+    if kind == Kind::Rxe {
+        assert_eq!(got.status, WcStatus::RemoteInvalidRequest);
+        return;
+    }
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
+    println!("the receiver is told: {:?}", got.invalidated);
+    assert!(got.invalidated.is_none_or(|key| key == area.region.remote_key));
+    // Still good for the program itself.
+    passive.write(DEPTH as usize, b"x");
+    world.good(&passive, SendOp::Send, area.sge(0, 100));
+    world.completion(active.cq);
+    world.refused(kind, &active, &passive, SendOp::Write(area.remote(0)), local.sge(0, 10));
+    assert!(area.bytes().iter().all(|&byte| byte == 0));
+}
+
+/// A peer that writes without end while the key is taken back: what is there when the call returns stays.
+fn nothing_is_touched_after_invalidate(kind: Kind) {
+    let (mut world, active, passive) = connected(kind);
+    let area = world.area(&passive, 1 << 20, EVERYTHING);
+    let local = world.area(&active, 1 << 20, Access::LOCAL_WRITE);
+    local.fill(5);
+    let chain: Vec<_> = (0..DEPTH as u64)
+        .map(|wr_id| rdma_transport::SendWr {
+            wr_id,
+            op: SendOp::Write(area.remote(0)),
+            sges: SgeList::one(local.sge(0, 1 << 20)),
+            flags: SendFlags::SIGNALED,
+        })
+        .collect();
+    world.provider.post_send(active.qp, &chain).unwrap();
+    // They are under way.
+    let first = world.completions(active.cq);
+    println!("{} writes before", first.len());
+    world.provider.invalidate(area.region.id).unwrap();
+    for at in 0..area.memory.len() / 8 {
+        area.set_word(at * 8, 0);
+    }
+    let until = Instant::now() + Duration::from_millis(500);
+    while let Some(left) = until.checked_duration_since(Instant::now()) {
+        let _ = world.event_within(left);
+    }
+    assert!(area.bytes().iter().all(|&byte| byte == 0));
+}
+
+/// A process that may lock little is told the limit and the cure.
+fn too_little_memory_may_be_locked(kind: Kind) {
+    let program = std::env::current_exe().unwrap();
+    let script =
+        format!("ulimit -l 64; exec {} --exact memory::memlock_process --ignored --nocapture", program.display());
+    assert!(Command::new("chmod").args(["-R", "a+rw", "/dev/infiniband"]).status().unwrap().success());
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "bash", "-c", &script])
+        .env("RDMA_TEST_PEER", kind.address().to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success());
+    let said = text.lines().find(|line| line.contains("cannot register")).expect("an error");
+    assert!(said.contains("64 KiB (RLIMIT_MEMLOCK)") && said.contains("ulimit -l"), "{said}");
+}
+
+#[test]
+#[ignore = "the other process of too_little_memory_may_be_locked"]
+fn memlock_process() {
+    let address = std::env::var("RDMA_TEST_PEER").expect("started by another test").parse().unwrap();
+    let mut world = World::new();
+    let (_, to) = world.listen(address);
+    let (_, device) = world.resolved(to);
+    let memory = Arc::new(Memory::new(1 << 20).unwrap());
+    let error = world.provider.register(device, &memory, Access::LOCAL_WRITE).unwrap_err();
+    println!("\n{error}");
+}
+
+on_each_device! {
+    what_a_peer_may_not
+    a_range_is_all_a_peer_reaches
+    invalidate_takes_the_remote_key_only
+    send_with_invalidate
+    nothing_is_touched_after_invalidate
+    too_little_memory_may_be_locked
+}

@@ -1,0 +1,135 @@
+//! Peers that die or say nothing.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcOpcode, WcStatus};
+
+use crate::world::*;
+
+/// Starts this program again as a peer that echoes one connection and waits to be killed.
+fn peer(kind: Kind) -> (Child, SocketAddr) {
+    let program = std::env::current_exe().unwrap();
+    let mut child = Command::new(program)
+        .args(["--exact", "peer::peer_process", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("RDMA_TEST_PEER", kind.address().to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = loop {
+        let line = lines.next().expect("the peer says where it listens").unwrap();
+        if let Some(at) = line.find("listening ") {
+            break line[at + 10..].trim().parse().unwrap();
+        }
+    };
+    thread::spawn(move || lines.for_each(drop));
+    (child, address)
+}
+
+#[test]
+#[ignore = "the other process of killed_peer"]
+fn peer_process() {
+    let address = std::env::var("RDMA_TEST_PEER").expect("started by another test").parse().unwrap();
+    let mut world = World::new();
+    let (_, to) = world.listen(address);
+    println!("\nlistening {to}");
+    let (id, _, device, _, _) = world.connect_request();
+    let end = world.equip(id, device);
+    world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+    loop {
+        for wc in world.completions(end.cq) {
+            if wc.opcode == WcOpcode::Recv && wc.status.is_success() {
+                world.provider.post_recv(end.qp, &[end.recv(wc.wr_id as usize)]).unwrap();
+                world.provider.post_send(end.qp, &[end.send(DEPTH as usize, 4)]).unwrap();
+            }
+        }
+    }
+}
+
+fn killed_peer(kind: Kind) {
+    let mut world = World::new();
+    let (mut child, to) = peer(kind);
+    let (id, device) = world.resolved(to);
+    let end = world.equip(id, device);
+    world.provider.connect(id, &ConnectParam::default()).unwrap();
+    assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+    for _ in 0..100 {
+        world.provider.post_send(end.qp, &[end.send(DEPTH as usize, 4)]).unwrap();
+        let mut left = 2;
+        while left > 0 {
+            for wc in world.completions(end.cq) {
+                assert_eq!(wc.status, WcStatus::Success);
+                if wc.opcode == WcOpcode::Recv {
+                    world.provider.post_recv(end.qp, &[end.recv(wc.wr_id as usize)]).unwrap();
+                }
+                left -= 1;
+            }
+        }
+    }
+    child.kill().unwrap();
+    let killed = Instant::now();
+    loop {
+        let event = world.news();
+        println!("after {:?}: {event:?}", killed.elapsed());
+        if let CmEventKind::Disconnected(cause) = event.kind {
+            assert_eq!((event.id, cause), (id, DisconnectCause::Peer));
+            break;
+        }
+    }
+    assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+    world.provider.disconnect(id, Instant::now()).unwrap();
+    world.flushed(&end, DEPTH as usize);
+    world.drop_end(&end);
+    child.wait().unwrap();
+}
+
+/// A peer that takes the TCP connection and never answers, and one whose SYN is lost: nothing may block meanwhile.
+fn a_silent_peer_blocks_nothing(kind: Kind) {
+    // The library opens a device once and keeps it.
+    World::new().provider.reaches(SocketAddr::new(kind.address(), 9), TIMEOUT).unwrap();
+    let before = descriptors();
+    let mut world = World::new();
+    let silent = TcpListener::bind((kind.variable("PEER").parse::<IpAddr>().unwrap(), 0)).unwrap();
+    let lost = kind.variable("ADDR").rsplit_once('.').map(|(net, _)| format!("{net}.78")).unwrap();
+    let neighbour = format!("neigh replace {lost} lladdr 02:00:00:00:00:78 dev {}", kind.variable("NETDEV"));
+    assert!(Command::new("ip").args(neighbour.split(' ')).status().unwrap().success());
+    let mut ends = Vec::new();
+    let mut peers = vec![SocketAddr::new(lost.parse().unwrap(), 9)];
+    if kind == Kind::Siw {
+        peers.push(silent.local_addr().unwrap());
+    }
+    for to in peers {
+        let (id, device) = world.resolved(to);
+        let end = world.equip(id, device);
+        quick("connect", || world.provider.connect(id, &ConnectParam::default())).unwrap();
+        ends.push(end);
+    }
+    let early = world.event_within(Duration::from_secs(1));
+    assert!(early.is_none(), "{early:?}");
+    // Others go on as if nothing was.
+    let (_, to) = world.listen(kind.address());
+    quick("another connection", || world.pair(to));
+    quick("disconnect", || world.provider.disconnect(ends[0].id, Instant::now())).unwrap();
+    world.flushed(&ends[0], DEPTH as usize);
+    for end in &ends {
+        quick("destroy_id", || world.provider.destroy_id(end.id, Instant::now()));
+    }
+    quick("drop", || drop(world));
+    drop(silent);
+    // What still waited in the kernel ends, too: the lost SYN is interrupted, the handshake has a time limit there.
+    let dropped = Instant::now();
+    while descriptors() > before {
+        assert!(dropped.elapsed() < Duration::from_secs(15), "{} of {before}", descriptors());
+        thread::sleep(Duration::from_millis(20));
+    }
+    println!("all is given back after {:?}", dropped.elapsed());
+}
+
+on_each_device! {
+    killed_peer
+    a_silent_peer_blocks_nothing
+}

@@ -1,0 +1,71 @@
+//! Ports that go down and come back, and what devices say of themselves.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use rdma_transport::DeviceEventKind;
+use rdma_transport::verbs::Reach;
+
+use crate::world::*;
+
+fn link(kind: Kind, state: &str) {
+    let set = Command::new("ip").args(["link", "set", &kind.variable("NETDEV"), state]).status().unwrap();
+    assert!(set.success());
+}
+
+fn why_not(reach: Reach) -> String {
+    match reach {
+        Reach::No { reason } => reason,
+        Reach::Yes { device } => panic!("{device}"),
+    }
+}
+
+/// A port that is down serves nobody: whoever chooses a provider is told that, and the events come and go with it.
+fn a_port_that_is_down_is_not_chosen(kind: Kind) {
+    let mut world = World::new();
+    let device = kind.variable("DEV");
+    let here = SocketAddr::new(kind.address(), 0);
+    assert_eq!(world.provider.serves(here).unwrap(), Reach::Yes { device: device.clone() });
+    link(kind, "down");
+    let port = world.device_event(|event| match event.kind {
+        DeviceEventKind::PortDown { port } => Some(port),
+        _ => None,
+    });
+    assert_eq!(port, 1);
+    let reason = why_not(world.provider.serves(here).unwrap());
+    assert!(reason.contains(&device) && reason.contains("down"), "{reason}");
+    // Whether the address resolves at all then is the system's affair.
+    let reason = why_not(world.provider.reaches(here, Duration::from_secs(1)).unwrap());
+    println!("{reason}");
+    // The other device is there for a listener on all of them.
+    let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
+    let any = "0.0.0.0:0".parse().unwrap();
+    assert_eq!(world.provider.serves(any).unwrap(), Reach::Yes { device: other.variable("DEV") });
+    link(other, "down");
+    let reason = why_not(world.provider.serves(any).unwrap());
+    assert!(reason.contains("down"), "{reason}");
+    for kind in [kind, other] {
+        link(kind, "up");
+        wait_until_active(&kind.variable("DEV"));
+    }
+    world.device_event(|event| matches!(event.kind, DeviceEventKind::PortActive { port: 1 }).then_some(()));
+    assert_eq!(world.provider.serves(here).unwrap(), Reach::Yes { device });
+    // Addresses of IPv6 went with the link.
+    restore_addresses(kind);
+    restore_addresses(other);
+}
+
+/// Setting a link down takes its IPv6 addresses away.
+fn restore_addresses(kind: Kind) {
+    for which in ["ADDR6", "PEER6"] {
+        let address = format!("{}/64", kind.variable(which));
+        let netdev = kind.variable("NETDEV");
+        let args = ["-6", "address", "replace", &address, "dev", &netdev, "nodad"];
+        assert!(Command::new("ip").args(args).status().unwrap().success());
+    }
+}
+
+on_each_device! {
+    a_port_that_is_down_is_not_chosen
+}

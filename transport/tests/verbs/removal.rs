@@ -1,0 +1,135 @@
+//! Several providers, and devices that go.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcStatus};
+
+use crate::world::*;
+
+/// Two providers of one process share the library's device, and its asynchronous events.
+fn two_providers(kind: Kind) {
+    let (mut first, mut second) = (World::new(), World::new());
+    for (here, there) in [(&mut first, &mut second), (&mut World::new(), &mut World::new())] {
+        let (_, to) = there.listen(kind.address());
+        let (id, device) = here.resolved(to);
+        let active = here.equip(id, device);
+        here.provider.connect(id, &ConnectParam::default()).unwrap();
+        let (id, _, device, _, _) = there.connect_request();
+        let passive = there.equip(id, device);
+        there.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+        assert!(matches!(here.news().kind, CmEventKind::Established { .. }));
+        assert!(matches!(there.news().kind, CmEventKind::Established { .. }));
+        here.provider.post_send(active.qp, &[active.send(DEPTH as usize, 5)]).unwrap();
+        assert_eq!(here.completion(active.cq).status, WcStatus::Success);
+        assert_eq!(there.completion(passive.cq).byte_len, 5);
+        here.drop_end(&active);
+        there.disconnected(passive.id, &DisconnectCause::Peer);
+    }
+}
+
+/// Both lose the device; the last one lets it go. Then the other device goes, too, which nobody has used.
+fn removal_under_two_providers(kind: Kind) {
+    let mut worlds = [World::new(), World::new()];
+    let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
+    for world in &mut worlds {
+        let (listener, to) = world.listen(kind.address());
+        let (active, passive) = world.pair(to);
+        for id in [active.id, passive.id, listener] {
+            world.provider.destroy_id(id, Instant::now());
+        }
+        while world.provider.next_cm_event(Instant::now()).unwrap().is_some() {}
+    }
+    for kind in [kind, other] {
+        let device = kind.variable("DEV");
+        let start = Instant::now();
+        let mut removal = Command::new("rdma").args(["link", "del", &device]).spawn().unwrap();
+        while removal.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(10), "the device is not released");
+            for world in &mut worlds {
+                let _ = world.event_within(Duration::from_millis(20));
+            }
+        }
+        println!("{device}: gone after {:?}", start.elapsed());
+    }
+    for kind in [kind, other] {
+        add_device(kind);
+    }
+}
+
+fn add_device(kind: Kind) {
+    let (device, netdev) = (kind.variable("DEV"), kind.variable("NETDEV"));
+    let add = ["link", "add", &device, "type", &kind.name().to_lowercase(), "netdev", &netdev];
+    assert!(Command::new("rdma").args(add).status().unwrap().success());
+    wait_until_active(&device);
+}
+
+fn removal_with_everything_open(kind: Kind) {
+    let device = kind.variable("DEV");
+    let mut world = World::new();
+    let wildcard = world.provider.listen("0.0.0.0:0".parse().unwrap(), 4).unwrap();
+    let port = world.provider.local_address(wildcard).unwrap().port();
+    for round in 0..3 {
+        let (listener, to) = world.listen(kind.address());
+        let mut told = vec![listener];
+        let mut ends = Vec::new();
+        if round < 2 {
+            let (active, passive) = world.pair(to);
+            told.extend([active.id, passive.id]);
+            ends = vec![active, passive];
+        } else {
+            // Only what the provider keeps for itself is left: regions, queues.
+            let (active, passive) = world.pair(to);
+            for id in [active.id, passive.id, listener] {
+                world.provider.destroy_id(id, Instant::now());
+            }
+            told.clear();
+        }
+        let start = Instant::now();
+        let mut removal = Command::new("rdma").args(["link", "del", &device]).spawn().unwrap();
+        while !told.is_empty() {
+            let event = world.event();
+            match event.kind {
+                CmEventKind::DeviceRemoval => told.retain(|&id| id != event.id),
+                CmEventKind::Disconnected(_) | CmEventKind::TimewaitExit => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        println!("{device}: told after {:?}", start.elapsed());
+        for end in &ends {
+            quick("disconnect", || world.provider.disconnect(end.id, Instant::now())).unwrap();
+            quick("destroy_id", || world.provider.destroy_id(end.id, Instant::now()));
+        }
+        if round < 2 {
+            quick("destroy_id", || world.provider.destroy_id(listener, Instant::now()));
+        }
+        // The loop goes on, and the removal ends while this process lives.
+        while removal.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(10), "the device is not released");
+            let _ = world.event_within(Duration::from_millis(20));
+        }
+        println!("{device}: gone after {:?}", start.elapsed());
+        for end in &ends {
+            // Handles of what went with the device are still good to be given back, and queues are empty.
+            assert!(world.poll(end.cq).is_empty());
+            world.provider.req_notify(end.cq).unwrap();
+            world.provider.destroy_cq(end.cq).unwrap();
+            world.provider.deregister(end.region.id).unwrap();
+        }
+        world.memories.clear();
+        world.watched.clear();
+        add_device(kind);
+        // The wildcard listener serves the device that came back.
+        let (active, passive) = world.pair(SocketAddr::new(kind.address(), port));
+        world.drop_end(&active);
+        world.drop_end(&passive);
+        while world.event_within(Duration::from_millis(100)).is_some() {}
+    }
+}
+
+on_each_device! {
+    two_providers
+    removal_under_two_providers
+    removal_with_everything_open
+}
