@@ -9,6 +9,7 @@
 //! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
+//! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`: RDMA devices, through librdmacm and libibverbs |
 //!
 //! A `transport` user drives a provider from one thread. Nothing here blocks, spawns a thread or reads a clock:
@@ -26,6 +27,7 @@ pub mod mr;
 pub mod provider;
 pub mod qp;
 pub mod slab;
+pub mod station;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod wc;
@@ -40,5 +42,6 @@ pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
 pub use provider::{CqId, DeviceId, DeviceInfo, Drive, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
+pub use station::Station;
 pub use wc::{WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};

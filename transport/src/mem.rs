@@ -101,6 +101,15 @@ impl Memory {
         let base = unsafe { self.base.add(offset) };
         Some(Span { base, len, memory: PhantomData })
     }
+
+    /// An entry for a part of it; `None` if that is not wholly inside. For [`crate::station`], and for the tests of this
+    /// crate: they keep the promise of [`Sge::new`].
+    pub(crate) fn entry(&self, offset: usize, len: usize, key: LocalKey) -> Option<Sge> {
+        let base = self.span(offset, len)?.base;
+        let len = u32::try_from(len).ok()?;
+        // SAFETY: inside the mapping; the rest is promised above.
+        Some(unsafe { Sge::new(base, len, key) })
+    }
 }
 
 /// Part of a memory region that a peer may reach, alive while its region's table entry is borrowed.
@@ -278,9 +287,7 @@ impl Sge {
 #[cfg(test)]
 impl Memory {
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
-        assert!(offset + len <= self.len);
-        // SAFETY: in bounds; the rest is promised above.
-        unsafe { Sge::new(self.base.add(offset), len as u32, LocalKey(0)) }
+        self.entry(offset, len, LocalKey(0)).expect("a part of the memory")
     }
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {

@@ -1,0 +1,376 @@
+//! Two connected ends on any two providers, driven in turns by one thread.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rdma_transport::wr::RemoteAddress;
+use rdma_transport::{
+    Access, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceId, DisconnectCause, Drive, MemoryRegion, Provider,
+    QpAttr, QpId, SendFlags, SendOp, SrqId, Station, WcOpcode, WcStatus, WorkCompletion,
+};
+
+/// No wait is longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Work requests of each queue.
+pub const DEPTH: u32 = 128;
+/// Every right.
+pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
+
+/// A provider with memory, and what it has said.
+#[derive(Debug)]
+pub struct End {
+    /// The provider and the memory.
+    pub station: Station,
+    /// Events that no test has looked at.
+    pub events: Vec<CmEvent>,
+    /// Completions that no test has looked at.
+    pub done: Vec<WorkCompletion>,
+    /// The connection.
+    pub id: CmId,
+    /// Its queue pair.
+    pub qp: QpId,
+    /// Its device.
+    pub device: DeviceId,
+    cq: Option<CqId>,
+    /// The whole memory, with all rights.
+    region: Option<MemoryRegion>,
+    /// Where receives come from, if they are shared.
+    pub srq: Option<SrqId>,
+}
+
+impl End {
+    /// An end with `memory` bytes.
+    ///
+    /// # Panics
+    /// When there is no memory.
+    #[must_use]
+    pub fn new(provider: Box<dyn Provider>, memory: usize) -> Self {
+        let station = Station::new(provider, memory).expect("memory");
+        let key = rdma_transport::slab::Key::new(u32::MAX, u32::MAX);
+        let (events, done) = (Vec::new(), Vec::new());
+        Self {
+            station,
+            events,
+            done,
+            id: CmId(key),
+            qp: QpId(key),
+            device: DeviceId(0),
+            cq: None,
+            region: None,
+            srq: None,
+        }
+    }
+
+    /// Takes what is there.
+    ///
+    /// # Panics
+    /// When the provider fails.
+    #[allow(clippy::disallowed_methods)]
+    pub fn turn(&mut self) {
+        let provider = self.station.provider();
+        provider.progress(Instant::now(), Drive::Full);
+        while let Some(event) = provider.next_cm_event(Instant::now()).expect("events") {
+            self.events.push(event);
+        }
+        if let Some(cq) = self.cq {
+            provider.poll_cq(cq, 64, &mut self.done).expect("completions");
+        }
+    }
+
+    /// Listens on a free port of `address`.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn listen(&mut self, address: SocketAddr) -> (CmId, SocketAddr) {
+        let listener = self.station.provider().listen(address, 16).expect("a listener");
+        let port = self.station.provider().local_address(listener).expect("an address").port();
+        (listener, SocketAddr::new(address.ip(), port))
+    }
+
+    /// Makes the queue pair of an id, and what it needs if it is the first.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn equip(&mut self, id: CmId, device: DeviceId) {
+        let cq = self.cq.unwrap_or_else(|| self.station.provider().create_cq(device, 16 * DEPTH).expect("a queue"));
+        self.cq = Some(cq);
+        if self.region.is_none() {
+            let region = self.station.expose(device, ALL).expect("a region");
+            self.station.use_key(region.local_key);
+            self.region = Some(region);
+        }
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
+        let provider = self.station.provider();
+        self.qp = match self.srq {
+            Some(srq) => provider.create_qp_with_srq(id, &attr, srq).expect("a queue pair"),
+            None => provider.create_qp(id, &attr).expect("a queue pair"),
+        };
+        (self.id, self.device) = (id, device);
+    }
+
+    /// A place of its memory, as a peer names it.
+    ///
+    /// # Panics
+    /// Before it has a queue pair.
+    #[must_use]
+    pub fn remote(&self, offset: usize) -> RemoteAddress {
+        let region = self.region.expect("a region");
+        RemoteAddress { address: self.station.address(offset), key: region.remote_key }
+    }
+
+    /// The same by a key of its own.
+    ///
+    /// # Panics
+    /// When the device refuses.
+    pub fn expose(&mut self, access: Access, offset: usize) -> (MemoryRegion, RemoteAddress) {
+        let region = self.station.expose(self.device, access).expect("a region");
+        (region, RemoteAddress { address: self.station.address(offset), key: region.remote_key })
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn recv(&mut self, wr_id: u64, parts: &[Range<usize>]) {
+        match self.srq {
+            Some(srq) => self.station.post_srq_recv(srq, wr_id, parts).expect("room"),
+            None => self.station.post_recv(self.qp, wr_id, parts).expect("room"),
+        }
+    }
+
+    /// Posts a send work request that completes.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn post(&mut self, wr_id: u64, op: SendOp, parts: &[Range<usize>], flags: SendFlags) {
+        let flags = flags | SendFlags::SIGNALED;
+        self.station.post_send(self.qp, wr_id, op, parts, flags).unwrap_or_else(|error| panic!("{op:?}: {error}"));
+    }
+
+    /// Fills a part of the memory with octets that depend on their place and on `salt`.
+    ///
+    /// # Panics
+    /// When there is no such part.
+    pub fn fill(&mut self, range: Range<usize>, salt: u8) {
+        let bytes: Vec<u8> = (0..range.len()).map(|at| octet(at, salt)).collect();
+        self.station.write(range.start, &bytes).expect("a part of the memory");
+    }
+
+    /// Makes a part of the memory zero.
+    ///
+    /// # Panics
+    /// When there is no such part.
+    pub fn clear(&mut self, range: Range<usize>) {
+        self.station.write(range.start, &vec![0; range.len()]).expect("a part of the memory");
+    }
+
+    /// Checks that a part of the memory is as [`End::fill`] makes it.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[track_caller]
+    pub fn check(&mut self, range: Range<usize>, salt: u8, what: &str) {
+        let mut bytes = Vec::new();
+        self.station.read(range, &mut bytes).expect("a part of the memory");
+        let wrong = bytes.iter().enumerate().find(|&(at, &byte)| byte != octet(at, salt));
+        assert_eq!(wrong, None, "{what}: octet {:?} of {}", wrong.map(|(at, _)| at), bytes.len());
+    }
+
+    /// Checks that a part of the memory is zero.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[track_caller]
+    pub fn check_clear(&mut self, range: Range<usize>, what: &str) {
+        let mut bytes = Vec::new();
+        self.station.read(range, &mut bytes).expect("a part of the memory");
+        assert_eq!(bytes.iter().position(|&byte| byte != 0), None, "{what}: memory outside was touched");
+    }
+
+    /// Takes the completion of a work request.
+    fn take(&mut self, wr_id: u64) -> Option<WorkCompletion> {
+        let at = self.done.iter().position(|wc| wc.wr_id == wr_id)?;
+        Some(self.done.remove(at))
+    }
+
+    fn take_event(&mut self, is: impl Fn(&CmEventKind) -> bool) -> Option<CmEvent> {
+        let at = self.events.iter().position(|event| is(&event.kind))?;
+        Some(self.events.remove(at))
+    }
+}
+
+/// An octet that differs from its neighbours, from those a segment away, and from those of another salt.
+fn octet(at: usize, salt: u8) -> u8 {
+    (at as u8).wrapping_mul(31) ^ ((at >> 8) as u8).wrapping_mul(7) ^ ((at >> 16) as u8) ^ salt
+}
+
+/// Two ends.
+#[derive(Debug)]
+pub struct Pair {
+    /// The one that connects.
+    pub active: End,
+    /// The one that listens.
+    pub passive: End,
+}
+
+/// One of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that connected.
+    Active,
+    /// The one that listened.
+    Passive,
+}
+
+impl Pair {
+    /// Connects two ends; `depth` is the IRD and ORD of both.
+    ///
+    /// # Panics
+    /// When that fails, or takes too long.
+    #[must_use]
+    pub fn connect(active: End, passive: End, address: SocketAddr, depth: u16) -> Self {
+        Self::connect_through(active, passive, address, depth, |listening| listening)
+    }
+
+    /// The same to where `through` says that the listener can be reached.
+    ///
+    /// # Panics
+    /// When that fails, or takes too long.
+    #[must_use]
+    pub fn connect_through(
+        active: End,
+        passive: End,
+        address: SocketAddr,
+        depth: u16,
+        through: impl FnOnce(SocketAddr) -> SocketAddr,
+    ) -> Self {
+        let mut pair = Self { active, passive };
+        let (listener, listening) = pair.passive.listen(address);
+        pair.join(listener, through(listening), depth);
+        #[allow(clippy::disallowed_methods)]
+        pair.passive.station.provider().destroy_id(listener, Instant::now());
+        pair
+    }
+
+    /// Adds a connection between the two, which is then theirs.
+    ///
+    /// # Panics
+    /// When that fails, or takes too long.
+    #[allow(clippy::disallowed_methods)]
+    pub fn join(&mut self, listener: CmId, to: SocketAddr, depth: u16) {
+        let param = ConnectParam { private_data: b"question", responder_resources: depth, initiator_depth: depth };
+        let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
+        let device = self.until("address", |pair| {
+            let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;
+            if let CmEventKind::Resolved { device } = event.kind { Some(device) } else { None }
+        });
+        self.active.equip(id, device);
+        self.active.station.provider().connect(id, &param).expect("a connect");
+        let (id, device) = self.until("request", |pair| {
+            let event = pair.passive.take_event(|kind| matches!(kind, CmEventKind::ConnectRequest { .. }))?;
+            let CmEventKind::ConnectRequest { listener: to, device, private_data, .. } = event.kind else { return None };
+            assert_eq!((to, private_data.get(..8)), (listener, Some(&b"question"[..])));
+            Some((event.id, device))
+        });
+        self.passive.equip(id, device);
+        let param = ConnectParam { private_data: b"answer", ..param };
+        self.passive.station.provider().accept(id, &param, Instant::now()).expect("an accept");
+        for side in [Side::Active, Side::Passive] {
+            self.until("connection", |pair| {
+                pair.end(side).take_event(|kind| matches!(kind, CmEventKind::Established { .. }))
+            });
+        }
+    }
+
+    /// One of the ends.
+    pub fn end(&mut self, side: Side) -> &mut End {
+        match side {
+            Side::Active => &mut self.active,
+            Side::Passive => &mut self.passive,
+        }
+    }
+
+    /// The one, and the other.
+    pub fn ends(&mut self, from: Side) -> (&mut End, &mut End) {
+        match from {
+            Side::Active => (&mut self.active, &mut self.passive),
+            Side::Passive => (&mut self.passive, &mut self.active),
+        }
+    }
+
+    /// Drives both until `ready` has something.
+    ///
+    /// # Panics
+    /// When it has nothing for too long.
+    #[track_caller]
+    #[allow(clippy::disallowed_methods)]
+    pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.active.turn();
+            self.passive.turn();
+            if let Some(value) = ready(self) {
+                return value;
+            }
+            assert!(
+                Instant::now() < end,
+                "no {what}: active {:?} {:?}, passive {:?} {:?}",
+                self.active.events,
+                self.active.done,
+                self.passive.events,
+                self.passive.done
+            );
+            // The other end's kernel thread may need this processor.
+            std::thread::yield_now();
+        }
+    }
+
+    /// The completion of a work request.
+    #[track_caller]
+    pub fn completion(&mut self, side: Side, wr_id: u64) -> WorkCompletion {
+        self.until(&format!("completion of {wr_id} at the {side:?} end"), |pair| pair.end(side).take(wr_id))
+    }
+
+    /// The completion of a work request, which must be a success.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[track_caller]
+    pub fn success(&mut self, side: Side, wr_id: u64, opcode: WcOpcode) -> WorkCompletion {
+        let wc = self.completion(side, wr_id);
+        if wc.status != WcStatus::Success || wc.opcode != opcode {
+            let causes = self.until("an end", |pair| {
+                let causes = [pair.active.events.first(), pair.passive.events.first()];
+                causes.iter().any(Option::is_some).then(|| format!("{causes:?}"))
+            });
+            panic!("{wr_id} at the {side:?} end: {:?} {:?}: {causes}", wc.status, wc.opcode);
+        }
+        wc
+    }
+
+    /// Why the connection ended at one side.
+    #[track_caller]
+    pub fn disconnected(&mut self, side: Side) -> DisconnectCause {
+        self.until("disconnect", |pair| {
+            let event = pair.end(side).take_event(|kind| matches!(kind, CmEventKind::Disconnected(_)))?;
+            if let CmEventKind::Disconnected(cause) = event.kind { Some(cause) } else { None }
+        })
+    }
+
+    /// Ends the connection from one side, and awaits that both say so.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    #[allow(clippy::disallowed_methods)]
+    pub fn close(mut self, by: Side) {
+        let (from, to) = self.ends(by);
+        let (id, other) = (from.id, to.id);
+        from.station.provider().disconnect(id, Instant::now()).expect("a disconnect");
+        self.disconnected(Side::Active);
+        self.disconnected(Side::Passive);
+        let (from, to) = self.ends(by);
+        from.station.provider().destroy_id(id, Instant::now());
+        to.station.provider().destroy_id(other, Instant::now());
+    }
+}

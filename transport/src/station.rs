@@ -1,0 +1,140 @@
+//! [`Station`]: a provider with memory of its own, for programs that post work requests themselves.
+//!
+//! Whoever posts a work request promises to leave its memory alone until it has completed ([`crate::Sge::new`]). Here
+//! nobody can break that promise: all that touches the memory, be it a call of the provider or the program's own copies,
+//! goes through one `&mut Station`, and the memory lives as long as the provider.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::mem::Memory;
+use crate::mr::{Access, LocalKey, MemoryRegion};
+use crate::provider::{DeviceId, PostError, Provider};
+use crate::qp::{QpId, SrqId};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
+
+/// A provider and memory for its work requests. Places in the memory are named by their offset.
+#[derive(Debug)]
+pub struct Station {
+    // Goes first: from then on nothing touches the memory.
+    provider: Box<dyn Provider>,
+    memory: Arc<Memory>,
+    key: LocalKey,
+}
+
+impl Station {
+    /// `len` bytes of zeros for `provider`.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the system has no memory; `InvalidInput` for a length of 0.
+    pub fn new(provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
+        Ok(Self { provider, memory: Arc::new(Memory::new(len)?), key: LocalKey(0) })
+    }
+
+    /// The provider.
+    pub fn provider(&mut self) -> &mut dyn Provider {
+        &mut *self.provider
+    }
+
+    /// Registers all of the memory for a peer with these rights, besides what was registered before.
+    ///
+    /// # Errors
+    /// As [`Provider::register`].
+    pub fn expose(&mut self, device: DeviceId, access: Access) -> Result<MemoryRegion> {
+        self.provider.register(device, &self.memory, access)
+    }
+
+    /// As [`Station::expose`], for a part of the memory.
+    ///
+    /// # Errors
+    /// As [`Provider::register_range`].
+    pub fn expose_range(&mut self, device: DeviceId, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
+        self.provider.register_range(device, &self.memory, range, access)
+    }
+
+    /// The key that the station's own work requests name their memory with.
+    pub fn use_key(&mut self, key: LocalKey) {
+        self.key = key;
+    }
+
+    /// Where a peer finds the byte at `offset`.
+    #[must_use]
+    pub fn address(&self, offset: usize) -> u64 {
+        self.memory.as_ptr() as u64 + offset as u64
+    }
+
+    /// Copies `bytes` into the memory.
+    ///
+    /// # Errors
+    /// When they do not fit there.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.span(offset, bytes.len()).ok_or_else(|| outside(offset))?.fill(bytes);
+        Ok(())
+    }
+
+    /// Copies bytes of the memory behind those in `out`.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn read(&mut self, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        self.memory.span(range.start, range.len()).ok_or_else(|| outside(range.end))?.append_to(out);
+        Ok(())
+    }
+
+    /// Posts one send work request on `parts` of the memory.
+    ///
+    /// # Errors
+    /// As [`Provider::post_send`], and for parts outside of the memory or too many.
+    pub fn post_send(
+        &mut self,
+        qp: QpId,
+        wr_id: u64,
+        op: SendOp,
+        parts: &[Range<usize>],
+        flags: SendFlags,
+    ) -> Result<()> {
+        let sges = self.sges(parts)?;
+        self.provider.post_send(qp, &[SendWr { wr_id, op, sges, flags }]).map_err(reason)
+    }
+
+    /// Posts one receive into `parts` of the memory.
+    ///
+    /// # Errors
+    /// As [`Provider::post_recv`], and for parts outside of the memory or too many.
+    pub fn post_recv(&mut self, qp: QpId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
+        let sges = self.sges(parts)?;
+        self.provider.post_recv(qp, &[RecvWr { wr_id, sges }]).map_err(reason)
+    }
+
+    /// As [`Station::post_recv`], to a shared queue.
+    ///
+    /// # Errors
+    /// As [`Provider::post_srq_recv`], and for parts outside of the memory or too many.
+    pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
+        let sges = self.sges(parts)?;
+        self.provider.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
+    }
+
+    fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
+        let mut list = SgeList::default();
+        for part in parts {
+            let sge = self.memory.entry(part.start, part.len(), self.key).ok_or_else(|| outside(part.end))?;
+            list.push(sge).map_err(|_| Error::OutOfRange {
+                what: "scatter/gather entries",
+                value: parts.len() as u64,
+                range: "at most 4",
+            })?;
+        }
+        Ok(list)
+    }
+}
+
+fn outside(offset: usize) -> Error {
+    Error::OutOfRange { what: "offset", value: offset as u64, range: "within the station's memory" }
+}
+
+fn reason(error: PostError) -> Error {
+    error.error
+}
