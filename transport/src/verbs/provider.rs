@@ -46,6 +46,9 @@ pub(super) const CM: Token = Token(0);
 const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
+/// RDMA Reads outstanding that every iWARP device takes.
+const USUAL_DEPTH: u16 = 16;
+
 /// Time to resolve while nobody has said what time it is.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -197,7 +200,12 @@ impl Verbs {
         let limits = &device.limits;
         let within = |wanted: u16, limit: u8, asked: Option<u16>| {
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
-            asked.map_or(wanted, |asked| wanted.min(asked))
+            match asked {
+                // A peer of MPA revision 1 tells no depths: it is taken to have the usual ones.
+                Some(0) if limits.iwarp => wanted.min(USUAL_DEPTH),
+                Some(asked) => wanted.min(asked),
+                None => wanted,
+            }
         };
         let read_depth = ReadDepth {
             responder_resources: within(
