@@ -269,7 +269,9 @@ impl Pair {
         self.active.station.provider().connect(id, &param).expect("a connect");
         let (id, device) = self.until("request", |pair| {
             let event = pair.passive.take_event(|kind| matches!(kind, CmEventKind::ConnectRequest { .. }))?;
-            let CmEventKind::ConnectRequest { listener: to, device, private_data, .. } = event.kind else { return None };
+            let CmEventKind::ConnectRequest { listener: to, device, private_data, .. } = event.kind else {
+                return None;
+            };
             assert_eq!((to, private_data.get(..8)), (listener, Some(&b"question"[..])));
             Some((event.id, device))
         });

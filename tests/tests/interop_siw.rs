@@ -14,9 +14,7 @@ use rdma_reactor_tests::ends::{ALL, End, Pair, Side};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::verbs::Verbs;
 use rdma_transport::wr::RemoteAddress;
-use rdma_transport::{
-    Access, DeviceId, DisconnectCause, Provider, RemoteKey, SendFlags, SendOp, WcOpcode, WcStatus,
-};
+use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, SendFlags, SendOp, WcOpcode, WcStatus};
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;
@@ -252,9 +250,11 @@ fn vectored() {
     for (ours, crc) in ROLES.into_iter().zip([CrcPolicy::Require, CrcPolicy::Off]) {
         let mut pair = pair_of(ours, config(crc), 1 << 20, 16);
         for from in ROLES {
-            for (len, cuts, landings) in
-                [(10, [1, 2, 3], [5, 6, 7]), (5000, [7, 2000, 4999], [1500, 1501, 4000]), (200_000, [1, 65_536, 131_073], [100, 99_999, 150_000])]
-            {
+            for (len, cuts, landings) in [
+                (10, [1, 2, 3], [5, 6, 7]),
+                (5000, [7, 2000, 4999], [1500, 1501, 4000]),
+                (200_000, [1, 65_536, 131_073], [100, 99_999, 150_000]),
+            ] {
                 let (source, sink) = pair.ends(from);
                 source.fill(0..len, 77);
                 sink.clear(0..512 << 10);
@@ -474,7 +474,8 @@ fn out_of_reach() {
 /// The rights of our regions hold against siw, though it has no regard for them itself.
 #[test]
 fn rights_of_our_regions() {
-    for (access, op) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read"), (Access::LOCAL_WRITE, "both")] {
+    for (access, op) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read"), (Access::LOCAL_WRITE, "both")]
+    {
         let mut pair = pair_of(Side::Passive, config(CrcPolicy::Require), 1 << 16, 4);
         let (_, remote) = pair.passive.expose(access, 0);
         let op = if op == "read" { SendOp::Read(remote) } else { SendOp::Write(remote) };

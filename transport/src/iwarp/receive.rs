@@ -612,6 +612,9 @@ impl Receiver {
                 if !request.is_known() {
                     return Err(violation(TerminateCause::RDMAP_OPCODE, header));
                 }
+                if !request.offset.is_multiple_of(8) {
+                    return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
+                }
                 self.request_msn = self.request_msn.wrapping_add(1);
                 cx.responder.push(Request::Atomic(request), header.msn);
             }

@@ -23,6 +23,8 @@ pub(crate) enum Miss {
     Access,
     Bounds,
     Wrap,
+    /// Of an atomic operation: not at a multiple of 8 (RFC 7306 §8.2).
+    Misaligned,
 }
 
 impl Miss {
@@ -30,7 +32,7 @@ impl Miss {
     pub(crate) const fn tagged(self) -> TerminateCause {
         match self {
             Self::Unknown | Self::Access => TerminateCause::DDP_TAGGED_INVALID_STAG,
-            Self::Bounds => TerminateCause::DDP_TAGGED_BOUNDS,
+            Self::Bounds | Self::Misaligned => TerminateCause::DDP_TAGGED_BOUNDS,
             Self::Wrap => TerminateCause::DDP_TAGGED_TO_WRAP,
         }
     }
@@ -42,6 +44,7 @@ impl Miss {
             Self::Access => TerminateCause::RDMAP_ACCESS,
             Self::Bounds => TerminateCause::RDMAP_BOUNDS,
             Self::Wrap => TerminateCause::RDMAP_TO_WRAP,
+            Self::Misaligned => TerminateCause::RDMAP_STREAM_CATASTROPHIC,
         }
     }
 }
@@ -251,6 +254,8 @@ mod tests {
 
     const REMOTE: Access = Access::REMOTE;
     use proptest::prelude::*;
+
+    const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
     const ME: Key = Key::new(1, 1);
     const OTHER: Key = Key::new(2, 1);

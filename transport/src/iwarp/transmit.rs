@@ -461,7 +461,7 @@ impl Transmitter {
         scope: Key,
     ) -> Result<(), Miss> {
         let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
-        let old = span.update(|old| request.apply(old)).ok_or(Miss::Bounds)?;
+        let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,

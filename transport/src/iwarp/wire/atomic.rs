@@ -42,7 +42,8 @@ impl AtomicRequest {
             operand: add,
             operand_mask: 0,
             compare: 0,
-            compare_mask: 0,
+            // Says nothing, and is set (RFC 7306 §5.2.1).
+            compare_mask: u64::MAX,
         }
     }
 
@@ -136,6 +137,83 @@ mod tests {
             AtomicRequest { operand_mask: 0xff, compare_mask: 0xf0, ..AtomicRequest::compare_swap(1, 2, 8, 0x35, 7) };
         assert_eq!((low.apply(0x1234), low.apply(0x1244)), (0x1207, 0x1244));
         assert!(!AtomicRequest { operation: 1, ..low }.is_known() && low.is_known());
+    }
+
+    /// The whole segments of RFC 7306, appendices A.1 to A.3, with a value of its own in each field.
+    #[test]
+    fn layouts_of_the_rfc() {
+        use super::super::ddp::UNTAGGED_FPDU_HEADER_LEN;
+        use super::super::{Header, Opcode, Untagged};
+        let segment = |opcode: Opcode, queue, msn, body: &[u8]| {
+            let mut out = [0; UNTAGGED_FPDU_HEADER_LEN];
+            let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
+            header.emit_into((18 + body.len()) as u16, &mut out);
+            assert_eq!(Header::parse(&out), Ok(Header::Untagged(header)));
+            assert_eq!(opcode.max_ulpdu_len(), Some((18 + body.len()) as u16));
+            [&out, body].concat()
+        };
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>();
+        let swap = AtomicRequest {
+            operation: COMPARE_SWAP,
+            request_id: 0x1111_1112,
+            stag: 0x2222_2223,
+            offset: 0x3333_3334_3333_3338,
+            operand: 0x4444_4445_4444_4446,
+            operand_mask: 0x5555_5556_5555_5557,
+            compare: 0x6666_6667_6666_6668,
+            compare_mask: 0x7777_7778_7777_7779,
+        };
+        // Length and control octets, reserved, QN, MSN, MO; AOpCode, identifier, STag, TO, data and mask, twice.
+        let want = words(&[
+            0x0046_414a,
+            0,
+            1,
+            7,
+            0,
+            2,
+            0x1111_1112,
+            0x2222_2223,
+            0x3333_3334,
+            0x3333_3338,
+            0x4444_4445,
+            0x4444_4446,
+            0x5555_5556,
+            0x5555_5557,
+            0x6666_6667,
+            0x6666_6668,
+            0x7777_7778,
+            0x7777_7779,
+        ]);
+        assert_eq!(segment(Opcode::AtomicRequest, 1, 7, &swap.emit()), want);
+        let body: &[u8; ATOMIC_REQUEST_LEN] = want[20..].try_into().unwrap();
+        assert_eq!(AtomicRequest::parse(body), swap);
+        // Reserved bits are not looked at, and a plain addition fills what has no meaning as figure 5 says.
+        let mut reserved = *body;
+        reserved[..4].copy_from_slice(&[0xff, 0xff, 0xff, 0xf2]);
+        assert_eq!(AtomicRequest::parse(&reserved), swap);
+        let add = AtomicRequest::fetch_add(3, 4, 8, 5).emit();
+        assert_eq!(add[..], words(&[0, 3, 4, 0, 8, 0, 5, 0, 0, 0, 0, u32::MAX, u32::MAX]));
+        let plain = AtomicRequest::compare_swap(3, 4, 8, 5, 6).emit();
+        assert_eq!(plain[..], words(&[2, 3, 4, 0, 8, 0, 6, u32::MAX, u32::MAX, 0, 5, u32::MAX, u32::MAX]));
+        let want = words(&[0x001e_414b, 0, 3, 9, 0, 0x1111_1112, 0x8888_8889, 0x8888_888a]);
+        let response = emit_response(0x1111_1112, 0x8888_8889_8888_888a);
+        assert_eq!(segment(Opcode::AtomicResponse, 3, 9, &response), want);
+        for (opcode, control) in [(Opcode::Immediate, 0x001a_4148), (Opcode::ImmediateSolicited, 0x001a_4149)] {
+            let want = words(&[control, 0, 0, 5, 0, 0x9999_999a, 0x9999_999b]);
+            assert_eq!(segment(opcode, 0, 5, &0x9999_999a_9999_999b_u64.to_be_bytes()), want);
+        }
+    }
+
+    /// The pseudocode of RFC 7306 §5.1.1, for fields of 16 bits: each counts for itself.
+    #[test]
+    fn fields_of_a_masked_addition() {
+        let add = AtomicRequest {
+            operand_mask: 0x8000_8000_8000_8000,
+            ..AtomicRequest::fetch_add(1, 2, 8, 0x0001_ffff_8000_0002)
+        };
+        assert_eq!(add.apply(0xffff_0003_8000_fffe), 0x0000_0002_0000_0000);
+        let odd = AtomicRequest { operand_mask: 1, ..AtomicRequest::fetch_add(1, 2, 8, 1) };
+        assert_eq!((odd.apply(0), odd.apply(1), odd.apply(3)), (1, 0, 2));
     }
 
     proptest! {

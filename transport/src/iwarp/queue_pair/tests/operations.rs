@@ -553,7 +553,7 @@ fn immediate_data_and_atomics_where_agreed() {
         let mut pair = Pair::new(agreement(crc, None), 1448);
         pair.a.qp.enable_extensions();
         pair.b.qp.enable_extensions();
-        let remote = pair.b.area(4096, REMOTE, 77);
+        let remote = pair.b.area(4096, Access::REMOTE, 77);
         let local = pair.a.area(64, Access::LOCAL_WRITE, 78);
         let source = Memory::new(4096).unwrap();
         source.write(0, &pattern(4000, 3));
@@ -586,10 +586,8 @@ fn immediate_data_and_atomics_where_agreed() {
         assert_eq!(words, [5, 15, 99, 99]);
         // Not aligned.
         pair.a.post(6, SendOp::FetchAdd { remote: remote.remote(4), add: 1 }, local.sge(0, 8), SIGNALED).unwrap();
-        let wire = pair.a.take_wire();
-        pair.b.deliver(&wire).unwrap();
-        pair.b.take_wire();
-        assert!(matches!(pair.b.qp.take_fault(), Some(Fault::Violation(TerminateCause::RDMAP_BOUNDS, Some(_)))));
+        let Err(Fault::Violation(cause, Some(_))) = pair.settle() else { panic!() };
+        assert_eq!(cause, TerminateCause::RDMAP_STREAM_CATASTROPHIC);
     }
 }
 
