@@ -54,6 +54,7 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: the conformance suite, and programs of librdmacm against ours
 	$(VERBS_ENV) tests/vm/conformance.sh
 	$(VERBS_ENV) tests/vm/interop.sh
+	$(VERBS_ENV) tests/vm/interop_siw.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -1,0 +1,630 @@
+//! The same octets that break a rule, to the embedded provider and to the kernel's `siw`: what each of them answers.
+//!
+//! Ours must answer what the RFCs have. What `siw` answers is asserted, too: it is what its peers in the field see, and
+//! where it differs from the RFCs the table says so. None of these harms it; the two MPA replies that do, a length above
+//! 256 and an enhanced one without its four octets, are for an initiator and not played. Run where there is a `siw` device: `make test-rdma`.
+#![cfg(feature = "verbs")]
+#![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rdma_reactor_tests::ends::End;
+use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request, seal};
+use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use rdma_transport::iwarp::wire::mpa::fpdu_len;
+use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
+use rdma_transport::iwarp::{Iwarp, TcpNet};
+use rdma_transport::verbs::Verbs;
+use rdma_transport::wr::RemoteAddress;
+use rdma_transport::{CmEventKind, CmId, ConnectParam, RemoteKey, SendFlags, SendOp};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const MEMORY: usize = 1 << 20;
+
+/// How a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// With a Terminate that had this control word.
+    Terminate(u32),
+    /// Without a word.
+    Close,
+    /// Not at all: the target waits for more.
+    Waits,
+}
+
+/// What `siw` is to make of a script.
+#[derive(Clone, Copy, Debug)]
+enum Siw {
+    Does(Outcome),
+    /// The same, but what came in front of the fault is placed.
+    Parts(Outcome),
+}
+
+const fn told(control: u32) -> Siw {
+    Siw::Does(Outcome::Terminate(control))
+}
+
+const fn told_late(control: u32) -> Siw {
+    Siw::Parts(Outcome::Terminate(control))
+}
+
+const WAITS: Siw = Siw::Does(Outcome::Waits);
+const CLOSES: Siw = Siw::Does(Outcome::Close);
+
+struct Script {
+    /// Row of the fault catalogue, or its CVE.
+    name: &'static str,
+    receives: usize,
+    crc: bool,
+    octets: Vec<u8>,
+    ours: Cause,
+    siw: Siw,
+}
+
+/// One end, with a listener.
+struct Target {
+    end: End,
+    listener: CmId,
+    address: SocketAddr,
+    /// Without an answer for so long, it waits.
+    patience: Duration,
+}
+
+fn address(name: &str) -> SocketAddr {
+    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
+    let ip: IpAddr = value.parse().unwrap_or_else(|_| panic!("{name} is no address: {value}"));
+    SocketAddr::new(ip, 0)
+}
+
+impl Target {
+    fn ours() -> Self {
+        let mut next = 77_u8;
+        let entropy = move |bytes: &mut [u8]| {
+            for byte in bytes {
+                next = next.wrapping_mul(29).wrapping_add(71);
+                *byte = next;
+            }
+        };
+        let iwarp = Iwarp::new(plain(), TcpNet::new().unwrap(), Box::new(entropy)).unwrap();
+        Self::new(End::new(Box::new(iwarp), MEMORY), PATIENCE)
+    }
+
+    fn siw() -> Self {
+        // Longer than it gives a handshake.
+        Self::new(End::new(Box::new(Verbs::open().unwrap()), MEMORY), Duration::from_secs(6))
+    }
+
+    fn new(mut end: End, patience: Duration) -> Self {
+        let (listener, address) = end.listen(address("RDMA_SIW_PEER"));
+        Self { end, listener, address, patience }
+    }
+
+    #[track_caller]
+    fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut End) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.end.turn();
+            if let Some(value) = ready(&mut self.end) {
+                return value;
+            }
+            assert!(Instant::now() < end, "no {what}: {:?}", self.end.events);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Connects a peer that is nothing but a socket.
+    #[track_caller]
+    fn connect(&mut self, receives: usize, crc: bool) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.write_all(&request(&[if crc { 0x50 } else { 0x10 }, 2, 0, 4, 0, 16, 0, 16])).unwrap();
+        let listener = self.listener;
+        let (id, device) = self.until("request", |end| {
+            let event = end.events.pop()?;
+            match event.kind {
+                CmEventKind::ConnectRequest { listener: to, device, .. } if to == listener => Some((event.id, device)),
+                other => panic!("{other:?}"),
+            }
+        });
+        self.end.equip(id, device);
+        for wr_id in 0..receives as u64 {
+            self.end.recv(wr_id, &[0..0]);
+        }
+        let param = ConnectParam { responder_resources: 4, initiator_depth: 4, ..ConnectParam::default() };
+        self.end.station.provider().accept(id, &param, Instant::now()).unwrap();
+        let mut reply = [0; 24];
+        self.read(&mut stream, &mut reply);
+        assert_eq!((&reply[..16], reply[17]), (&b"MPA ID Rep Frame"[..], 2));
+        self.until("connection", |end| {
+            end.events.pop().map(|event| assert!(matches!(event.kind, CmEventKind::Established { .. }), "{event:?}"))
+        });
+        stream
+    }
+
+    fn read(&mut self, stream: &mut TcpStream, bytes: &mut [u8]) {
+        let mut at = 0;
+        self.until("octets", |_| {
+            match stream.read(&mut bytes[at..]) {
+                Ok(0) if at < bytes.len() => panic!("the end after {at} octets"),
+                Ok(n) => at += n,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            (at == bytes.len()).then_some(())
+        });
+    }
+
+    /// Reads to the end of the stream; the last Terminate is the outcome.
+    fn outcome(&mut self, stream: &mut TcpStream) -> Outcome {
+        let mut octets = Vec::new();
+        let patience = Instant::now() + self.patience;
+        let mut waits = false;
+        self.until("end of the stream", |_| {
+            waits = Instant::now() > patience;
+            if waits {
+                return Some(());
+            }
+            let mut some = [0; 65_536];
+            match stream.read(&mut some) {
+                Ok(0) => return Some(()),
+                Ok(n) => octets.extend_from_slice(&some[..n]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return Some(()),
+            }
+            None
+        });
+        if waits {
+            stream.shutdown(Shutdown::Both).unwrap();
+            return Outcome::Waits;
+        }
+        let (mut rest, mut outcome) = (&octets[..], Outcome::Close);
+        while rest.len() >= UNTAGGED_FPDU_HEADER_LEN {
+            let len = usize::from(u16::from_be_bytes([rest[0], rest[1]]));
+            if rest.len() < fpdu_len(len) {
+                break;
+            }
+            if let Ok(Header::Untagged(Untagged { opcode: Opcode::Terminate, .. })) = Header::parse(rest) {
+                let terminate = Terminate::parse(&rest[UNTAGGED_FPDU_HEADER_LEN..2 + len]).unwrap();
+                outcome = Outcome::Terminate(terminate.raw);
+            }
+            rest = &rest[fpdu_len(len)..];
+        }
+        outcome
+    }
+
+    /// Forgets the connection.
+    fn drop_connection(&mut self) {
+        let id = self.end.id;
+        self.until("disconnect", |end| {
+            end.events.iter().any(|event| matches!(event.kind, CmEventKind::Disconnected(_))).then_some(())
+        });
+        self.end.station.provider().destroy_id(id, Instant::now());
+        self.end.turn();
+        self.end.events.clear();
+        self.end.done.clear();
+    }
+
+    /// A connection that keeps to the rules: nobody else suffered.
+    fn still_serves(&mut self) {
+        let mut stream = self.connect(1, true);
+        let target = self.end.remote(MEMORY - 8);
+        let header = Tagged { last: true, opcode: Opcode::Write, stag: target.key.0, offset: target.address };
+        let read = ReadRequest {
+            sink_stag: 7,
+            sink_offset: 0,
+            size: 8,
+            source_stag: target.key.0,
+            source_offset: target.address,
+        };
+        stream.write_all(&fpdu_tagged(&header, b"all well", true)).unwrap();
+        stream.write_all(&fpdu_untagged(&SEND, b"", true)).unwrap();
+        stream.write_all(&fpdu_read(1, &read, true)).unwrap();
+        let mut answer = [0; 16 + 8 + 4];
+        self.read(&mut stream, &mut answer);
+        assert_eq!(answer[16..24], *b"all well");
+        drop(stream);
+        self.drop_connection();
+        self.end.clear(MEMORY - 8..MEMORY);
+    }
+}
+
+fn write(at: RemoteAddress, payload: &[u8], crc: bool) -> Vec<u8> {
+    fpdu_tagged(&Tagged { last: true, opcode: Opcode::Write, stag: at.key.0, offset: at.address }, payload, crc)
+}
+
+fn read_of(at: RemoteAddress, size: u32) -> ReadRequest {
+    ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: at.key.0, source_offset: at.address }
+}
+
+/// A Send's frame with one octet changed, cut to `len` octets before its trailer.
+fn changed(at: usize, value: u8) -> Vec<u8> {
+    let mut fpdu = fpdu_untagged(&SEND, b"", false);
+    fpdu[at] = value;
+    fpdu.truncate(20);
+    seal(fpdu, false)
+}
+
+/// A frame that promises fewer octets than its header has.
+fn short(ddp: u8, rdmap: u8, len: usize) -> Vec<u8> {
+    let mut fpdu = vec![0; 2 + len];
+    fpdu[1] = len as u8;
+    if len >= 2 {
+        fpdu[2..4].copy_from_slice(&[ddp, rdmap]);
+    }
+    seal(fpdu, false)
+}
+
+/// Every rule that can be broken with octets alone. `base` is the target's whole memory.
+fn scripts(base: RemoteAddress) -> Vec<Script> {
+    let script = |name, octets, ours, siw| Script { name, receives: 1, crc: false, octets, ours, siw };
+    let at = |offset: i64| RemoteAddress { address: base.address.wrapping_add_signed(offset), ..base };
+    let end = MEMORY as i64;
+    let stranger = RemoteAddress { key: RemoteKey(base.key.0 ^ 0x5a5a_5a00), ..base };
+    let wrong_key = RemoteAddress { key: RemoteKey(base.key.0 ^ 0x5a), ..base };
+    let wrap = RemoteAddress { address: u64::MAX - 7, ..base };
+    let send = |header: Untagged, payload: &[u8]| fpdu_untagged(&header, payload, false);
+    let begun = Untagged { last: false, ..SEND };
+    let response = |payload: &[u8]| {
+        let header = Tagged { last: true, opcode: Opcode::ReadResponse, stag: base.key.0, offset: base.address };
+        fpdu_tagged(&header, payload, false)
+    };
+    let request_part = Untagged { opcode: Opcode::ReadRequest, queue: 1, ..SEND };
+    let one_octet = read_of(base, 1).emit();
+    let mut endless = send(begun, b"").repeat(1000);
+    endless.extend(send(Untagged { offset: 1, ..begun }, b""));
+    let mut damaged = write(base, &[0xee; 100], true);
+    damaged[50] ^= 0x10;
+    let reads: Vec<u8> = (1..=40).flat_map(|msn| fpdu_read(msn, &read_of(base, MEMORY as u32), false)).collect();
+    let extension = |opcode, queue, len| send(Untagged { opcode, queue, ..SEND }, &vec![0; len]);
+    let none = |mut script: Script| {
+        script.receives = 0;
+        script
+    };
+    let checked = |mut script: Script| {
+        script.crc = true;
+        script
+    };
+    let invalidate = |stag| send(Untagged { opcode: Opcode::SendInvalidate, reserved_or_stag: stag, ..SEND }, b"");
+    vec![
+        none(script(
+            "47 a message without a receive",
+            send(SEND, b""),
+            Cause::DDP_UNTAGGED_NO_BUFFER,
+            told(0x2102_0300),
+        )),
+        // siw has the code of the one before.
+        script(
+            "51 a message longer than its receive",
+            send(SEND, b"x"),
+            Cause::DDP_UNTAGGED_TOO_LONG,
+            told(0x2102_0300),
+        ),
+        script("52 a message that never ends", endless, Cause::INVALID_MO, told(0x2104_0300)),
+        script("53 an opcode of nobody's", changed(3, 0x4c), Cause::RDMAP_OPCODE, told(0x2006_0000)),
+        script("53 an RDMAP version of nobody's", changed(3, 0x83), Cause::RDMAP_VERSION, told(0x2005_0000)),
+        script("53 a DDP version of nobody's", changed(2, 0x42), Cause::DDP_UNTAGGED_VERSION, told(0x2106_0000)),
+        script("54 more Reads than agreed, and none taken", reads, Cause::RDMAP_STREAM_CATASTROPHIC, told(0x2007_0300)),
+        script(
+            "56 a Write to a guess",
+            write(stranger, b"x", false),
+            Cause::DDP_TAGGED_INVALID_STAG,
+            told(0x1100_0300),
+        ),
+        script(
+            "56 a Write with a wrong key",
+            write(wrong_key, b"x", false),
+            Cause::DDP_TAGGED_INVALID_STAG,
+            told(0x1100_0300),
+        ),
+        script(
+            "56 a Read of a guess",
+            fpdu_read(1, &read_of(stranger, 1), false),
+            Cause::RDMAP_INVALID_STAG,
+            told(0x1000_0700),
+        ),
+        script("57 a Write in front", write(at(-1), b"xx", false), Cause::DDP_TAGGED_BOUNDS, told(0x1101_0300)),
+        script(
+            "57 a Write across the end",
+            write(at(end - 1), b"xx", false),
+            Cause::DDP_TAGGED_BOUNDS,
+            told_late(0x1101_0300),
+        ),
+        script("57 a Write behind", write(at(end), b"x", false), Cause::DDP_TAGGED_BOUNDS, told(0x1101_0300)),
+        script(
+            "57 a Read across the end",
+            fpdu_read(1, &read_of(at(end - 1), 2), false),
+            Cause::RDMAP_BOUNDS,
+            told(0x1001_0700),
+        ),
+        script(
+            "57 a Read of 4 GiB",
+            fpdu_read(1, &read_of(base, u32::MAX), false),
+            Cause::RDMAP_BOUNDS,
+            told(0x1000_0700),
+        ),
+        script(
+            "CVE-2026-98365 a Write that wraps",
+            write(wrap, &[1; 15], false),
+            Cause::DDP_TAGGED_TO_WRAP,
+            told(0x0100_0300),
+        ),
+        script(
+            "CVE-2026-98365 a Read that wraps",
+            fpdu_read(1, &read_of(wrap, 15), false),
+            Cause::RDMAP_TO_WRAP,
+            CLOSES,
+        ),
+        script("CVE-2026-64102 a length of 0", short(0x41, 0x43, 0), Cause::LLP_FPDU_LENGTH, WAITS),
+        script(
+            "CVE-2026-64102 a Send below its header",
+            short(0x41, 0x43, 17),
+            Cause::LLP_FPDU_LENGTH,
+            told(0x0203_0000),
+        ),
+        script(
+            "CVE-2026-64102 a Write below its header",
+            short(0xc1, 0x40, 13),
+            Cause::LLP_FPDU_LENGTH,
+            told(0x0203_0000),
+        ),
+        script(
+            "CVE-2026-64102 a Read below its header",
+            short(0x41, 0x41, 45),
+            Cause::LLP_FPDU_LENGTH,
+            told(0x0203_0000),
+        ),
+        script(
+            "CVE-2026-23242 the rest of no message",
+            send(Untagged { offset: 1424, ..SEND }, b""),
+            Cause::INVALID_MO,
+            told(0x2104_0300),
+        ),
+        script(
+            "CVE-2026-23242 an answer to nothing",
+            response(b"answer"),
+            Cause::DDP_LOCAL_CATASTROPHIC,
+            told(0x0100_0300),
+        ),
+        script(
+            "CVE-2026-64268 a large answer to nothing",
+            response(&[0xee; 60_000]),
+            Cause::DDP_LOCAL_CATASTROPHIC,
+            told(0x0100_0300),
+        ),
+        checked(script("65 a damaged Write", damaged, Cause::LLP_CRC, told_late(0x0202_0000))),
+        script("66 a number skipped", send(Untagged { msn: 2, ..SEND }, b""), Cause::INVALID_MSN, told(0x2103_0300)),
+        script("66 the number 0", send(Untagged { msn: 0, ..SEND }, b""), Cause::INVALID_MSN, told(0x2103_0300)),
+        script(
+            "66 a queue of another kind",
+            send(Untagged { queue: 1, ..SEND }, b""),
+            Cause::INVALID_QN,
+            told(0x2101_0300),
+        ),
+        script(
+            "66 a Read Request without its end",
+            fpdu_untagged(&Untagged { last: false, ..request_part }, &one_octet, false),
+            Cause::DDP_UNTAGGED_TOO_LONG,
+            WAITS,
+        ),
+        script(
+            "66 a Read Request elsewhere",
+            fpdu_untagged(&Untagged { queue: 0, ..request_part }, &one_octet, false),
+            Cause::INVALID_QN,
+            WAITS,
+        ),
+        script(
+            "66 a Read Request out of order",
+            fpdu_read(2, &read_of(base, 1), false),
+            Cause::INVALID_MSN,
+            told(0x2103_0300),
+        ),
+        script(
+            "immediate data without agreement",
+            extension(Opcode::Immediate, 0, 8),
+            Cause::RDMAP_OPCODE,
+            told(0x2006_0000),
+        ),
+        script(
+            "an atomic without agreement",
+            extension(Opcode::AtomicRequest, 1, 52),
+            Cause::RDMAP_OPCODE,
+            told(0x2006_0000),
+        ),
+        script("a key to invalidate that is none", invalidate(stranger.key.0), Cause::RDMAP_CANNOT_INVALIDATE, WAITS),
+    ]
+}
+
+/// Octets of a Terminate's control word that say the cause, as the RFC lays them out.
+fn control(cause: Cause) -> u32 {
+    u32::from(cause.layer.raw()) << 28 | u32::from(cause.etype) << 24 | u32::from(cause.code) << 16
+}
+
+#[test]
+fn rules_broken() {
+    let filter = std::env::var("MISBEHAVIOUR").unwrap_or_default();
+    let (mut ours, mut siw) = (Target::ours(), Target::siw());
+    for target in [&mut ours, &mut siw] {
+        target.still_serves();
+    }
+    let (at_ours, at_siw) = (scripts(ours.end.remote(0)), scripts(siw.end.remote(0)));
+    let mut wrong = Vec::new();
+    println!("{:<44} {:<24} siw", "", "ours");
+    for (script, same) in at_ours.into_iter().zip(at_siw) {
+        if !script.name.contains(&filter) {
+            continue;
+        }
+        let outcome = run(&mut ours, &script, false);
+        let right = matches!(outcome, Outcome::Terminate(word) if word & 0xffff_0000 == control(script.ours));
+        if !right {
+            wrong.push(format!("{}: ours {outcome:x?}, not {:x?}", script.name, control(script.ours)));
+        }
+        print!("{:<44} {:<24} ", script.name, format!("{outcome:08x?}"));
+        let (Siw::Does(want) | Siw::Parts(want)) = same.siw;
+        let outcome = run(&mut siw, &same, true);
+        println!("{outcome:08x?}");
+        if outcome != want {
+            wrong.push(format!("{}: siw {outcome:x?}, not {want:x?}", script.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Plays a script to a target: whole, then octet by octet if it is short.
+fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
+    let mut outcomes = Vec::new();
+    for step in [script.octets.len(), 1] {
+        if step == 1 && (script.octets.len() > 200 || outcomes == [Outcome::Waits]) {
+            continue;
+        }
+        let mut stream = target.connect(script.receives, script.crc);
+        for chunk in script.octets.chunks(step) {
+            // A target that has closed already is no surprise.
+            let _ = stream.write_all(chunk);
+            target.end.turn();
+        }
+        outcomes.push(target.outcome(&mut stream));
+        target.drop_connection();
+        match script.siw {
+            // siw looks at each part of a Write as it comes, and keeps those in front of the one that is wrong.
+            Siw::Parts(_) if kernel => target.end.clear(0..MEMORY),
+            _ => target.end.check_clear(0..MEMORY, script.name),
+        }
+    }
+    target.still_serves();
+    outcomes.dedup();
+    // What siw answers depends on how the octets arrive.
+    assert!(kernel || outcomes.len() == 1, "{}: cut into octets it ends otherwise: {outcomes:x?}", script.name);
+    outcomes[0]
+}
+
+/// Row 64: wrong answers to a Read of 16 octets.
+#[test]
+fn wrong_answers() {
+    type Answer = fn(&ReadRequest) -> Vec<u8>;
+    fn response(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
+        fpdu_tagged(&Tagged { last, opcode: Opcode::ReadResponse, stag, offset }, &vec![0xee; len], false)
+    }
+    let cases: [(&str, Answer, Cause, Siw); 5] = [
+        (
+            "64 an answer that is too long",
+            |r| response(r.sink_stag, r.sink_offset, true, 17),
+            Cause::DDP_TAGGED_BOUNDS,
+            told(0x1101_0300),
+        ),
+        (
+            "64 a far too long answer",
+            |r| response(r.sink_stag, r.sink_offset, true, 60_000),
+            Cause::DDP_TAGGED_BOUNDS,
+            told(0x1101_0300),
+        ),
+        (
+            "64 an answer to elsewhere",
+            |r| response(r.sink_stag, r.sink_offset + 4096, true, 16),
+            Cause::DDP_TAGGED_BOUNDS,
+            told(0x1101_0300),
+        ),
+        (
+            "64 an answer to another region",
+            |r| response(r.sink_stag ^ 0x5a5a_5a00, r.sink_offset, true, 16),
+            Cause::DDP_TAGGED_INVALID_STAG,
+            told(0x1100_0300),
+        ),
+        (
+            "64 an answer that is too short",
+            |r| response(r.sink_stag, r.sink_offset, true, 8),
+            Cause::RDMAP_STREAM_CATASTROPHIC,
+            told(0x1101_0300),
+        ),
+    ];
+    let (mut ours, mut siw) = (Target::ours(), Target::siw());
+    let mut wrong = Vec::new();
+    for (name, make, cause, at_siw) in cases {
+        for (who, target) in [("ours", &mut ours), ("siw", &mut siw)] {
+            let mut stream = target.connect(1, false);
+            // The peer of an adapter speaks first.
+            stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
+            target.until("message", |end| end.done.pop());
+            let remote = RemoteAddress { address: 0x1000, key: RemoteKey(9) };
+            target.end.post(5, SendOp::Read(remote), &[4096..4112], SendFlags::empty());
+            let mut asked = [0; 52];
+            target.read(&mut stream, &mut asked);
+            let request = ReadRequest::parse(asked[20..48].try_into().unwrap());
+            assert_eq!((request.size, request.source_stag, request.source_offset), (16, 9, 0x1000));
+            let _ = stream.write_all(&make(&request));
+            let outcome = target.outcome(&mut stream);
+            target.drop_connection();
+            // Of the sink nothing is known; around it nothing has changed.
+            target.end.check_clear(0..4096, name);
+            target.end.check_clear(4112..MEMORY, name);
+            target.end.clear(4096..4112);
+            println!("{name:<44} {who} {outcome:08x?}");
+            let right = match (who, at_siw) {
+                ("ours", _) => matches!(outcome, Outcome::Terminate(word) if word & 0xffff_0000 == control(cause)),
+                (_, Siw::Does(want) | Siw::Parts(want)) => outcome == want,
+            };
+            if !right {
+                wrong.push(format!("{name}: {who} {outcome:x?}"));
+            }
+            target.still_serves();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both hang up, and neither tells its program.
+#[test]
+fn startup_frames() {
+    let frames: Vec<(&str, Vec<u8>, bool)> = vec![
+        ("60 a wrong key", b"MPA ID Req Frbme\x10\x02\0\x04\0\0\0\0".to_vec(), true),
+        ("60 a reply", b"MPA ID Rep Frame\x10\x02\0\x04\0\0\0\0".to_vec(), true),
+        ("60 revision 3", request(&[0x10, 3, 0, 4, 0, 0, 0, 0]), true),
+        ("60 private data of 513", [request(&[0x10, 2, 2, 1]), vec![0; 513]].concat(), true),
+        ("60 enhanced, without the room for it", request(&[0x10, 2, 0, 3, 1, 2, 3]), true),
+        ("55 half a request", request(&[0x10, 2, 0, 4])[..12].to_vec(), true),
+    ];
+    for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
+        for (name, frame, hangs_up) in &frames {
+            let mut stream = TcpStream::connect(target.address).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write_all(frame);
+            let started = Instant::now();
+            let outcome = target.outcome(&mut stream);
+            println!("{name:<44} {who} {outcome:?} after {:?}", started.elapsed());
+            assert_eq!((outcome, *hangs_up), (Outcome::Close, true), "{name}");
+            assert!(started.elapsed() < Duration::from_secs(15), "{name}");
+            assert!(target.end.events.is_empty(), "{name}: {:?}", target.end.events);
+        }
+        target.still_serves();
+    }
+}
+
+/// Row 67: the peer gives up in its own ways; one event at each.
+#[test]
+fn peers_that_give_up() {
+    let terminate = fpdu_untagged(&Untagged::TERMINATE, &[0x11, 0, 0, 0], false);
+    let part = fpdu_untagged(&SEND, b"", false)[..10].to_vec();
+    let mut bad = Vec::new();
+    for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
+        for (name, octets) in [
+            ("67 a Terminate", terminate.clone()),
+            ("67 two Terminates", terminate.repeat(2)),
+            ("67 a Terminate, and octets of nothing", [&terminate[..], &[0xff; 3000]].concat()),
+            ("67 the end in the middle of a frame", part.clone()),
+            ("67 the end", Vec::new()),
+        ] {
+            let mut stream = target.connect(1, false);
+            let _ = stream.write_all(&octets);
+            let _ = stream.shutdown(Shutdown::Write);
+            let outcome = target.outcome(&mut stream);
+            println!("{name:<44} {who} {outcome:?}");
+            if outcome != Outcome::Close {
+                bad.push(format!("{name} {who} {outcome:x?}"));
+            }
+            target.drop_connection();
+            target.still_serves();
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
