@@ -26,62 +26,94 @@ struct Contest {
     target: Target,
     /// What bare TCP does, and how often.
     tcp: Option<(&'static str, u64)>,
-    /// Flags of `rdma-pingpong client`.
-    ours: &'static str,
-    /// Where the figure is in its JSON.
-    figure: &'static str,
+    ours: Ours,
+}
+
+/// What we do.
+#[derive(Debug)]
+enum Ours {
+    /// Flags of `rdma-pingpong client`, and where the figure is in its JSON.
+    Pingpong(&'static str, &'static str),
+    /// What `one-sided-client` does, and how often.
+    OneSided(&'static str, u64),
 }
 
 /// All of them.
-const CONTESTS: [Contest; 4] = [
+const CONTESTS: [Contest; 7] = [
     Contest {
         name: "64 B half round trip, spinning",
         target: Target::TimesLatency(1.3),
         tcp: Some(("spin", 50_000)),
-        ours: "--mode latency --wait spin --size 64 --iters 50000 --warmup 5000",
-        figure: "/half_rtt_us/p50",
+        ours: Ours::Pingpong("--mode latency --wait spin --size 64 --iters 50000 --warmup 5000", "/half_rtt_us/p50"),
     },
     Contest {
         name: "64 B half round trip, events",
         target: Target::TimesLatency(1.3),
         tcp: Some(("epoll", 10_000)),
-        ours: "--mode latency --wait event --size 64 --iters 10000 --warmup 1000",
-        figure: "/half_rtt_us/p50",
+        ours: Ours::Pingpong("--mode latency --wait event --size 64 --iters 10000 --warmup 1000", "/half_rtt_us/p50"),
     },
     Contest {
         name: "64 B one way",
         target: Target::Rate(1e6),
         tcp: None,
-        ours: "--mode throughput --wait spin --size 64 --iters 2000000 --warmup 100000",
-        figure: "/messages_per_second",
+        ours: Ours::Pingpong(
+            "--mode throughput --wait spin --size 64 --iters 2000000 --warmup 100000",
+            "/messages_per_second",
+        ),
     },
     Contest {
         name: "64 KiB one way",
         target: Target::TimesThroughput(0.8),
         tcp: Some(("stream", 32_768)),
-        ours: "--mode throughput --wait spin --size 64K --iters 32768 --warmup 1000",
-        figure: "/gbit_per_second",
+        ours: Ours::Pingpong(
+            "--mode throughput --wait spin --size 64K --iters 32768 --warmup 1000",
+            "/gbit_per_second",
+        ),
+    },
+    Contest {
+        name: "RDMA Write of 64 KiB",
+        target: Target::TimesThroughput(0.8),
+        tcp: Some(("stream", 32_768)),
+        ours: Ours::OneSided("write", 32_768),
+    },
+    Contest {
+        name: "RDMA Read of 64 KiB",
+        target: Target::TimesThroughput(0.8),
+        tcp: Some(("stream", 32_768)),
+        ours: Ours::OneSided("read", 32_768),
+    },
+    Contest {
+        name: "RDMA Read of 8 B, half of it",
+        target: Target::TimesLatency(1.4),
+        tcp: Some(("spin-word", 50_000)),
+        ours: Ours::OneSided("word", 50_000),
     },
 ];
 
 impl Contest {
-    /// Runs one round: bare TCP, then `rdma-pingpong`.
+    /// Runs one round: bare TCP, then us.
     fn round(&self, processors: &Processors, outcome: &mut Outcome) -> Result<(), Failure> {
         if let Some((kind, iterations)) = self.tcp {
             outcome.tcp.push(bare(processors, kind, iterations)?);
         }
-        outcome.ours.push(self.reactor(processors)?);
+        outcome.ours.push(match self.ours {
+            Ours::Pingpong(flags, figure) => pingpong(processors, flags, figure)?,
+            Ours::OneSided(operation, iterations) => {
+                let client = words(&format!("one-sided-client {operation} {{}} {iterations}"));
+                figure(&pair::run(processors, &words("one-sided-server"), &client)?)?
+            }
+        });
         Ok(())
     }
+}
 
-    fn reactor(&self, processors: &Processors) -> Result<f64, Failure> {
-        let server = words(&format!("{PINGPONG} server --bind 127.0.0.1 --port 0 --provider iwarp --child"));
-        let client = words(&format!("{PINGPONG} client {{}} --provider iwarp --json - {}", self.ours));
-        let text = pair::run(processors, &server, &client)?;
-        let value: Value = serde_json::from_str(&text).map_err(Failure::new)?;
-        let figure = value.pointer(self.figure).and_then(Value::as_f64);
-        figure.ok_or_else(|| Failure::new(format!("rdma-pingpong has no {} in {text}", self.figure)))
-    }
+fn pingpong(processors: &Processors, flags: &str, figure: &str) -> Result<f64, Failure> {
+    let server = words(&format!("{PINGPONG} server --bind 127.0.0.1 --port 0 --provider iwarp --child"));
+    let client = words(&format!("{PINGPONG} client {{}} --provider iwarp --json - {flags}"));
+    let text = pair::run(processors, &server, &client)?;
+    let value: Value = serde_json::from_str(&text).map_err(Failure::new)?;
+    let found = value.pointer(figure).and_then(Value::as_f64);
+    found.ok_or_else(|| Failure::new(format!("rdma-pingpong has no {figure} in {text}")))
 }
 
 /// Runs all contests, round by round: what else the machine does in the meantime meets all of them alike.
@@ -100,8 +132,12 @@ pub fn run(rounds: u32, processors: &Processors) -> Result<Vec<Outcome>, Failure
 
 fn bare(processors: &Processors, kind: &str, iterations: u64) -> Result<f64, Failure> {
     let client = words(&format!("tcp-client {kind} {{}} {iterations}"));
-    let text = pair::run(processors, &words(&format!("tcp-server {kind}")), &client)?;
-    text.trim().parse().map_err(|_| Failure::new(format!("bare TCP printed {text:?}")))
+    figure(&pair::run(processors, &words(&format!("tcp-server {kind}")), &client)?)
+}
+
+/// What a client printed.
+fn figure(text: &str) -> Result<f64, Failure> {
+    text.trim().parse().map_err(|_| Failure::new(format!("a client printed {text:?}")))
 }
 
 fn words(line: &str) -> Vec<String> {

@@ -1,9 +1,11 @@
-//! `bench`: bare TCP against `rdma-pingpong` on this machine, in alternating rounds of one run.
+//! `bench`: bare TCP against `rdma-pingpong` and against one-sided operations on this machine, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes on a processor each ([`pair`]); the competitor is [`tcp`]. A
+//! Each round of a [`contest`] runs two processes on a processor each ([`pair`]); the competitor is [`tcp`], [`one_sided`] has what
+//! `rdma-pingpong` does not do. A
 //! figure is the median of its rounds, a ratio the median of their ratios.
 
 pub mod contest;
+pub mod one_sided;
 pub mod pair;
 pub mod tcp;
 
@@ -21,6 +23,7 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
 
 use self::contest::Outcome;
+use self::one_sided::Operation;
 use self::pair::Processors;
 use self::tcp::Kind;
 
@@ -60,6 +63,19 @@ enum Role {
         /// How often.
         iterations: u64,
     },
+    /// One side of one-sided operations, the memory
+    #[command(hide = true)]
+    OneSidedServer,
+    /// One side of one-sided operations, the one that does them
+    #[command(hide = true)]
+    OneSidedClient {
+        /// What to do.
+        operation: Operation,
+        /// Where the server is.
+        address: SocketAddr,
+        /// How often.
+        iterations: u64,
+    },
 }
 
 /// The program. With `pingpong` as its first argument, it is `rdma-pingpong`.
@@ -73,17 +89,21 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match cli.role {
         None => run(&cli),
         Some(Role::TcpServer { kind }) => tcp::serve(kind).map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        Some(Role::TcpClient { kind, address, iterations }) => {
-            tcp::measure(kind, address, iterations).map_err(Failure::new).map(|figure| {
-                println!("{figure}");
-                ExitCode::SUCCESS
-            })
+        Some(Role::TcpClient { kind, address, iterations }) => print(tcp::measure(kind, address, iterations)),
+        Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
+        Some(Role::OneSidedClient { operation, address, iterations }) => {
+            print(one_sided::measure(operation, address, iterations))
         }
     };
     result.unwrap_or_else(|failure| {
         eprintln!("bench: {failure}");
         ExitCode::FAILURE
     })
+}
+
+fn print(figure: std::io::Result<f64>) -> Result<ExitCode, Failure> {
+    println!("{}", figure.map_err(Failure::new)?);
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(cli: &Cli) -> Result<ExitCode, Failure> {

@@ -10,8 +10,9 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::pingpong::server::LISTENING;
 
-/// Bytes of a message that goes to and fro.
-pub const MESSAGE: usize = 64;
+/// Bytes of the messages that go to and fro.
+const MESSAGE: usize = 64;
+const WORD: usize = 8;
 /// Bytes of one write and of one read of a stream.
 pub const CHUNK: usize = 64 << 10;
 
@@ -20,6 +21,8 @@ pub const CHUNK: usize = 64 << 10;
 pub enum Kind {
     /// 64 bytes to and fro, receiving in a loop
     Spin,
+    /// 8 bytes to and fro, receiving in a loop
+    SpinWord,
     /// 64 bytes to and fro, sleeping in epoll
     Epoll,
     /// 64 KiB writes, one way, trying again in a loop
@@ -81,7 +84,7 @@ enum Wait {
 struct Peer {
     stream: mio::net::TcpStream,
     wait: Wait,
-    buffer: [u8; MESSAGE],
+    buffer: Vec<u8>,
 }
 
 impl Peer {
@@ -95,14 +98,15 @@ impl Peer {
                 poll.registry().register(&mut stream, Token(0), Interest::READABLE)?;
                 Wait::Epoll(poll, Events::with_capacity(4))
             }
-            Kind::Spin | Kind::Stream => Wait::Spin,
+            Kind::Spin | Kind::SpinWord | Kind::Stream => Wait::Spin,
         };
-        Ok(Self { stream, wait, buffer: [0; MESSAGE] })
+        let len = if kind == Kind::SpinWord { WORD } else { MESSAGE };
+        Ok(Self { stream, wait, buffer: vec![0; len] })
     }
 
     fn send(&mut self) -> io::Result<()> {
         match self.stream.write(&self.buffer)? {
-            MESSAGE => Ok(()),
+            all if all == self.buffer.len() => Ok(()),
             // One message fits an empty send buffer.
             short => Err(io::Error::other(format!("a short write of {short} bytes"))),
         }
@@ -111,7 +115,7 @@ impl Peer {
     /// Takes one message; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let mut have = 0;
-        while have < MESSAGE {
+        while have < self.buffer.len() {
             // Sleeping before reading: the answer is not there yet, and asking would be one call for nothing.
             if let Wait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
