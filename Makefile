@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rdma lint fmt doc bench mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-rdma lint fmt doc bench mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,14 +16,17 @@ demo: build ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogra
 	@mkdir -p target/demo
 	target/release/rdma-pingpong demo --all --svg target/demo/latency.svg
 
-test: ## All tests, under 15 minutes on two cores
+test: test-host test-rdma ## All tests, under 15 minutes on two cores
+
+test-host: ## What needs no RDMA device
 	timeout 1200 $(CARGO) test --workspace --all-targets
 	timeout 300 $(CARGO) test --workspace --doc
 
-lint: ## Format, clippy and documentation, warnings are errors
+lint: vm-setup ## Format, clippy and documentation, warnings are errors; with and without the devices
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	$(VERBS_ENV) $(CARGO) clippy --workspace --all-targets --features $(VERBS_FEATURES) -- -D warnings
+	$(VERBS_ENV) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --features $(VERBS_FEATURES)
 
 fmt: ## Format the code
 	$(CARGO) fmt --all
@@ -41,6 +44,7 @@ soak: ## 100,000 simulated worlds
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
+VERBS_FEATURES = rdma-transport/verbs,rdma-reactor/verbs,rdma-reactor-examples/verbs,rdma-reactor-tests/verbs
 VERBS_ENV = LIBCLANG_PATH="$$(ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)"
 
 vm-setup: ## The guest for kernel RDMA, and what the verbs provider is built with
@@ -51,10 +55,13 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 	@test -n "$$VM_CMD" || { echo "usage: make vm CMD='rdma link'" >&2; exit 2; }
 	@tests/vm/run.sh "$$VM_CMD"
 
-test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: the conformance suite, and programs of librdmacm against ours
+test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, librdmacm's programs, faults, refusals, Valgrind
 	$(VERBS_ENV) tests/vm/conformance.sh
 	$(VERBS_ENV) tests/vm/interop.sh
 	$(VERBS_ENV) tests/vm/interop_siw.sh
+	$(VERBS_ENV) tests/vm/faults.sh
+	$(VERBS_ENV) tests/vm/refusals.sh
+	$(VERBS_ENV) tests/vm/valgrind.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -54,5 +54,5 @@ fn nobody_there_is_one_line() {
     let output = start("client 127.0.0.1 -p 1").wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
-    assert!(stderr.starts_with("raw-echo: no connection: "), "{stderr}");
+    assert!(stderr.starts_with("raw-echo: no connection to 127.0.0.1:1: "), "{stderr}");
 }

@@ -20,6 +20,7 @@ use crate::error::{ConnectError, DisconnectReason, Error, SendError, SendErrorKi
 use crate::frame::{HEADER_LEN, Header, Kind, MAX_USER_PRIVATE_DATA};
 use crate::id::{ConnectionId, GENERATION_BITS, ListenerId, SendId, SendKind, WorkId, WorkKind};
 use crate::io::Registrations;
+use crate::listener::Listener;
 use crate::one_sided::Registration;
 use crate::poller::Poller;
 use crate::pool::Buffer;
@@ -37,12 +38,8 @@ pub(crate) enum TimerKind {
     Keepalive(ConnectionId),
     /// The lifetime of a peer's rights is over.
     Region(Key),
-}
-
-#[derive(Debug)]
-pub(crate) struct Listener {
-    pub(crate) cm: CmId,
-    pub(crate) framing: Framing,
+    /// Look whether a listener's device is back.
+    Listen(ListenerId),
 }
 
 /// Whose a connection-manager id is.
@@ -144,7 +141,7 @@ impl Core {
         self.undecided = true;
     }
 
-    fn decide(&mut self, address: SocketAddr, usage: Use) {
+    pub(crate) fn decide(&mut self, address: SocketAddr, usage: Use) {
         if std::mem::take(&mut self.undecided)
             && let Some(provider) = choose::for_address(address, usage)
         {
@@ -172,27 +169,6 @@ impl Core {
 
     pub(crate) fn owner(&self, cm: CmId) -> Option<Owner> {
         self.owners.get(cm.0.slot() as usize)?.filter(|(id, _)| *id == cm).map(|(_, owner)| owner)
-    }
-
-    // Listeners.
-
-    pub(crate) fn listen(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
-        self.decide(address, Use::Listen);
-        let cm = self.provider.listen(address, self.config.backlog)?;
-        let id = ListenerId(self.listeners.insert(Listener { cm, framing }));
-        self.own(cm, Owner::Listener(id));
-        Ok(id)
-    }
-
-    pub(crate) fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
-        self.provider.local_address(self.listeners.get(listener.0)?.cm)
-    }
-
-    pub(crate) fn close_listener(&mut self, listener: ListenerId) {
-        if let Some(listener) = self.listeners.remove(listener.0) {
-            self.disown(listener.cm);
-            self.provider.destroy_id(listener.cm, self.now);
-        }
     }
 
     // Connections.

@@ -28,7 +28,10 @@ impl Core {
         for _ in 0..EVENTS_PER_TURN {
             match self.provider.next_cm_event(self.now)? {
                 Some(event) => self.cm_event(handler, event),
-                None => return Ok(false),
+                None => {
+                    self.drop_removed_devices();
+                    return Ok(false);
+                }
             }
             *progressed = true;
         }
@@ -46,8 +49,7 @@ impl Core {
             Some(Owner::Connection(id)) => id,
             Some(Owner::Listener(id)) => {
                 if matches!(kind, CmEventKind::DeviceRemoval) {
-                    log::warn!("the device of listener {id:?} was removed: it no longer listens");
-                    self.close_listener(id);
+                    self.listener_lost(id);
                 }
                 return;
             }
@@ -78,14 +80,7 @@ impl Core {
                 self.end(id, Ending::ConnectError(error));
             }
             CmEventKind::Disconnected(cause) => self.disconnected(id, cause),
-            CmEventKind::DeviceRemoval => {
-                if let Some(c) = self.connections.get(id.0).filter(|c| c.equipped)
-                    && let Some(device) = self.devices[c.device].as_mut()
-                {
-                    device.removed = true;
-                }
-                self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved));
-            }
+            CmEventKind::DeviceRemoval => self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved)),
             CmEventKind::TimewaitExit => {}
             other => log::debug!("{id}: {other:?} ignored"),
         }
@@ -214,13 +209,18 @@ impl Core {
 
     fn refuse(&mut self, cm: CmId, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.refused += 1;
-        let user = &user[..user.len().min(MAX_USER_PRIVATE_DATA)];
+        let fits = user.len() <= MAX_USER_PRIVATE_DATA;
+        if !fits {
+            log::error!("a rejection with {} bytes of private data: at most {MAX_USER_PRIVATE_DATA} fit", user.len());
+        }
+        let user = if fits { user } else { &[] };
         let data = match framing {
             Framing::Raw => user.to_vec(),
             Framing::Credits => Greeting::reject(reason, user).emit(),
         };
         if let Err(error) = self.provider.reject(cm, &data, self.now) {
             log::debug!("rejecting: {error}");
+            self.provider.destroy_id(cm, self.now);
         }
     }
 

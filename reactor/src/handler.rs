@@ -52,7 +52,7 @@ pub enum Decision {
     Accept,
     /// Take it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
     AcceptWith(Vec<u8>),
-    /// Refuse it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    /// Refuse it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. Of more, nothing is told.
     Reject(Vec<u8>),
 }
 

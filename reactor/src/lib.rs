@@ -26,6 +26,7 @@ mod frame;
 mod handler;
 mod id;
 mod io;
+mod listener;
 mod one_sided;
 mod poller;
 mod pool;

@@ -295,6 +295,9 @@ impl<M> Reactor<M> {
             self.cm_pending = true;
         }
         while let Some(device) = self.core.new_devices.pop() {
+            if self.core.provider.device(device).is_none() {
+                continue; // removed again
+            }
             let fd = self.core.provider.completion_channel(device)?;
             let token = CM_CHANNEL + 1 + device.0 as usize;
             self.core.poller.register(fd, token, Interest::READABLE).map_err(Error::Poll)?;

@@ -5,6 +5,7 @@ use rdma_transport::wc::WcStatus;
 use crate::connection::{Ending, Phase};
 use crate::context::Context;
 use crate::core::{Core, TimerKind};
+use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::handler::Handler;
 use crate::id::{ConnectionId, TimerId};
@@ -29,6 +30,7 @@ impl Core {
                 TimerKind::Phase(id) => self.phase_expired(id, behind),
                 TimerKind::Keepalive(id) => self.keepalive(id, behind),
                 TimerKind::Region(key) => self.revoke_region(key),
+                TimerKind::Listen(id) => self.listen_again(id),
             }
         }
         true
@@ -188,12 +190,29 @@ impl Core {
         if c.equipped {
             device.release(c.cq, &self.config, c.detached);
         }
-        if device.is_abandoned() {
-            self.drop_regions_of_device(c.device);
-            if let Some(mut device) = self.devices[c.device].take() {
-                log::info!("device {}: removed, nothing is left on it", device.id.0);
-                device.close(&mut *self.provider);
+        self.drop_if_abandoned(c.device);
+    }
+
+    /// Gives up the devices that are going away, or have gone.
+    pub(crate) fn drop_removed_devices(&mut self) {
+        for index in 0..self.devices.len() {
+            if let Some(device) = self.devices[index].as_mut().filter(|device| !device.removed)
+                && self.provider.device(device.id).is_none()
+            {
+                device.removed = true;
+                self.drop_if_abandoned(index);
             }
+        }
+    }
+
+    fn drop_if_abandoned(&mut self, index: usize) {
+        if !self.devices[index].as_ref().is_some_and(Device::is_abandoned) {
+            return;
+        }
+        self.drop_regions_of_device(index);
+        if let Some(mut device) = self.devices[index].take() {
+            log::info!("device {}: removed, nothing is left on it", device.id.0);
+            device.close(&mut *self.provider);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What the tests share: the conformance suite, the simulation, recorded exchanges.
 
 pub mod conformance;
+#[cfg(feature = "verbs")]
+pub mod device;
 pub mod ends;
 pub mod pcap;
 pub mod peer;

@@ -83,7 +83,7 @@ pub trait Provider: Send + fmt::Debug {
     /// Name, as in `--provider NAME`.
     fn name(&self) -> &'static str;
 
-    /// The device behind a handle.
+    /// The device behind a handle; `None` when it was removed.
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo>;
 
     /// Descriptor of the connection-manager channel.

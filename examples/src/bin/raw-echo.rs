@@ -302,8 +302,9 @@ impl Handler for Talks {
         }
     }
 
-    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.failure.get_or_insert_with(|| Failure::new(format!("no connection: {error}")));
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        let peer = cx.peer_address(conn).map_or_else(String::new, |peer| format!(" to {peer}"));
+        self.failure.get_or_insert_with(|| Failure::new(format!("no connection{peer}: {error}")));
         cx.stop();
     }
 

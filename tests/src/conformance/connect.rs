@@ -80,6 +80,16 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
     let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
     assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
     assert_eq!(p.client.context().connections(), 0);
+    // A handler's answer that does not fit is not cut: nothing of it is told, and nothing is accepted.
+    for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
+        p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
+        p.client.context().connect(p.address).expect("connecting");
+        p.until("the refusal", |p| p.client.stats().connect_errors == answers as u64 + 1);
+        let Some(Event::ConnectError(_, ConnectError::Rejected { private_data, .. })) = p.c.events.last() else {
+            panic!("{:?}", p.c.events);
+        };
+        assert!(private_data.is_empty(), "{private_data:?}");
+    }
     p.finish();
 }
 

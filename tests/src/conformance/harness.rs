@@ -63,13 +63,18 @@ impl Setup {
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// Runs a test; a hang ends the process with the test's name instead of hanging the run.
-#[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
 pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
+    with_watchdog_of(WATCHDOG, name, test);
+}
+
+/// As [`with_watchdog`], with a time of one's own.
+#[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
+pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()) {
     let _ = env_logger::builder().is_test(true).try_init();
     let (done, watch) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
-        if watch.recv_timeout(WATCHDOG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            eprintln!("{name} hangs: {} s", WATCHDOG.as_secs());
+        if watch.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{name} hangs: {} s", limit.as_secs());
             std::process::abort();
         }
     });

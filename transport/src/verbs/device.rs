@@ -356,6 +356,12 @@ pub(super) struct Device {
     pub(super) armed: usize,
     /// Its queue pairs by their number.
     pub(super) numbers: Numbers,
+    /// The port in use.
+    pub(super) port: u8,
+    /// That port was down when it was last asked.
+    pub(super) down: bool,
+    /// To be destroyed when the port is up.
+    pub(super) parked: Vec<Arc<RawId>>,
 }
 
 /// What the provider keeps to beyond [`Capabilities`].
@@ -392,19 +398,20 @@ impl Device {
         };
         let mut capabilities = capabilities(&attr, &limits);
         capabilities.max_inline = probe_inline(&raw);
-        let port = port_attr(context, port)?;
+        let port_attr = port_attr(context, port)?;
         if capabilities.features.contains(Features::DATAGRAMS) {
             // A datagram is one packet. The code of 256 bytes is 1.
-            capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
+            capabilities.max_datagram = 128u32.checked_shl(port_attr.active_mtu).unwrap_or(0).min(4096);
         }
-        match port.max_msg_sz {
+        match port_attr.max_msg_sz {
             0 => {}
             max => capabilities.max_message = capabilities.max_message.min(max.into()),
         }
         let info = DeviceInfo { name: name.to_string_lossy().into_owned(), capabilities };
         log::debug!("device {}: {} {capabilities:?}", info.name, if iwarp { "iWARP" } else { "InfiniBand or RoCE" });
-        let (raw, numbers) = (Some(Arc::new(raw)), Numbers::default());
-        Ok(Self { info, limits, raw, removed: false, ids: 0, watch: None, armed: 0, numbers })
+        let (raw, numbers, parked) = (Some(Arc::new(raw)), Numbers::default(), Vec::new());
+        let (removed, down, ids, watch, armed) = (false, false, 0, None, 0);
+        Ok(Self { info, limits, raw, removed, ids, watch, armed, numbers, port, down, parked })
     }
 
     /// What is open, while the device is there.

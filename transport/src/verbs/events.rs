@@ -157,7 +157,8 @@ impl Verbs {
         let Some(id) = self.ids.get(key).filter(|id| id.state == State::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = super::provider::milliseconds_to(deadline, Some(now));
-        let routed = self.land(key).and_then(|_| raw.resolve_route(timeout));
+        let landed = self.land(key).and_then(|device| self.check_port(Some(device)));
+        let routed = landed.and_then(|()| raw.resolve_route(timeout));
         if let Err(error) = routed {
             if let Some(id) = self.ids.get_mut(key) {
                 id.state = State::Dead;
@@ -321,6 +322,7 @@ impl Verbs {
             AsyncEvent::Port(kind) => {
                 log::warn!("{name}: {kind:?}");
                 self.device_event(device, kind);
+                self.port_changed(DeviceId(device as u32));
             }
             AsyncEvent::Other(code) => {
                 log::debug!("{name}: event {code}");

@@ -98,7 +98,7 @@ impl Verbs {
             self.connector.release(raw);
         } else {
             raw.abandon();
-            drop(raw);
+            drop(self.park(device, state, raw));
         }
         if let Some(qp) = qp {
             if qp.srq.is_some() {
@@ -122,6 +122,8 @@ impl Verbs {
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
             return;
         }
+        self.release_parked(device);
+        let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;
         let (raw, watch) = (entry.raw.take(), entry.watch.take());
         log::info!("the device {} is closed", entry.info.name);

@@ -60,6 +60,7 @@ mod id;
 mod landing;
 mod mr;
 mod open;
+mod port;
 mod provider;
 mod qp;
 mod queues;

@@ -11,7 +11,7 @@ use rdma_sys::{ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 
 use super::channel::EventChannel;
 use super::id::{RawId, Service};
-use super::provider::Verbs;
+use super::provider::{NO_LOOPBACK, Verbs};
 use super::status::is_unreachable;
 use crate::error::{Error, Result};
 use crate::slab::Key;
@@ -54,7 +54,7 @@ impl Verbs {
     /// When there are no resources to find out.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
         if peer.ip().is_loopback() {
-            return Ok(Reach::No { reason: "the loopback is on no RDMA device".into() });
+            return Ok(Reach::No { reason: NO_LOOPBACK.into() });
         }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel, Service::Connected)?;

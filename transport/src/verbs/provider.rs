@@ -22,7 +22,7 @@ use super::qp::Chains;
 use super::srq::Srq;
 use super::status::{connect_failure, is_unreachable};
 use crate::caps::Features;
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ReadDepth};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, ReadDepth};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
@@ -40,6 +40,9 @@ pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
 pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
 pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
+
+/// What every machine can connect to, and no device can.
+pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
 
 /// Tokens of the inner epoll set: the event channel, the waker, asynchronous events by device.
 pub(super) const CM: Token = Token(0);
@@ -173,22 +176,22 @@ impl Verbs {
         let mut id = Id::new(Arc::clone(&raw), State::Resolving);
         id.deadline = Some(deadline);
         let key = self.add(id);
-        match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
-            Ok(()) => {}
-            // As if it had been found out later.
-            Err(Error::Io { source, .. }) if is_unreachable(&source) => {
-                if let Some(id) = self.ids.get_mut(key) {
-                    id.state = State::Dead;
-                }
-                self.push(key, CmEventKind::ConnectFailed(connect_failure(&source)));
-                self.connector.wake();
-            }
+        let failure = match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
+            Ok(()) => return Ok(CmId(key)),
+            Err(_) if peer.ip().is_loopback() => ConnectFailure::Unreachable(NO_LOOPBACK.into()),
+            Err(Error::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
             Err(error) => {
                 drop(raw);
                 self.remove(key);
                 return Err(error);
             }
+        };
+        // As if it had been found out later.
+        if let Some(id) = self.ids.get_mut(key) {
+            id.state = State::Dead;
         }
+        self.push(key, CmEventKind::ConnectFailed(failure));
+        self.connector.wake();
         Ok(CmId(key))
     }
 
@@ -239,6 +242,9 @@ impl Drop for Verbs {
         for key in self.ids.keys() {
             self.remove(key);
         }
+        for device in 0..self.devices.len() {
+            self.release_parked(DeviceId(device as u32));
+        }
     }
 }
 
@@ -248,7 +254,7 @@ impl Provider for Verbs {
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        Some(&self.devices.get(device.0 as usize)?.info)
+        self.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
     }
 
     fn cm_channel(&self) -> RawFd {
@@ -322,9 +328,10 @@ impl Provider for Verbs {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let terms = self.terms(entry, param, Some(entry.read_depth))?;
-        let iwarp = self.is_iwarp(entry);
-        entry.raw.accept(&terms)?;
+        let (iwarp, device) = (self.is_iwarp(entry), entry.device);
+        self.check_port(device)?;
         let entry = self.id_mut(id)?;
+        entry.raw.accept(&terms)?;
         entry.handshaking = iwarp;
         entry.read_depth = terms.read_depth;
         entry.state = State::Accepting;
@@ -348,7 +355,8 @@ impl Provider for Verbs {
         }
         let max = entry.device.map_or(0, |d| self.devices[d.0 as usize].info.capabilities.max_private_data);
         check_private_data(private_data, max)?;
-        if let Err(error) = entry.raw.reject(private_data) {
+        let (raw, device) = (Arc::clone(&entry.raw), entry.device);
+        if let Err(error) = self.check_port(device).and_then(|()| raw.reject(private_data)) {
             // The peer may have gone before.
             log::debug!("{error}");
         }
@@ -358,6 +366,8 @@ impl Provider for Verbs {
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
         self.now = Some(now);
+        let device = self.id(id)?.device;
+        let up = self.check_port(device).is_ok();
         let entry = self.id_mut(id)?;
         let tell = match entry.state {
             State::Listening | State::Watching => {
@@ -369,7 +379,7 @@ impl Provider for Verbs {
             // The peer was first: this answers it, and may be too late.
             State::Dead => entry.qp.is_some() && !entry.handshaking,
             State::Offered => {
-                if let Err(error) = entry.raw.reject(&[]) {
+                if up && let Err(error) = entry.raw.reject(&[]) {
                     log::debug!("{error}");
                 }
                 false
@@ -378,7 +388,10 @@ impl Provider for Verbs {
         };
         let again = entry.state == State::Disconnecting;
         entry.state = State::Disconnecting;
-        if tell && let Err(error) = entry.raw.disconnect() {
+        if tell
+            && up
+            && let Err(error) = entry.raw.disconnect()
+        {
             log::debug!("{error}");
         }
         if !again && let Err(error) = entry.raw.flush() {

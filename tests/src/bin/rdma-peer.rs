@@ -1,0 +1,95 @@
+//! The other process of the tests of faults: to be killed, stopped, and to lose its device.
+//!
+//! - `rdma-peer serve ADDR...` listens and echoes;
+//! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps so many messages on their way on each;
+//! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until so many messages have come.
+//!
+//! All say what happens, a line each, and end in order when standard input does.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::io::Read;
+use std::time::Duration;
+
+use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, Reactor};
+use rdma_reactor_tests::device::config;
+
+/// Size of the messages that keep the line busy, bytes.
+const SIZE: usize = 1000;
+
+struct Peer {
+    /// Messages to send on each new connection; those that come back are sent again.
+    messages: usize,
+    /// Messages still to come before all is closed.
+    left: u64,
+}
+
+impl Handler for Peer {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        for _ in 0..self.messages {
+            cx.send(conn, &[7; SIZE]).expect("a new connection has room");
+        }
+        println!("up");
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        // There is room: never more goes out than came in. The connection may be on its way out.
+        let _ = cx.send(conn, &message);
+        self.left -= 1;
+        if self.left == 0 {
+            cx.stop();
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        println!("down: {reason}");
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        println!("failed: {error}");
+    }
+}
+
+fn main() -> Result<(), Error> {
+    env_logger::init();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut peer = Peer { messages: 0, left: u64::MAX };
+    let mut reactor = Reactor::new(config())?;
+    match words[..] {
+        ["serve", ref addresses @ ..] => {
+            for address in addresses {
+                let listener = reactor.context().listen(parse(address))?;
+                println!("listening {}", reactor.context().local_address(listener).expect("it listens"));
+            }
+        }
+        ["connect", address, count, messages] => {
+            peer.messages = parse(messages);
+            for _ in 0..parse::<usize>(count) {
+                reactor.context().connect(parse(address))?;
+            }
+        }
+        ["self", count, total, ref addresses @ ..] => {
+            (peer.messages, peer.left) = (2, parse(total));
+            for address in addresses {
+                let listener = reactor.context().listen(parse(address))?;
+                let to = reactor.context().local_address(listener).expect("it listens");
+                for _ in 0..parse::<usize>(count) {
+                    reactor.context().connect(to)?;
+                }
+            }
+        }
+        _ => panic!("usage: rdma-peer serve ADDR... | connect ADDR COUNT MESSAGES | self COUNT TOTAL ADDR..."),
+    }
+    let remote = reactor.remote();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        remote.stop();
+    });
+    reactor.run(&mut peer)?;
+    reactor.shutdown(&mut peer, Duration::from_secs(10))
+}
+
+fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(word: &str) -> T {
+    word.parse().unwrap_or_else(|error| panic!("{word}: {error:?}"))
+}

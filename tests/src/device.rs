@@ -1,0 +1,210 @@
+//! The kernel's RDMA devices, as the tests of faults treat them: removed, taken down, counted. And the process at the
+//! other end, `rdma-peer`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rdma_reactor::{Config, ProviderChoice};
+
+use crate::conformance::harness::now;
+
+/// Nothing here takes longer.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Settings of both processes: small queues, and a silent peer is given up after 3 s.
+#[must_use]
+pub fn config() -> Config {
+    Config::default()
+        .provider(ProviderChoice::Verbs)
+        .max_message(4096)
+        .receive_depth(16)
+        .send_depth(16)
+        .completion_queue(2048)
+        .connect_timeout(Duration::from_secs(5))
+        .keepalive(Duration::from_secs(1), Duration::from_secs(3))
+}
+
+/// A software device of the kernel, by the variables that `tests/vm/run.sh` sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    kind: &'static str,
+}
+
+/// iWARP over TCP.
+pub const SIW: Device = Device { kind: "siw" };
+/// RoCE.
+pub const RXE: Device = Device { kind: "rxe" };
+
+fn run(program: &str, words: &str) -> String {
+    let output = Command::new(program).args(words.split_whitespace()).output().expect(program);
+    assert!(output.status.success(), "{program} {words}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+impl Device {
+    fn variable(self, name: &str) -> String {
+        let name = format!("RDMA_{}_{name}", self.kind.to_uppercase());
+        std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"))
+    }
+
+    /// `siw` or `rxe`.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        self.kind
+    }
+
+    /// Its address, port 0.
+    #[must_use]
+    pub fn address(self) -> SocketAddr {
+        SocketAddr::new(self.variable("ADDR").parse().expect("an address"), 0)
+    }
+
+    /// The other device.
+    #[must_use]
+    pub fn other(self) -> Self {
+        if self.kind == "siw" { RXE } else { SIW }
+    }
+
+    /// An address behind the device that nobody has, though the neighbour seems to be there: no answer, ever.
+    #[must_use]
+    pub fn silent_address(self) -> SocketAddr {
+        let mine = self.variable("ADDR");
+        let silent = format!("{}.78", mine.rsplit_once('.').expect("an IPv4 address").0);
+        run("ip", &format!("neigh replace {silent} lladdr 02:00:00:00:00:78 dev {}", self.variable("NETDEV")));
+        SocketAddr::new(silent.parse::<IpAddr>().expect("an address"), 9)
+    }
+
+    /// Takes its network device down or up.
+    pub fn link(self, state: &str) {
+        let netdev = self.variable("NETDEV");
+        // Others want its IPv6 addresses later.
+        let keep = format!("/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down");
+        fs::write(keep, "1").expect("the setting can be changed");
+        run("ip", &format!("link set {netdev} {state}"));
+    }
+
+    /// Whether its port is up.
+    #[must_use]
+    pub fn is_active(self) -> bool {
+        let state = format!("/sys/class/infiniband/{}/ports/1/state", self.variable("DEV"));
+        fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
+    }
+
+    /// Starts to remove it. The command ends when nobody has it open any more.
+    #[must_use]
+    pub fn remove(self) -> Child {
+        Command::new("rdma").args(["link", "del", &self.variable("DEV")]).spawn().expect("rdma")
+    }
+
+    /// Adds it again, and waits until it is up.
+    #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it that is simpler")]
+    pub fn add(self) {
+        let (device, netdev) = (self.variable("DEV"), self.variable("NETDEV"));
+        run("rdma", &format!("link add {device} type {} netdev {netdev}", self.kind));
+        let until = now() + LIMIT;
+        while !self.is_active() {
+            assert!(now() < until, "{device} does not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What the kernel has on it, by kind: queue pairs, completion queues, memory regions, ids, protection domains.
+    #[must_use]
+    pub fn resources(self) -> BTreeMap<String, u32> {
+        let line = run("rdma", &format!("resource show {}", self.variable("DEV")));
+        let words: Vec<&str> = line.split_whitespace().skip(2).collect();
+        let counts: BTreeMap<String, u32> =
+            words.chunks_exact(2).map(|pair| (pair[0].to_owned(), pair[1].parse().expect("a count"))).collect();
+        let ours = ["pd", "cq", "qp", "cm_id", "mr"];
+        assert!(ours.iter().all(|kind| counts.contains_key(*kind)), "{line}");
+        counts.into_iter().filter(|(kind, _)| ours.contains(&&**kind)).collect()
+    }
+}
+
+/// A running `rdma-peer`. Killed when it is dropped.
+#[derive(Debug)]
+pub struct Peer {
+    process: Child,
+    lines: Receiver<String>,
+    /// What it has said that nobody asked for yet.
+    said: Vec<String>,
+}
+
+impl Peer {
+    /// Starts one; `program` is its path.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
+    pub fn start(program: &str, words: &str) -> Self {
+        let mut command = Command::new(program);
+        command.args(words.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("the peer starts");
+        let stdout = BufReader::new(process.stdout.take().expect("its output"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        Self { process, lines, said: Vec::new() }
+    }
+
+    /// A server on these addresses, and those it listens on.
+    #[must_use]
+    pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
+        let words: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        let mut peer = Self::start(program, &format!("serve {}", words.join(" ")));
+        let until = now() + LIMIT;
+        while peer.count("listening ") < addresses.len() {
+            assert!(now() < until, "the peer does not listen");
+            let line = peer.lines.recv_timeout(LIMIT).expect("the peer listens");
+            peer.said.push(line);
+        }
+        let listening = peer.said.iter().map(|line| line["listening ".len()..].parse().expect("an address")).collect();
+        peer.said.clear();
+        (peer, listening)
+    }
+
+    /// How many lines so far start like this.
+    pub fn count(&mut self, start: &str) -> usize {
+        self.said.extend(self.lines.try_iter());
+        self.said.iter().filter(|line| line.starts_with(start)).count()
+    }
+
+    /// What it has said.
+    #[must_use]
+    pub fn said(&self) -> &[String] {
+        &self.said
+    }
+
+    /// Ends it as it stands.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it can be killed");
+        self.process.wait().expect("it can be waited for");
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: &str) {
+        run("kill", &format!("-{signal} {}", self.process.id()));
+    }
+
+    /// Descriptors it has open.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("it lives").count()
+    }
+
+    /// Lets it end in order; whether it did.
+    #[must_use]
+    pub fn finish(mut self) -> bool {
+        drop(self.process.stdin.take());
+        self.process.wait().expect("it can be waited for").success()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,78 @@
+//! 10,000 connections one after another on each of the kernel's devices: memory and descriptors stay flat.
+//! `RDMA_CYCLES` is another number.
+#![cfg(feature = "verbs")]
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor_tests::conformance::Setup;
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_descriptors, with_watchdog_of};
+use rdma_reactor_tests::device::{Device, RXE, SIW, config};
+
+/// Connections at once.
+const AT_ONCE: u64 = 16;
+/// What an allocator may keep, bytes.
+const SLACK: usize = 1 << 20;
+
+/// Memory that this process has in use, bytes.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a count of pages") * 4096
+}
+
+/// Connect, one echo, close, again and again.
+fn churn(device: Device) {
+    let cycles: u64 = std::env::var("RDMA_CYCLES").map_or(10_000, |n| n.parse().expect("RDMA_CYCLES is a number"));
+    let before = device.resources();
+    let address: Rc<Cell<Option<SocketAddr>>> = Rc::default();
+    let done = Rc::new(Cell::new(0_u64));
+    let (to, count) = (Rc::clone(&address), Rc::clone(&done));
+    let mut c = Probe::new(move |cx, event| match event {
+        Event::Connect(conn, _) => drop(cx.send(*conn, b"x").expect("a new connection has room")),
+        Event::Recv(conn, _) => cx.close(*conn),
+        Event::Disconnect(..) => {
+            count.set(count.get() + 1);
+            if count.get() + AT_ONCE <= cycles {
+                cx.connect(to.get().expect("set before")).expect("connecting");
+            }
+        }
+        Event::ConnectError(conn, error) => panic!("{conn}: {error}"),
+        _ => {}
+    });
+    c.record_messages = false;
+    let mut p = Pair::new(&Setup::device(&device.kind().to_uppercase()), config(), Probe::echo(), c);
+    address.set(Some(p.address));
+    let start = now();
+    for _ in 0..AT_ONCE {
+        p.client.context().connect(p.address).expect("connecting");
+    }
+    let mut first = (0, 0);
+    while done.get() < cycles {
+        let next = done.get() + cycles / 10;
+        p.until_within(Duration::from_secs(60), "cycles", |_| done.get() >= next.min(cycles));
+        p.s.events.clear();
+        p.c.events.clear();
+        let now = (open_descriptors(), resident());
+        println!("{} cycles, {:?}: {} descriptors, {} KiB", done.get(), start.elapsed(), now.0, now.1 >> 10);
+        if first == (0, 0) && done.get() >= cycles / 5 {
+            first = now;
+        }
+    }
+    p.until("the server has noticed", |p| p.s.live() == 0);
+    let last = (open_descriptors(), resident());
+    assert!(last.0 <= first.0 && last.1 <= first.1 + SLACK, "{first:?} after a fifth, now {last:?}");
+    p.finish();
+    assert_eq!(device.resources(), before);
+}
+
+#[test]
+fn siw() {
+    with_watchdog_of(Duration::from_secs(300), "churn on siw", || churn(SIW));
+}
+
+#[test]
+fn rxe() {
+    with_watchdog_of(Duration::from_secs(300), "churn on rxe", || churn(RXE));
+}

@@ -1,0 +1,387 @@
+//! What a reactor makes of a peer that dies or falls silent, of a link that goes down, and of a device that is removed,
+//! on the kernel's siw and rxe: one end per connection with its reason, in time; everything given back; the loop goes
+//! on. `make test-rdma` runs it.
+#![cfg(feature = "verbs")]
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::transport::cm::DisconnectCause;
+use rdma_reactor::{ConnectionId, DisconnectReason, Reactor, SendErrorKind};
+use rdma_reactor_tests::conformance::harness::{Event, Probe, now, open_descriptors, with_watchdog};
+use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
+
+const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
+/// Connections that a fault hits.
+const HIT: usize = 8;
+/// Connections that are coming up when it does.
+const RISING: usize = 4;
+/// Messages on their way on each connection, and bytes of each.
+const MESSAGES: usize = 4;
+const SIZE: usize = 1000;
+const SOON: Duration = Duration::from_secs(10);
+
+/// What the connections do when the fault comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    Idle,
+    Traffic,
+}
+
+impl Load {
+    fn messages(self) -> usize {
+        if self == Self::Traffic { MESSAGES } else { 0 }
+    }
+}
+
+/// This process' end: a reactor, and what it was told.
+struct Side {
+    reactor: Reactor,
+    probe: Probe,
+    /// Messages that came, by connection.
+    heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>>,
+}
+
+impl Side {
+    /// Sends so many messages on each connection that comes up, and sends again what comes back.
+    fn new(messages: usize) -> Self {
+        let heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>> = Rc::default();
+        let count = Rc::clone(&heard);
+        let mut probe = Probe::new(move |cx, event| match event {
+            Event::Connect(conn, _) => {
+                for _ in 0..messages {
+                    cx.send(*conn, &[7; SIZE]).expect("a new connection has room");
+                }
+            }
+            Event::Recv(conn, bytes) => {
+                *count.borrow_mut().entry(*conn).or_default() += 1;
+                assert!(matches!(cx.send(*conn, bytes), Ok(_) | Err(SendErrorKind::Closed)));
+            }
+            _ => {}
+        });
+        probe.record_messages = false;
+        Self { reactor: Reactor::new(config()).expect("a reactor"), probe, heard }
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> SocketAddr {
+        let mut cx = self.reactor.context();
+        let listener = cx.listen(address).expect("listening");
+        cx.local_address(listener).expect("it listens")
+    }
+
+    fn turn(&mut self) {
+        self.reactor.turn(&mut self.probe, Some(Duration::from_millis(10))).expect("the loop goes on");
+    }
+
+    fn until_within(&mut self, limit: Duration, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        let deadline = now() + limit;
+        while !condition(self) {
+            assert!(now() < deadline, "not within {limit:?}: {what}\n{:?}", self.probe);
+            self.turn();
+        }
+    }
+
+    fn until(&mut self, what: &str, condition: impl FnMut(&Self) -> bool) {
+        self.until_within(SOON, what, condition);
+    }
+
+    fn connect(&mut self, to: SocketAddr) -> ConnectionId {
+        self.reactor.context().connect(to).expect("connecting")
+    }
+
+    /// Connections that are up, and have heard from the peer if there is traffic.
+    fn connected(&mut self, to: SocketAddr, count: usize, load: Load) -> Vec<ConnectionId> {
+        let conns: Vec<_> = (0..count).map(|_| self.connect(to)).collect();
+        self.until("all are up", |side| conns.iter().all(|conn| side.is_up(*conn)));
+        if load == Load::Traffic {
+            self.hears(&conns);
+        }
+        conns
+    }
+
+    /// Waits until messages have gone round several times on all of these.
+    fn hears(&mut self, conns: &[ConnectionId]) {
+        let before = self.heard.borrow().clone();
+        let enough = |side: &Self| {
+            let heard = side.heard.borrow();
+            let count = |of: &BTreeMap<_, _>, conn| of.get(conn).copied().unwrap_or(0);
+            conns.iter().all(|conn| count(&heard, conn) >= count(&before, conn) + 5 * MESSAGES as u64)
+        };
+        self.until("messages go round on all connections", enough);
+    }
+
+    fn is_up(&self, conn: ConnectionId) -> bool {
+        self.probe.count(|event| matches!(event, Event::Connect(id, _) if *id == conn)) == 1 && !self.has_ended(conn)
+    }
+
+    fn has_ended(&self, conn: ConnectionId) -> bool {
+        self.ends(conn).len() == 1
+    }
+
+    /// The ends a connection has had: one, or none yet.
+    fn ends(&self, conn: ConnectionId) -> Vec<&Event> {
+        let of_it = |event: &&Event| match event {
+            Event::Disconnect(id, _) | Event::ConnectError(id, _) => *id == conn,
+            _ => false,
+        };
+        let ends: Vec<_> = self.probe.events.iter().filter(of_it).collect();
+        assert!(ends.len() <= 1, "{conn} ended more than once: {ends:?}");
+        ends
+    }
+
+    /// Waits for the end of each of these; it must be for this reason.
+    fn all_end(&mut self, limit: Duration, conns: &[ConnectionId], reason: &DisconnectReason) {
+        self.until_within(limit, "every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
+        for conn in conns {
+            assert_eq!(self.ends(*conn), [&Event::Disconnect(*conn, reason.clone())]);
+        }
+    }
+
+    /// Waits until each of these has ended, whether it had come up or not.
+    fn all_over(&mut self, conns: &[ConnectionId]) {
+        self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
+    }
+
+    /// Ends in order; everything is home.
+    fn finish(mut self) {
+        self.reactor.shutdown(&mut self.probe, SOON).expect("the end");
+        assert_eq!((self.probe.live(), self.reactor.context().connections()), (0, 0));
+        let (all, free) = self.reactor.pool_levels();
+        assert_eq!(all, free, "buffers are missing");
+    }
+}
+
+/// What this process and the kernel had open before a test.
+struct Before {
+    descriptors: usize,
+    resources: [BTreeMap<String, u32>; 2],
+}
+
+impl Before {
+    fn new() -> Self {
+        // The library opens a device on first use, and keeps it.
+        let mut side = Side::new(0);
+        for device in [SIW, RXE] {
+            side.listen(device.address());
+        }
+        drop(side);
+        Self { descriptors: open_descriptors(), resources: [SIW.resources(), RXE.resources()] }
+    }
+
+    /// Everything is back, though a thread or the kernel may need a moment.
+    #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
+    fn check(&self) {
+        let deadline = now() + SOON;
+        loop {
+            let after = (open_descriptors(), [SIW.resources(), RXE.resources()]);
+            if after.0 <= self.descriptors && after.1 == self.resources {
+                return;
+            }
+            assert!(now() < deadline, "before {:?} {:?}, now {after:?}", self.descriptors, self.resources);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// kill -9 of the server.
+fn killed_server(device: Device, load: Load) {
+    let before = Before::new();
+    let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
+    let mut side = Side::new(load.messages());
+    let conns = side.connected(to[0], HIT, load);
+    let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
+    side.turn();
+    let killed = now();
+    peer.kill();
+    side.all_end(SOON, &conns, &DisconnectReason::Peer);
+    println!("all know after {:?}", killed.elapsed());
+    side.all_over(&rising);
+    // The loop goes on.
+    let (peer, to) = Peer::serve(PEER, &[device.address()]);
+    let conns = side.connected(to[0], 1, load);
+    assert!(side.is_up(conns[0]));
+    side.finish();
+    assert!(peer.finish());
+    before.check();
+}
+
+/// kill -9 of the client.
+fn killed_client(device: Device, load: Load) {
+    let before = Before::new();
+    let mut side = Side::new(0);
+    let to = side.listen(device.address());
+    for _ in 0..2 {
+        let words = format!("connect {to} {HIT} {}", load.messages());
+        let mut peer = Peer::start(PEER, &words);
+        side.until("all are up", |side| side.probe.live() == HIT);
+        let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
+        let conns: Vec<_> = side.probe.events.iter().filter_map(up).collect();
+        if load == Load::Traffic {
+            side.hears(&conns);
+        }
+        peer.kill();
+        side.all_end(SOON, &conns, &DisconnectReason::Peer);
+        side.probe.events.clear();
+    }
+    side.finish();
+    before.check();
+}
+
+/// A peer that neither speaks nor dies: its kernel answers, its program does not.
+fn stopped_peer(device: Device, load: Load) {
+    let before = Before::new();
+    let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
+    let mut side = Side::new(load.messages());
+    let conns = side.connected(to[0], HIT, load);
+    peer.signal("STOP");
+    side.all_end(SOON, &conns, &DisconnectReason::KeepaliveTimeout);
+    peer.signal("CONT");
+    let conns = side.connected(to[0], 1, load);
+    side.until("the peer has noticed, too", |_| peer.count("down: ") == HIT);
+    assert!(side.is_up(conns[0]));
+    side.finish();
+    assert!(peer.finish());
+    before.check();
+}
+
+/// The network device goes down and comes back. siw drops its connections at once; rxe cannot send any more, and finds
+/// out when it has to: when a message or the question whether the peer is there goes out.
+fn link_down(device: Device, load: Load) {
+    let before = Before::new();
+    let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
+    let mut side = Side::new(load.messages());
+    for _ in 0..2 {
+        let conns = side.connected(to[0], HIT, load);
+        let others = side.connected(to[1], 2, load);
+        let already = peer.count("down: ");
+        device.link("down");
+        side.until("every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
+        for conn in &conns {
+            let ends = side.ends(*conn);
+            let [Event::Disconnect(_, reason)] = ends[..] else { panic!("{ends:?}") };
+            match reason {
+                DisconnectReason::Peer => assert_eq!(device, SIW),
+                DisconnectReason::Transport(DisconnectCause::WorkRequest(_)) => assert_eq!(device, RXE),
+                other => panic!("{conn}: {other:?}"),
+            }
+        }
+        side.until("the peer knows", |_| peer.count("down: ") == already + HIT);
+        // siw's connections go through the loopback, which is up; rxe has no way to ask the peer.
+        let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
+        side.until("connects have an answer", |s| rising.iter().all(|conn| s.is_up(*conn) || s.has_ended(*conn)));
+        for conn in &rising {
+            match side.ends(*conn)[..] {
+                [] => assert_eq!(device, SIW),
+                [Event::ConnectError(_, error)] => {
+                    assert!(error.to_string().contains("port of rxe0 is down"), "{error}")
+                }
+                ref other => panic!("{other:?}"),
+            }
+            side.reactor.context().close(*conn);
+        }
+        // Those on the other device have not noticed.
+        assert!(others.iter().all(|conn| side.is_up(*conn)));
+        if load == Load::Traffic {
+            side.hears(&others);
+        }
+        device.link("up");
+        side.until("the port is up", |_| device.is_active());
+        // The listener has stayed, and serves again.
+        let again = side.connected(to[0], 1, load);
+        for conn in [again[0], others[0], others[1]] {
+            side.reactor.context().close(conn);
+        }
+        side.until("all are closed", |side| side.probe.live() == 0);
+        let risen = if device == SIW { RISING } else { 0 };
+        side.until("the peer knows that, too", |_| peer.count("down: ") == already + HIT + 3 + risen);
+    }
+    side.finish();
+    assert!(peer.finish());
+    before.check();
+}
+
+/// `rdma link del`, under both ends and a listener.
+fn removed(device: Device, load: Load) {
+    let before = Before::new();
+    let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
+    let descriptors = peer.descriptors();
+    let mut side = Side::new(load.messages());
+    for round in 1..=2 {
+        let conns = side.connected(to[0], HIT, load);
+        let others = side.connected(to[1], 2, load);
+        let silent = side.connect(device.silent_address());
+        side.turn();
+        let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
+        side.turn();
+        let start = now();
+        let mut removal = device.remove();
+        side.all_end(SOON, &conns, &DisconnectReason::DeviceRemoved);
+        println!("all know after {:?}", start.elapsed());
+        side.all_over(&rising);
+        side.all_over(&[silent]);
+        while removal.try_wait().expect("rdma").is_none() {
+            assert!(start.elapsed() < SOON, "the device is not released");
+            side.turn();
+        }
+        println!("gone after {:?}", start.elapsed());
+        // The server has lost as many, and those that were coming up.
+        side.until("the peer knows", |_| peer.count("down: the device was removed") >= round * HIT);
+        // Those on the other device have not noticed, and there is room for more.
+        assert!(others.iter().all(|conn| side.is_up(*conn)));
+        if load == Load::Traffic {
+            side.hears(&others);
+        }
+        let more = side.connected(to[1], 1, load);
+        // Nothing leads to the device.
+        let lost = side.connect(to[0]);
+        side.all_over(&[lost]);
+        assert!(matches!(side.ends(lost)[..], [Event::ConnectError(..)]));
+        // It comes back, and the server listens again.
+        device.add();
+        let mut conn = side.connect(to[0]);
+        let deadline = now() + SOON;
+        while !side.is_up(conn) {
+            assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
+            side.turn();
+            if side.has_ended(conn) {
+                conn = side.connect(to[0]);
+            }
+        }
+        for conn in [conn, more[0], others[0], others[1]] {
+            side.reactor.context().close(conn);
+        }
+        side.until("all are closed", |side| side.probe.live() == 0);
+    }
+    side.until("the peer is as it was", |_| peer.descriptors() <= descriptors);
+    side.finish();
+    assert!(peer.finish());
+    before.check();
+}
+
+macro_rules! on_each_device {
+    ($($test:ident)*) => {
+        on_each_device!(@ siw SIW $($test)*);
+        on_each_device!(@ rxe RXE $($test)*);
+    };
+    (@ $name:ident $device:ident $($test:ident)*) => {
+        mod $name {
+            $(mod $test {
+                use super::super::{$device, Load, with_watchdog};
+                #[test]
+                fn idle() {
+                    with_watchdog(concat!(stringify!($test), ", idle"), || super::super::$test($device, Load::Idle));
+                }
+                #[test]
+                fn in_traffic() {
+                    let name = concat!(stringify!($test), ", in traffic");
+                    with_watchdog(name, || super::super::$test($device, Load::Traffic));
+                }
+            })*
+        }
+    };
+}
+
+on_each_device! { killed_server killed_client stopped_peer link_down removed }
