@@ -55,6 +55,7 @@ test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: the conformance s
 	$(VERBS_ENV) tests/vm/conformance.sh
 	$(VERBS_ENV) tests/vm/interop.sh
 	$(VERBS_ENV) tests/vm/interop_siw.sh
+	$(VERBS_ENV) tests/vm/pingpong.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean
