@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-rdma lint fmt doc bench mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-rdma lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ doc: ## API documentation, target/doc/rdma_reactor/index.html
 bench: build ## Against bare TCP, in one run
 	target/release/bench
 
+bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run of the guest
+	$(VERBS_ENV) tests/vm/bench.sh
+
 mutants: ## Plant defects; the simulation must find each
 	tests/mutants/run.sh
 
@@ -62,6 +65,7 @@ test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, libr
 	$(VERBS_ENV) tests/vm/faults.sh
 	$(VERBS_ENV) tests/vm/refusals.sh
 	$(VERBS_ENV) tests/vm/valgrind.sh
+	$(VERBS_ENV) tests/vm/pingpong.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -91,6 +91,7 @@ fn odd_sizes_depths_and_settings_work() {
     }
     run(&["demo", "-s", "3M", "-n", "7", "--no-crc", "--warmup", "0"]).succeeded();
     run(&["demo", "-d", "iwarp0", "-D", "0.1"]).succeeded();
+    run(&["demo", "--bind", "127.0.0.2", "-D", "0.1"]).succeeded();
 }
 
 #[test]
@@ -239,6 +240,8 @@ fn bad_flags_are_one_line_each() {
         (&["client", "127.0.0.1", "-p", "70000"], &["70000"]),
         (&["demo", "-d", "mlx5_0"], &["mlx5_0", "iwarp0"]),
         (&["server", "-d", "mlx5_0"], &["mlx5_0", "iwarp0"]),
+        (&["client", "127.0.0.1", "-d", "mlx5_0"], &["mlx5_0", "iwarp0"]),
+        (&["demo", "--bind", "192.0.2.1"], &["192.0.2.1", "--bind"]),
     ] {
         run(args).failed_with(words);
     }

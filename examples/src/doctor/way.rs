@@ -55,7 +55,8 @@ pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
 }
 
 /// The address that packets to `peer` leave from. Nothing is sent.
-fn source_of(peer: SocketAddr) -> Option<IpAddr> {
+#[must_use]
+pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     let port = if peer.port() == 0 { DEFAULT_PORT } else { peer.port() };

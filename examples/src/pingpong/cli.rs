@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rdma_reactor::ProviderChoice;
 
 use super::failure::Failure;
 use super::job::{MAX_SIZE, Mode, WaitMode};
@@ -37,9 +36,9 @@ pub enum Command {
 /// Flags of `server`.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Address to listen on, with or without a port
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
-    pub bind: String,
+    /// Address to listen on, with or without a port [default: the device's with --ib-dev, else 0.0.0.0]
+    #[arg(long, value_name = "ADDR")]
+    pub bind: Option<String>,
     /// Port to listen on; 0 takes a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
@@ -68,6 +67,9 @@ pub struct ClientArgs {
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
+    /// Address of this machine to connect over [default: a device's with --ib-dev or --provider verbs, else 127.0.0.1]
+    #[arg(long, value_name = "ADDR")]
+    pub bind: Option<String>,
     /// What to measure.
     #[command(flatten)]
     pub run: RunArgs,
@@ -79,7 +81,7 @@ pub struct DeviceArgs {
     /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
-    /// RDMA device to use
+    /// RDMA device to use, such as siw0; iwarp0 is the embedded provider's
     #[arg(short = 'd', long, value_name = "NAME")]
     pub ib_dev: Option<String>,
 }
@@ -176,31 +178,6 @@ fn one_line(message: &str) -> Failure {
     let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
     let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));
     Failure::new(tip.map_or_else(|| format!("{first}; --help explains"), |tip| format!("{first}; {tip}")))
-}
-
-impl DeviceArgs {
-    /// The library's setting.
-    ///
-    /// # Errors
-    /// A device that the provider does not have.
-    pub fn choice(&self) -> Result<ProviderChoice, Failure> {
-        let choice = match self.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-            Provider::Verbs => ProviderChoice::Verbs,
-        };
-        match self.ib_dev.as_deref() {
-            None => Ok(choice),
-            // The library has no choice of devices yet: the embedded provider has one, and verbs takes what routes.
-            Some("iwarp0") if choice != ProviderChoice::Verbs => Ok(ProviderChoice::Iwarp),
-            Some(name) if choice == ProviderChoice::Verbs => {
-                Err(Failure::new(format!("no choice of RDMA devices yet: --ib-dev {name} cannot be had; leave it out")))
-            }
-            Some(name) => Err(Failure::new(format!(
-                "no RDMA device {name}: the embedded provider's only device is iwarp0; leave --ib-dev out"
-            ))),
-        }
-    }
 }
 
 /// A size in bytes, with an optional suffix K, M or G.

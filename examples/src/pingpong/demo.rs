@@ -1,31 +1,49 @@
 //! `rdma-pingpong demo`: a server process of its own, and a client.
 
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use super::cli::{DeviceArgs, RunArgs};
+use rdma_reactor::ProviderChoice;
+
+use super::address;
+use super::cli::DemoArgs;
+use super::device::Carrier;
 use super::failure::{Ending, Failure};
 use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::series::{Outputs, Series};
-use super::server::LISTENING;
+use super::server::{LISTENING, PROVIDER};
 
 /// Runs `rdma-pingpong demo`.
 ///
 /// # Errors
 /// As `client`, and when the server process does not start.
-pub fn run(args: &RunArgs) -> Result<Ending, Failure> {
-    let plans = Plan::from_args(args)?;
+pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
+    let mut carrier = Carrier::new(&args.run.device)?;
+    let bind = match &args.bind {
+        Some(bind) => address::resolve(bind, 0)?[0].ip(),
+        None => {
+            carrier = carrier.or_first_device();
+            carrier.address().unwrap_or(Ipv4Addr::LOCALHOST.into())
+        }
+    };
+    carrier.check_own(SocketAddr::new(bind, 0))?;
+    let mut plans = Plan::from_args(&args.run, carrier.provider)?;
     // What would stop the server process stops this one with one message instead of two.
     if let Some(plan) = plans.first() {
-        plan.job.reactor(plan.provider)?;
+        let mut reactor = plan.job.reactor(plan.provider)?;
+        let listening = reactor.context().listen(SocketAddr::new(bind, 0));
+        listening.map_err(|error| Failure::new(format!("{error}; check --bind")))?;
     }
-    let outputs = Outputs::open(args)?;
+    let outputs = Outputs::open(&args.run)?;
     let interrupt = Interrupt::on_signals()?;
-    let server = ServerProcess::start(&args.device)?;
-    Series::new(plans, Plan::selected_size(args), outputs).run(vec![server.address], &interrupt)
+    let server = ServerProcess::start(bind, carrier.provider)?;
+    for plan in &mut plans {
+        plan.provider = server.provider;
+    }
+    Series::new(plans, Plan::selected_size(&args.run), outputs).run(vec![server.address], &interrupt)
 }
 
 /// A server process; ends with this one, at the latest.
@@ -34,23 +52,27 @@ pub struct ServerProcess {
     child: Child,
     /// Where it listens.
     pub address: SocketAddr,
+    /// What it listens with: the client is to use the same, whatever it would have chosen.
+    pub provider: ProviderChoice,
     /// Held open: it says nothing more, but a closed pipe would be an error to it.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    /// Starts one on a free port of this machine, and waits until it listens.
+    /// Starts one on a free port of an address of this machine, and waits until it listens.
     ///
     /// # Errors
     /// It did not come up.
-    pub fn start(device: &DeviceArgs) -> Result<Self, Failure> {
+    pub fn start(bind: IpAddr, provider: ProviderChoice) -> Result<Self, Failure> {
         let cannot = |why: &str| Failure::new(format!("cannot start the server process: {why}"));
         let program = std::env::current_exe().map_err(|error| cannot(&error.to_string()))?;
         let mut command = Command::new(program);
-        command.args(["server", "--bind", "127.0.0.1", "--port", "0", "--child"]);
-        if let Some(name) = clap::ValueEnum::to_possible_value(&device.provider) {
-            command.args(["--provider", name.get_name()]);
-        }
+        command.args(["server", "--bind", &bind.to_string(), "--port", "0", "--child"]);
+        match provider {
+            ProviderChoice::Verbs => command.args(["--provider", "verbs"]),
+            ProviderChoice::Iwarp => command.args(["--provider", "iwarp"]),
+            _ => &mut command,
+        };
         // A process group of its own: Ctrl-C is for this process, which ends the other one. Its standard input ends
         // with this process, however that happens.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -60,12 +82,12 @@ impl ServerProcess {
         if let Some(stdout) = child.stdout.take() {
             let mut stdout = BufReader::new(stdout);
             read = match stdout.read_line(&mut line) {
-                Ok(_) => parse_listening(&line).map(|address| (address, stdout)).ok_or_else(|| cannot("it ended")),
+                Ok(_) => parse_listening(&line).map(|found| (found, stdout)).ok_or_else(|| cannot("it ended")),
                 Err(error) => Err(cannot(&error.to_string())),
             };
         }
         match read {
-            Ok((address, stdout)) => Ok(Self { child, address, _stdout: stdout }),
+            Ok(((address, provider), stdout)) => Ok(Self { child, address, provider, _stdout: stdout }),
             Err(failure) => {
                 end(&mut child);
                 Err(failure)
@@ -74,9 +96,15 @@ impl ServerProcess {
     }
 }
 
-/// The address in a server's first line.
-fn parse_listening(line: &str) -> Option<SocketAddr> {
-    line.strip_prefix(LISTENING)?.split_whitespace().next()?.parse().ok()
+/// The address and the provider in a server's first line.
+fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
+    let (address, rest) = line.strip_prefix(LISTENING)?.split_once(' ')?;
+    let provider = match rest.strip_prefix(PROVIDER)?.split_once(')')?.0 {
+        "verbs" => ProviderChoice::Verbs,
+        "iwarp" => ProviderChoice::Iwarp,
+        _ => return None,
+    };
+    Some((address.parse().ok()?, provider))
 }
 
 /// Ends a process and waits for it.
@@ -91,5 +119,19 @@ fn end(child: &mut Child) {
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         end(&mut self.child);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_says_where_it_is_and_what_it_uses() {
+        let address = "10.77.1.1:7".parse().unwrap();
+        let line = format!("{LISTENING}{address} {PROVIDER}verbs)\n");
+        assert_eq!(parse_listening(&line), Some((address, ProviderChoice::Verbs)));
+        assert_eq!(parse_listening(&line.replace("verbs", "magic")), None);
+        assert_eq!(parse_listening("cannot listen"), None);
     }
 }

@@ -9,6 +9,7 @@ pub mod chart;
 pub mod cli;
 pub mod client;
 pub mod demo;
+pub mod device;
 pub mod dial;
 pub mod failure;
 pub mod figures;
@@ -60,6 +61,6 @@ fn run(args: impl IntoIterator<Item = OsString>) -> Result<Ending, Failure> {
     match cli.command {
         Command::Server(args) => server::run(&args),
         Command::Client(args) => series::connect(&args.address, args.port, &args.run),
-        Command::Demo(args) => demo::run(&args.run),
+        Command::Demo(args) => demo::run(&args),
     }
 }

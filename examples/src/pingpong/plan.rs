@@ -59,7 +59,7 @@ impl Plan {
     ///
     /// # Errors
     /// Flags that do not go together.
-    pub fn from_args(args: &RunArgs) -> Result<Vec<Self>, Failure> {
+    pub fn from_args(args: &RunArgs, provider: ProviderChoice) -> Result<Vec<Self>, Failure> {
         let wait = match (args.events, args.wait) {
             (true, _) => WaitMode::Event,
             (false, Some(wait)) => wait,
@@ -74,7 +74,6 @@ impl Plan {
         } else if args.svg.is_some() {
             return Err(Failure::new("--svg draws latency: leave it out, or use --mode latency"));
         }
-        let provider = args.device.choice()?;
         let sizes =
             if args.all { (0..=ALL_UP_TO).map(|power| 1 << power).collect() } else { vec![Self::selected_size(args)] };
         Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, provider)).collect())

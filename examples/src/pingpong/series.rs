@@ -4,6 +4,7 @@ use super::address;
 use super::chart;
 use super::cli::RunArgs;
 use super::client;
+use super::device::Carrier;
 use super::dial::Dial;
 use super::failure::{Ending, Failure};
 use super::figures::{Figures, size_label, us};
@@ -22,8 +23,9 @@ use std::net::SocketAddr;
 /// # Errors
 /// Bad flags, no such server, or one that went away.
 pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failure> {
-    let plans = Plan::from_args(args)?;
-    let addresses = address::resolve(server, port)?;
+    let carrier = Carrier::new(&args.device)?;
+    let plans = Plan::from_args(args, carrier.provider)?;
+    let addresses = carrier.leading_to(address::resolve(server, port)?)?;
     let outputs = Outputs::open(args)?;
     let interrupt = Interrupt::on_signals()?;
     Series::new(plans, Plan::selected_size(args), outputs).run(addresses, &interrupt)

@@ -1,7 +1,7 @@
 //! The server: one client after another, each served as it asks.
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process;
 use std::thread;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use rdma_reactor::{
 
 use super::address;
 use super::cli::ServerArgs;
+use super::device::Carrier;
 use super::failure::{Ending, Failure};
 use super::frame::Frame;
 use super::interrupt::Interrupt;
@@ -28,14 +29,21 @@ const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// What a server prints before its address, once it listens; who starts one waits for this.
 pub const LISTENING: &str = "listening on ";
+/// What follows the address, before the name of the provider and a parenthesis.
+pub const PROVIDER: &str = "(provider ";
 
 /// Runs `rdma-pingpong server`.
 ///
 /// # Errors
 /// The address cannot be listened on, or the provider is not available.
 pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
-    let provider = args.device.choice()?;
-    let mut address = address::resolve(&args.bind, args.port)?[0];
+    let carrier = Carrier::new(&args.device)?;
+    let provider = carrier.provider;
+    let mut address = match (&args.bind, carrier.address()) {
+        (Some(bind), _) => address::resolve(bind, args.port)?[0],
+        (None, own) => SocketAddr::new(own.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), args.port),
+    };
+    carrier.check_own(address)?;
     let interrupt = Interrupt::on_signals()?;
     if args.child {
         end_with_stdin(interrupt.clone());
@@ -49,7 +57,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
         interrupt.stops(reactor.remote());
         address = listen(&mut reactor, address, first)?;
         if first {
-            output.line(format_args!("{LISTENING}{address} (provider {})", reactor.provider_name()));
+            output.line(format_args!("{LISTENING}{address} {PROVIDER}{})", reactor.provider_name()));
             first = false;
         }
         let mut server = Server { job, next: None, session: None, output, quiet: args.child };

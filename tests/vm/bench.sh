@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# rdma-pingpong against perftest and rstream on siw and on rxe, in alternating rounds of one run. A figure is the median
+# of its rounds, a ratio the median of their ratios. Builds on the host, runs in the guest.
+#
+#   tests/vm/bench.sh [latency|rate]     both by default
+#   BENCH_ROUNDS=5                       rounds per figure
+#   BENCH_CHECK=1                        exit status 1 when a target is missed, and not only when a program fails
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+# --- on the host -------------------------------------------------------------------------------------------------
+
+if [ "${1:-}" != --inside ]; then
+    case ${1:-} in '' | latency | rate) ;; *) echo "usage: bench.sh [latency|rate]" >&2; exit 2 ;; esac
+    cargo=${CARGO:-cargo}
+    build() { "$cargo" build --release -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
+    build || exit 1
+    program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
+    test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
+    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh \
+        bash tests/vm/bench.sh --inside "$program" "${BENCH_ROUNDS:-5}" "${BENCH_CHECK:-}" "${1:-}"
+fi
+
+# --- in the guest ------------------------------------------------------------------------------------------------
+
+ours=$2 rounds=$3 check=$4 part=$5
+logs=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$logs"' EXIT
+port=21000
+for tool in ib_send_lat ib_send_bw rstream rdma taskset; do
+    type "$tool" >/dev/null || { echo "$tool is missing: install perftest, rdmacm-utils, iproute2, util-linux" >&2; exit 1; }
+done
+: "${RDMA_SIW_DEV:?}" "${RDMA_SIW_ADDR:?}" "${RDMA_RXE_DEV:?}" "${RDMA_RXE_ADDR:?}"
+# A processor each, for everybody alike.
+server_cpu='' client_cpu=''
+if [ "$(nproc)" -ge 2 ]; then server_cpu='taskset -c 0' client_cpu='taskset -c 1'; fi
+
+fail() {
+    echo "$*" >&2
+    for log in server client; do sed "s/^/    $log: /" "$logs/$log" >&2; done
+    exit 1
+}
+
+# pair SERVER... -- CLIENT...: runs both on one port; PORT is the port. The client's output is left in $logs/client.
+pair() {
+    local server=() client waited=0 pid
+    while [ "$1" != -- ]; do server+=("$1"); shift; done
+    shift
+    port=$((port + 1))
+    server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
+    timeout -k 5 60 $server_cpu "${server[@]}" >"$logs/server" 2>&1 </dev/null &
+    pid=$!
+    until rdma resource show cm_id | grep -q "state LISTEN.*:$port\>"; do
+        [ $((waited += 1)) -le 400 ] && kill -0 $pid 2>/dev/null || fail "${server[*]} does not listen"
+        sleep 0.02
+    done
+    timeout -k 5 60 $client_cpu "${client[@]}" >"$logs/client" 2>"$logs/client.err" </dev/null ||
+        { cat "$logs/client.err" >>"$logs/client"; fail "${client[*]}: status $?"; }
+    [ "${server[0]}" != "$ours" ] || kill $pid
+    wait $pid
+}
+
+# note WHAT WHOSE COMMAND...: keeps the number that the command finds in the client's output, or fails.
+note() {
+    local number
+    number=$("${@:3}" "$logs/client")
+    [[ $number =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "no figure of $2 for $device $1:"
+    printf '%s\t%s\t%s\n' "$device $1" "$2" "$number" | tee -a "$logs/figures" >&2
+}
+
+pingpong() { # CLIENT-FLAG...
+    pair "$ours" server -d "$device" -p PORT -- "$ours" client "$address" -d "$device" -p PORT --json - "$@"
+}
+
+# perftest has microseconds in the fifth column of its only line of numbers, t_typical; the rate in the fourth and fifth.
+column() { awk -v column="$1" -v size="$2" '$1 == size && NF >= 5 { print $column; exit }' "$3"; }
+json() { sed -n "s/^ *\"$1\": \([0-9.]*\),*\$/\1/p" "$2"; }
+
+latency() { # event|spin
+    local events=()
+    [ "$1" = spin ] || events=(-e)
+    local theirs=(ib_send_lat -R -F -d "$device" -s 2 -n 1000 -p PORT "${events[@]}")
+    pair "${theirs[@]}" -- "${theirs[@]}" "$address"
+    note "2 B half round trip, $1" perftest column 5 2
+    pingpong -s 2 -n 1000 --wait "$1"
+    note "2 B half round trip, $1" ours json p50
+}
+
+rate() { # LABEL BYTES MESSAGES
+    local theirs=(ib_send_bw -R -F -d "$device" -s "$2" -n "$3" -p PORT)
+    pair "${theirs[@]}" -- "${theirs[@]}" "$address"
+    # In MiB/s, with two digits behind the point, or in millions per second, with six: whichever says more.
+    note "$1 one way" perftest awk -v size="$2" '$1 == size && NF >= 5 {
+        print (size < 4096 ? $5 * 1e6 : $4 * 1048576 / size); exit }'
+    # A block in one direction, a block in the other; the last column is microseconds per message.
+    theirs=(rstream -p PORT -S "$2" -C 100 -I 3)
+    pair "${theirs[@]}" -b "$address" -- "${theirs[@]}" -s "$address"
+    note "$1 one way" rstream awk '$1 == "custom" && NF == 8 { print 1e6 / $8 }'
+    pingpong --mode throughput --wait spin -s "$2" -n "$3"
+    note "$1 one way" ours json messages_per_second
+}
+
+for ((round = 0; round < rounds; round++)); do
+    for kind in SIW RXE; do
+        device=RDMA_${kind}_DEV address=RDMA_${kind}_ADDR
+        device=${!device} address=${!address}
+        [ "$part" = rate ] || for wait in event spin; do latency $wait; done
+        [ "$part" = latency ] || { rate '64 B' 64 10000 && rate '64 KiB' 65536 500; }
+    done
+done
+
+echo "medians of $rounds rounds, of their ratios too"
+awk -F '\t' -v check="$check" '
+    function median(list, values, count, i, j, swap) {
+        count = split(list, values, " ")
+        for (i = 1; i <= count; i++) for (j = i + 1; j <= count; j++)
+            if (values[j] + 0 < values[i] + 0) { swap = values[i]; values[i] = values[j]; values[j] = swap }
+        return count % 2 ? values[(count + 1) / 2] : (values[count / 2] + values[count / 2 + 1]) / 2
+    }
+    function ratio(what, other, own, his, count, i, list) {
+        count = split(all[what, "ours"], own, " "); split(all[what, other], his, " ")
+        for (i = 1; i <= count; i++) list = list " " own[i] / his[i]
+        return median(list)
+    }
+    function row(what, other, target, unit, least, r, met) {
+        r = ratio(what, other); met = least ? r >= target : r <= target; missed += !met
+        printf "%-30s %-9s %10.1f %10.1f %-5s %6.2f  %s %s  %s\n", what, other, median(all[what, other]),
+            median(all[what, "ours"]), unit, r, least ? ">=" : "<=", target, met ? "ok" : "MISSED"
+    }
+    !($1 in seen) { seen[$1]; order[++n] = $1 }
+    { all[$1, $2] = all[$1, $2] " " $3 }
+    END {
+        printf "%-30s %-9s %10s %10s %-5s %6s  target\n", "", "against", "theirs", "ours", "", "ratio"
+        for (i = 1; i <= n; i++) {
+            if (order[i] ~ /round trip/) row(order[i], "perftest", 1.1, "us", 0)
+            else { row(order[i], "perftest", "1.0", "/s", 1); row(order[i], "rstream", "1.0", "/s", 1) }
+        }
+        exit check != "" && missed > 0
+    }' "$logs/figures"

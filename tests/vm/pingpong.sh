@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# `rdma-pingpong demo` on siw and on rxe: by the device's name, by an address, and with names that are wrong. Builds on
+# the host, runs in the guest, fails when one run does not do what it should.
+#
+#   tests/vm/pingpong.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+if [ "${1:-}" != --inside ]; then
+    cargo=${CARGO:-cargo}
+    build() { "$cargo" build --release -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
+    build || exit 1
+    program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
+    test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
+    VM_TIMEOUT=${VM_TIMEOUT:-300} exec tests/vm/run.sh bash tests/vm/pingpong.sh --inside "$program"
+fi
+
+program=$2 failed=0
+out=$(mktemp) || exit 1
+trap 'rm -f "$out"' EXIT
+
+# expect STATUS WORD... -- ARGUMENT...: the exit status, and words that standard output or error must have.
+expect() {
+    local wanted=$1 words=() word status result=ok
+    shift
+    while [ "$1" != -- ]; do words+=("$1"); shift; done
+    shift
+    timeout -k 5 60 "$program" "$@" >"$out" 2>&1 </dev/null
+    status=$?
+    [ $status = "$wanted" ] || result=FAILED
+    # A failure is one line.
+    [ "$wanted" != 1 ] || [ "$(wc -l <"$out")" = 1 ] || result=FAILED
+    for word in "${words[@]}"; do grep -qF -- "$word" "$out" || result=FAILED; done
+    printf '%-6s %3d  %s\n' $result $status "$*"
+    [ $result = ok ] && return
+    failed=$((failed + 1))
+    printf '    wanted %d with: %s\n' "$wanted" "${words[*]}"
+    sed 's/^/    /' "$out"
+}
+
+: "${RDMA_SIW_DEV:?}" "${RDMA_RXE_DEV:?}"
+for kind in SIW RXE; do
+    device=RDMA_${kind}_DEV address=RDMA_${kind}_ADDR address6=RDMA_${kind}_ADDR6
+    device=${!device} address=${!address} address6=${!address6:-}
+    for wait in event spin; do
+        expect 0 'provider verbs' t_typical -- demo -d "$device" -s 64 -n 300 --wait $wait
+    done
+    expect 0 'provider verbs' t_typical -- demo -d "$device" --bind "$address" --provider verbs -s 1 -n 300
+    # Auto: both ends come to the same.
+    expect 0 'provider verbs' t_typical -- demo --bind "$address" -s 100K -n 50
+    [ -z "$address6" ] || expect 0 'provider verbs' t_typical -- demo -d "$device" --bind "$address6" -n 100
+    expect 0 'provider verbs' MsgRate -- demo -d "$device" --mode throughput -s 4K -n 2000 -b
+    expect 0 'provider verbs' 1048576 -- demo -d "$device" --all -n 20
+    expect 1 "$device" "$address" 127.0.0.1 -- demo -d "$device" --bind 127.0.0.1
+    expect 1 "$device" 127.0.0.1 -- client 127.0.0.1 -d "$device"
+    expect 1 "$device" '--provider iwarp' -- server -d "$device" --provider iwarp
+done
+expect 0 'provider iwarp' t_typical -- demo -n 300
+expect 0 'provider iwarp' t_typical -- demo -d iwarp0 -n 300
+expect 0 'provider verbs' t_typical -- demo --provider verbs -n 300
+expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- demo -d mlx5_9
+expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- server -d mlx5_9
+expect 1 "$RDMA_RXE_DEV" "$RDMA_SIW_ADDR" -- client "$RDMA_SIW_ADDR" -d "$RDMA_RXE_DEV"
+echo "$failed failed"
+[ $failed = 0 ]
