@@ -128,7 +128,7 @@ pub fn measure(operation: Operation, server: SocketAddr, iterations: u64) -> io:
     let place = loop {
         match side.event()?.kind {
             CmEventKind::Resolved { .. } => {}
-            CmEventKind::Established { private_data } => break private_data,
+            CmEventKind::Established { private_data, .. } => break private_data,
             other => return Err(io::Error::other(format!("{other:?}"))),
         }
     };
