@@ -62,9 +62,7 @@ impl Peer {
 }
 
 fn reactor() -> Reactor {
-    let mut config = Config::default();
-    config.provider = ProviderChoice::Iwarp;
-    Reactor::new(config).unwrap()
+    Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap()
 }
 
 #[allow(clippy::disallowed_methods)]
