@@ -51,6 +51,8 @@ fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> 
     let mut settings = IwarpConfig::default();
     settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
     settings.max_handshakes = config.max_pending as usize;
+    // Only where the greetings agree on them.
+    settings.extensions = true;
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 

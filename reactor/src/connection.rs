@@ -76,6 +76,8 @@ pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
     pub(crate) active: bool,
     pub(crate) framing: Framing,
+    /// Both sides know the extensions of the embedded provider.
+    pub(crate) extensions: bool,
     pub(crate) phase: Phase,
     /// The user was told of it.
     pub(crate) announced: bool,
@@ -130,6 +132,8 @@ pub(crate) struct Connection {
     pub(crate) dirty: bool,
     pub(crate) owes: Owes,
     pub(crate) last_heard: Instant,
+    /// Bytes that had come when the keepalive last looked.
+    pub(crate) received: u64,
     pub(crate) pinged: bool,
     /// Deadline of the current phase.
     pub(crate) phase_timer: Option<Key>,

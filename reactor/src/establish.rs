@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use rdma_transport::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause};
 use rdma_transport::provider::DeviceId;
 
@@ -93,7 +94,7 @@ impl Core {
             _ => return Ok(()),
         }
         self.equip(id, device)?;
-        let max_message = self.max_message_of(id);
+        let (max_message, extensions) = (self.max_message_of(id), self.offers_extensions(id));
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
         let greeting = match c.framing {
             Framing::Raw => std::mem::take(&mut c.private_data),
@@ -101,6 +102,7 @@ impl Core {
                 window: self.config.receive_depth,
                 max_message,
                 largest: self.config.largest_in_kib(),
+                extensions,
                 reason: RejectReason::Refused,
                 user: &c.private_data,
             }
@@ -180,12 +182,14 @@ impl Core {
             return Err(error);
         }
         let max_message = self.max_message_of(id);
+        let extensions = framing == Framing::Credits && greeting.extensions && self.agree_on_extensions(id);
         let reply = match framing {
             Framing::Raw => answer.to_vec(),
             Framing::Credits => Greeting {
                 window: self.config.receive_depth,
                 max_message,
                 largest: self.config.largest_in_kib(),
+                extensions,
                 reason: RejectReason::Refused,
                 user: answer,
             }
@@ -241,6 +245,9 @@ impl Core {
                     c.max_message = peer_limit(c.framing, &greeting, max_message);
                     c.largest_message = u64::from(greeting.largest) << 10;
                     c.private_data = greeting.user.to_vec();
+                    if greeting.extensions {
+                        self.agree_on_extensions(id);
+                    }
                     self.queue_hello(id);
                     self.announce(handler, id);
                 }
@@ -312,6 +319,23 @@ impl Core {
 }
 
 impl Core {
+    /// Whether the device of a connection has something that its peer must agree on.
+    fn offers_extensions(&self, id: ConnectionId) -> bool {
+        self.capabilities(id).is_some_and(|caps| caps.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
+    }
+
+    /// The peer offers the extensions: they are used if we do, too.
+    fn agree_on_extensions(&mut self, id: ConnectionId) -> bool {
+        let offered = self.offers_extensions(id);
+        if let Some(c) = self.connections.get_mut(id.0).filter(|_| offered)
+            && let Some(qp) = c.qp
+        {
+            c.extensions = self.provider.enable_extensions(qp).is_ok();
+            return c.extensions;
+        }
+        false
+    }
+
     /// Largest payload on the device of a connection: what is configured, or what the device carries.
     fn max_message_of(&self, id: ConnectionId) -> u32 {
         let device = self.connections.get(id.0).and_then(|c| self.devices.get(c.device)?.as_ref());

@@ -90,6 +90,8 @@ impl Header {
 pub(crate) const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 1;
+/// The feature bit.
+const EXTENSIONS: u8 = 1;
 const GREETING_LEN: usize = 20;
 
 /// Private data left to the user, bytes.
@@ -150,7 +152,7 @@ impl std::fmt::Display for RejectReason {
     }
 }
 
-/// `magic:4 | version:1 | user_len:1 | reason:1 | zero:1 | window:4 | max_message:4 | largest:4 | user…`, little-endian.
+/// `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | max_message:4 | largest:4 | user…`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting<'a> {
     /// Receives posted for the peer.
@@ -159,6 +161,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) max_message: u32,
     /// Largest message fetched, KiB; 0: none is.
     pub(crate) largest: u32,
+    /// Immediate data and atomics of the embedded provider are understood: used if both sides say so.
+    pub(crate) extensions: bool,
     /// Meaningful in a reject only.
     pub(crate) reason: RejectReason,
     pub(crate) user: &'a [u8],
@@ -167,7 +171,7 @@ pub(crate) struct Greeting<'a> {
 impl<'a> Greeting<'a> {
     /// A greeting that says no.
     pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
-        Self { window: 0, max_message: 0, largest: 0, reason, user }
+        Self { window: 0, max_message: 0, largest: 0, extensions: false, reason, user }
     }
 
     /// The bytes to send; `user` past [`MAX_USER_PRIVATE_DATA`] is the caller's to refuse.
@@ -175,7 +179,12 @@ impl<'a> Greeting<'a> {
         debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[VERSION, self.user.len() as u8, self.reason.raw(), 0]);
+        out.extend_from_slice(&[
+            VERSION,
+            self.user.len() as u8,
+            self.reason.raw(),
+            u8::from(self.extensions) * EXTENSIONS,
+        ]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
         out.extend_from_slice(&self.largest.to_le_bytes());
@@ -198,7 +207,9 @@ impl<'a> Greeting<'a> {
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         let reason = RejectReason::from_raw(fixed[6]);
-        Ok(Self { reason, window: word(8), max_message: word(12), largest: word(16), user })
+        // Bits of later versions are theirs to agree on.
+        let extensions = fixed[7] & EXTENSIONS != 0;
+        Ok(Self { reason, extensions, window: word(8), max_message: word(12), largest: word(16), user })
     }
 }
 
@@ -209,8 +220,8 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_padding() {
-        let greeting =
-            Greeting { window: 64, max_message: 8192, largest: 9, reason: RejectReason::Refused, user: b"hello" };
+        let reason = RejectReason::Refused;
+        let greeting = Greeting { window: 64, max_message: 8192, largest: 9, extensions: true, reason, user: b"hello" };
         let mut bytes = greeting.emit();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         bytes.resize(196, 0);

@@ -69,8 +69,13 @@ impl Locals {
 
 impl Core {
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
-        let device = self.devices.get(self.connections.get(id.0)?.device)?.as_ref()?;
-        self.provider.device(device.id).map(|info| info.capabilities)
+        let c = self.connections.get(id.0)?;
+        let device = self.devices.get(c.device)?.as_ref()?;
+        let mut capabilities = self.provider.device(device.id)?.capabilities;
+        if capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !c.extensions {
+            capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
+        }
+        Some(capabilities)
     }
 
     // Regions.
@@ -357,7 +362,7 @@ impl Core {
         Ok(self.push_operation(id, op, locals, kind))
     }
 
-    /// Whether the device of a connection has something.
+    /// Whether a connection has something.
     fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
     }

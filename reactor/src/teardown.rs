@@ -62,6 +62,12 @@ impl Core {
         if c.phase != Phase::Open {
             return;
         }
+        // Part of a large message is no silence.
+        if let Some(received) = c.qp.and_then(|qp| self.provider.received(qp))
+            && std::mem::replace(&mut c.received, received) != received
+        {
+            (c.last_heard, c.pinged) = (now, false);
+        }
         let silence = now.saturating_duration_since(c.last_heard);
         let next = if behind {
             now + interval / 2

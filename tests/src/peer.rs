@@ -38,8 +38,16 @@ impl Target {
     ///
     /// # Panics
     /// When the system has no sockets.
-    #[allow(clippy::disallowed_methods)]
     pub fn new(config: IwarpConfig) -> Self {
+        Self::on(config, TcpNet::new().expect("sockets"))
+    }
+
+    /// The same on sockets with settings.
+    ///
+    /// # Panics
+    /// When the system has no sockets.
+    #[allow(clippy::disallowed_methods)]
+    pub fn on(config: IwarpConfig, net: TcpNet) -> Self {
         let mut seed = 0x9e37_79b9_u32;
         let entropy = move |bytes: &mut [u8]| {
             for byte in bytes {
@@ -47,7 +55,6 @@ impl Target {
                 *byte = (seed >> 24) as u8;
             }
         };
-        let net = TcpNet::new().expect("sockets");
         let mut iwarp = Iwarp::new(config, net, Box::new(entropy)).expect("settings");
         let cq = iwarp.create_cq(DeviceId(0), 4096).expect("a completion queue");
         let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), 128).expect("a port");

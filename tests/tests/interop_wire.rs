@@ -7,6 +7,7 @@ use rdma_reactor_tests::peer::{
     MARGIN, Peer, Region, SEND, Target, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request, seal,
 };
 use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
+use rdma_transport::iwarp::{TcpConfig, TcpNet};
 use rdma_transport::{Access, CmEventKind, DisconnectCause, Provider, WcStatus};
 
 const REMOTE: Access = Access::REMOTE;
@@ -252,6 +253,85 @@ fn regions_that_are_not_the_peers() {
     );
     let take = Untagged { opcode: Opcode::SendInvalidate, reserved_or_stag: other.stag, ..SEND };
     expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
+}
+
+/// Row 58: a region that is gone before the rest of a Write to it has come.
+#[test]
+fn a_region_gone_under_a_write() {
+    for crc in [true, false] {
+        for cut in [1, 10, 16, 500, 900] {
+            let (mut target, _) = target();
+            let region = target.region(1000, REMOTE);
+            let octets = write(&region, region.base, &[0xee; 1000], crc);
+            let mut peer = target.connect(0, crc);
+            peer.send(&octets[..cut]);
+            for _ in 0..20 {
+                target.turn();
+            }
+            target.iwarp.deregister(region.inner.id).unwrap();
+            let before = target.inspect(&region);
+            // What came before may be there without CRC; with it a Write is all or nothing.
+            assert!(!crc || before.iter().all(|&byte| byte == 0));
+            peer.send(&octets[cut..]);
+            assert_eq!(peer.terminated(&mut target), Cause::DDP_TAGGED_INVALID_STAG, "{cut}");
+            target.events.clear();
+            assert_eq!(target.inspect(&region), before, "{cut}: touched after it was taken back");
+        }
+    }
+}
+
+/// Row 59: a peer that writes what it reads at the same time gets some mixture, framed and summed right, each octet from
+/// before or after.
+#[test]
+fn a_region_written_while_it_is_read() {
+    let mut target = Target::new(plain());
+    let region = target.region(400_000, REMOTE);
+    let mut peer = target.connect(0, true);
+    for round in 1..=4 {
+        peer.send(&fpdu_read(round, &read(&region, region.base, 400_000), true));
+        for part in 0..10 {
+            peer.send(&write(&region, region.base + part * 40_000, &[round as u8; 40_000], true));
+        }
+        let mut left = 400_000;
+        while left > 0 {
+            // Its CRC is checked there.
+            let fpdu = peer.fpdu(&mut target);
+            let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])) - 14;
+            assert!(fpdu[16..16 + len].iter().all(|&byte| u32::from(byte) == round || u32::from(byte) == round - 1));
+            left -= len;
+        }
+    }
+    peer.finish(&mut target);
+}
+
+/// Row 68: sockets that take little at a time. No frame is mixed with another, and all of them are whole.
+#[test]
+fn short_writes() {
+    let mut settings = TcpConfig::default();
+    settings.send_buffer = Some(4096);
+    let mut target = Target::on(plain(), TcpNet::with_config(settings).unwrap());
+    let region = target.region(200_000, REMOTE);
+    let mut peer = target.connect(0, true);
+    let content: Vec<u8> = (0..200_000_u32).map(|at| (at * 7 >> 3) as u8).collect();
+    for (part, octets) in content.chunks(40_000).enumerate() {
+        peer.send(&write(&region, region.base + part as u64 * 40_000, octets, true));
+        for _ in 0..10 {
+            target.turn();
+        }
+    }
+    for msn in 1..=8 {
+        peer.send(&fpdu_read(msn, &read(&region, region.base, 200_000), true));
+    }
+    for _ in 0..8 {
+        let mut got = Vec::new();
+        while got.len() < content.len() {
+            let fpdu = peer.fpdu(&mut target);
+            let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])) - 14;
+            got.extend_from_slice(&fpdu[16..16 + len]);
+        }
+        assert!(got == content);
+    }
+    peer.finish(&mut target);
 }
 
 /// Row 60: startup frames of every wrong kind; the peer is closed and nobody else notices.

@@ -29,6 +29,9 @@ bitflags! {
         /// A peer's Send with Invalidate takes a region's remote key back. Where this is absent it ends the connection:
         /// InfiniBand and RoCE allow it for memory windows only.
         const REMOTE_INVALIDATION = 1 << 10;
+        /// Immediate data and atomics only on connections whose peer agreed
+        /// ([`enable_extensions`](crate::Provider::enable_extensions)).
+        const EXTENSIONS_BY_AGREEMENT = 1 << 11;
     }
 }
 

@@ -277,6 +277,13 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
+    /// Bytes that have come for a queue pair, those of unfinished messages included: while it grows, the peer is there.
+    /// `None` where the device does not tell.
+    fn received(&self, qp: QpId) -> Option<u64> {
+        let _ = qp;
+        None
+    }
+
     /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no
     /// negotiation for them. Call it on both sides before the first of them is used.
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

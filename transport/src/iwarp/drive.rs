@@ -159,6 +159,7 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
+            endpoint.received += (direct + staged) as u64;
             let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
             if qp.is_held() && qp.has_received() {
                 qp.release();
@@ -293,11 +294,14 @@ impl<N: Net> Iwarp<N> {
 
     /// Acts on the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
-        while let Some(&Reverse((at, owner))) = self.deadlines.peek()
-            && at <= now
-        {
+        while let Some(&Reverse((at, owner))) = self.deadlines.peek() {
+            let due = self.is_due(at, owner);
+            if due && at > now {
+                break;
+            }
+            // One that its owner no longer has goes early: nobody is woken for it.
             self.deadlines.pop();
-            if !self.is_due(at, owner) {
+            if !due {
                 continue;
             }
             match owner {

@@ -82,6 +82,8 @@ pub(crate) struct Endpoint {
     pub(crate) broken: Option<io::Error>,
     /// Transmissions, to look at the segment size now and then.
     pub(crate) transmissions: u32,
+    /// Bytes of the stream that have come.
+    pub(crate) received: u64,
 }
 
 impl Endpoint {
@@ -100,6 +102,7 @@ impl Endpoint {
             unfinished: false,
             broken: None,
             transmissions: 0,
+            received: 0,
         }
     }
 

@@ -104,7 +104,7 @@ impl<N: Net> Iwarp<N> {
             | Features::SEND_WITH_INVALIDATE
             | Features::REMOTE_INVALIDATION
             | Features::SHARED_RECEIVE_QUEUE
-            | if config.extensions { extensions } else { Features::empty() };
+            | if config.extensions { extensions | Features::EXTENSIONS_BY_AGREEMENT } else { Features::empty() };
         let mut capabilities = Capabilities::portable(features);
         capabilities.max_inline = MAX_INLINE as u32;
         capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
@@ -316,7 +316,12 @@ impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.peek().map(|Reverse((at, _))| *at)
+        let Reverse((at, owner)) = *self.deadlines.peek()?;
+        if self.is_due(at, owner) {
+            return Some(at);
+        }
+        // Given up since the timers were last looked at.
+        self.deadlines.iter().filter(|Reverse((at, owner))| self.is_due(*at, *owner)).map(|Reverse((at, _))| *at).min()
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
@@ -517,6 +522,10 @@ impl<N: Net> Provider for Iwarp<N> {
             result.map_err(|error| PostError { posted, error })?;
         }
         Ok(())
+    }
+
+    fn received(&self, qp: QpId) -> Option<u64> {
+        Some(self.endpoints.get(qp.0)?.received)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

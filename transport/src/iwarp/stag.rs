@@ -251,11 +251,9 @@ impl StagTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const REMOTE: Access = Access::REMOTE;
     use proptest::prelude::*;
 
-    const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+    const REMOTE: Access = Access::REMOTE;
 
     const ME: Key = Key::new(1, 1);
     const OTHER: Key = Key::new(2, 1);

@@ -1,0 +1,124 @@
+//! Immediate data and atomics of the embedded provider: offered in the greeting, and never sent to a peer that has not
+//! agreed in its own.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::transport::Features;
+use rdma_reactor::transport::iwarp::wire::mpa::fpdu_len;
+use rdma_reactor::transport::iwarp::wire::{Header, Opcode};
+use rdma_reactor::{
+    Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion,
+    SendErrorKind,
+};
+
+/// Length of the greeting, and where its features are.
+const GREETING: usize = 20;
+const FEATURES: usize = 7;
+
+#[derive(Default)]
+struct Client {
+    conn: Option<ConnectionId>,
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
+}
+
+/// A peer that is nothing but a socket, and answers with `features`.
+struct Peer {
+    stream: TcpStream,
+}
+
+impl Peer {
+    fn accept(listener: &TcpListener, features: u8) -> Self {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut request = [0; 24 + GREETING];
+        stream.read_exact(&mut request).unwrap();
+        assert_eq!((&request[24..28], request[24 + FEATURES]), (&b"RDXR"[..], 1), "offered");
+        // The same back, with a Write as the first message.
+        let mut reply = request;
+        reply[..16].copy_from_slice(b"MPA ID Rep Frame");
+        reply[22] &= 0xbf;
+        reply[24 + FEATURES] = features;
+        stream.write_all(&reply).unwrap();
+        Self { stream }
+    }
+
+    /// The opcode of the next frame.
+    fn opcode(&mut self) -> Opcode {
+        let mut frame = vec![0; 2];
+        self.stream.read_exact(&mut frame).unwrap();
+        frame.resize(fpdu_len(usize::from(u16::from_be_bytes([frame[0], frame[1]]))), 0);
+        self.stream.read_exact(&mut frame[2..]).unwrap();
+        Header::parse(&frame).unwrap().opcode()
+    }
+}
+
+fn reactor() -> Reactor {
+    Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap()
+}
+
+#[allow(clippy::disallowed_methods)]
+fn connected(features: u8) -> (Reactor, Client, Peer, ConnectionId) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut reactor, mut client) = (reactor(), Client::default());
+    let peer = listener.local_addr().unwrap();
+    let answers = std::thread::spawn(move || Peer::accept(&listener, features));
+    reactor.context().connect(peer).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while client.conn.is_none() {
+        assert!(Instant::now() < end, "not connected");
+        reactor.turn(&mut client, Some(Duration::from_millis(10))).unwrap();
+    }
+    let conn = client.conn.unwrap();
+    (reactor, client, answers.join().unwrap(), conn)
+}
+
+fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendErrorKind>) {
+    let mut cx = reactor.context();
+    let mut local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+    let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
+    let refused = cx.fetch_add(conn, remote, &mut local, 0, 1).err();
+    if refused.is_some() {
+        cx.write_with_immediate(conn, remote, &local, 0..8, 9).unwrap();
+    }
+    (local, refused)
+}
+
+#[test]
+fn not_without_the_peers_word() {
+    // Bits of other versions are no word for these.
+    for features in [0, 0xfe] {
+        let (mut reactor, mut client, mut peer, conn) = connected(features);
+        let has = reactor.context().capabilities(conn).unwrap().features;
+        assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
+        let (_local, refused) = use_them(&mut reactor, conn);
+        assert!(matches!(refused, Some(SendErrorKind::Unsupported { .. })), "{refused:?}");
+        for _ in 0..10 {
+            reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
+        }
+        // The first message, the hello, the write, and the message that stands for the data.
+        let got = [peer.opcode(), peer.opcode(), peer.opcode(), peer.opcode()];
+        assert_eq!(got, [Opcode::Write, Opcode::Send, Opcode::Write, Opcode::Send]);
+    }
+}
+
+#[test]
+fn with_the_peers_word() {
+    let (mut reactor, mut client, mut peer, conn) = connected(1);
+    let has = reactor.context().capabilities(conn).unwrap().features;
+    assert!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
+    let (_local, refused) = use_them(&mut reactor, conn);
+    assert!(refused.is_none(), "{refused:?}");
+    for _ in 0..10 {
+        reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
+    }
+    assert_eq!([peer.opcode(), peer.opcode(), peer.opcode()], [Opcode::Write, Opcode::Send, Opcode::AtomicRequest]);
+}

@@ -1,0 +1,338 @@
+//! The handshake against peers that are nothing but sockets.
+
+use super::*;
+use crate::cm::{ConnectParam, DisconnectCause};
+use crate::iwarp::{CrcPolicy, IwarpConfig, TcpNet};
+use crate::mem::Memory;
+use crate::provider::{CqId, Drive, Provider};
+use crate::qp::{QpAttr, QpId};
+use crate::wc::WcStatus;
+use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+/// The provider against a peer that is nothing but a socket.
+struct Bench {
+    iwarp: Iwarp<TcpNet>,
+    cq: CqId,
+    now: Instant,
+    events: Vec<CmEvent>,
+}
+
+impl Bench {
+    fn new(config: IwarpConfig) -> Self {
+        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
+        let cq = iwarp.create_cq(DeviceId(0), 64).unwrap();
+        Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
+    }
+
+    fn turn(&mut self) {
+        self.iwarp.progress(self.now, Drive::Full);
+        while let Some(event) = self.iwarp.next_cm_event(self.now).unwrap() {
+            self.events.push(event);
+        }
+    }
+
+    fn qp(&mut self, id: CmId) -> QpId {
+        let (send_cq, recv_cq) = (self.cq, self.cq);
+        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+        self.iwarp.create_qp(id, &attr).unwrap()
+    }
+
+    fn listen(&mut self) -> (CmId, TcpStream) {
+        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        (id, peer)
+    }
+
+    /// Starts to connect to `listener`.
+    fn connect(&mut self, listener: &TcpListener) -> CmId {
+        let deadline = self.now + Duration::from_secs(60);
+        let id = self.iwarp.resolve(listener.local_addr().unwrap(), deadline).unwrap();
+        self.qp(id);
+        self.iwarp.connect(id, &ConnectParam::default()).unwrap();
+        id
+    }
+
+    fn accept(&mut self, listener: &TcpListener) -> TcpStream {
+        let (peer, _) = listener.accept().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        peer
+    }
+
+    /// Reads exactly `len` bytes.
+    fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
+        let (mut bytes, mut at) = (vec![0; len], 0);
+        let end = Instant::now() + Duration::from_secs(10);
+        while at < len {
+            assert!(Instant::now() < end, "{at} of {len} bytes, {:?}", self.events);
+            self.turn();
+            match peer.read(&mut bytes[at..]) {
+                Ok(0) => panic!("end after {at} of {len} bytes"),
+                Ok(n) => at += n,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        bytes
+    }
+
+    /// Awaits the end of the peer's stream.
+    fn end(&mut self, peer: &mut TcpStream) {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            assert!(Instant::now() < end);
+            self.turn();
+            match peer.read(&mut [0]) {
+                Ok(0) => return,
+                Ok(_) => panic!("bytes before the end"),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    fn event(&mut self) -> CmEvent {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.events.is_empty() {
+            assert!(Instant::now() < end, "no event: {:?}", self.iwarp);
+            self.turn();
+        }
+        self.events.remove(0)
+    }
+
+    fn request(&mut self) -> CmId {
+        let event = self.event();
+        assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
+        self.qp(event.id);
+        event.id
+    }
+}
+
+fn request_v1() -> Vec<u8> {
+    [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
+}
+
+#[test]
+fn a_server_may_send_first_to_an_old_client() {
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let (_, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    let memory = Memory::new(16).unwrap();
+    memory.write(0, b"first");
+    let sges = SgeList::one(memory.sge(0, 5));
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+    bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+    bench.iwarp.post_send(QpId(id.0), &[wr]).unwrap();
+    assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
+    assert_eq!(bench.read(&mut peer, 20)[..], *b"MPA ID Rep Frame\0\x01\0\0");
+    bench.turn();
+    // Nothing may share a segment with the reply.
+    assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    assert!(bench.iwarp.next_deadline().is_some());
+    bench.now += Duration::from_millis(11);
+    assert_eq!(&bench.read(&mut peer, 32)[20..25], b"first");
+    drop(peer);
+    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Peer)));
+}
+
+#[test]
+fn violations_are_answered_with_a_terminate() {
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let (_, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+    bench.read(&mut peer, 20);
+    // A Send that no receive awaits.
+    peer.write_all(&[0, 18, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
+    let CmEventKind::Disconnected(DisconnectCause::PeerViolation(what)) = bench.event().kind else { panic!() };
+    assert!(what.contains("1/2/2"), "{what}");
+    assert_eq!(bench.read(&mut peer, 48)[20..24], [0x12, 2, 0xc0, 0]);
+    bench.end(&mut peer);
+    bench.iwarp.destroy_id(id, bench.now);
+    drop(peer);
+    assert!(bench.events.is_empty());
+}
+
+#[test]
+fn markers_noise_and_silence() {
+    let mut bench = Bench::new(IwarpConfig { markers: false, ..Default::default() });
+    let (id, mut markers) = bench.listen();
+    let address = bench.iwarp.local_address(id).unwrap();
+    markers.write_all(&[b"MPA ID Req Frame".as_slice(), &[0x90, 2, 0, 4, 0, 0, 0, 0]].concat()).unwrap();
+    assert_eq!(bench.read(&mut markers, 24)[16..], [0x30, 2, 0, 4, 0, 0, 0, 0]);
+    bench.end(&mut markers);
+    let mut noise = TcpStream::connect(address).unwrap();
+    noise.set_nonblocking(true).unwrap();
+    noise.write_all(b"GET / HTTP/1.1\r\n\r\nand more").unwrap();
+    bench.end(&mut noise);
+    let mut silence = TcpStream::connect(address).unwrap();
+    silence.set_nonblocking(true).unwrap();
+    while bench.iwarp.handshakes == 0 {
+        bench.turn();
+    }
+    bench.now += Duration::from_secs(6);
+    bench.end(&mut silence);
+    assert_eq!((bench.iwarp.handshakes, bench.events.len()), (0, 0));
+}
+
+#[test]
+fn an_undecided_request_is_rejected_in_time() {
+    let mut bench = Bench::new(IwarpConfig { max_handshakes: 1, ..Default::default() });
+    let (listener, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    // Meanwhile there is no room for another: it waits.
+    let mut other = TcpStream::connect(bench.iwarp.local_address(listener).unwrap()).unwrap();
+    other.write_all(&request_v1()).unwrap();
+    for _ in 0..10 {
+        bench.turn();
+    }
+    assert_eq!((bench.iwarp.handshakes, bench.events.len()), (1, 0));
+    bench.now += Duration::from_secs(11);
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
+    assert_eq!(bench.read(&mut peer, 20)[16], 0x20);
+    bench.end(&mut peer);
+    assert!(bench.iwarp.accept(id, &ConnectParam::default(), bench.now).is_err());
+    bench.iwarp.destroy_id(id, bench.now);
+    assert!(matches!(bench.iwarp.disconnect(id, bench.now), Err(Error::Stale { .. })));
+    let other = bench.request();
+    bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
+}
+
+#[test]
+fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::new(IwarpConfig::default());
+    let id = bench.connect(&listener);
+    assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
+    let mut first = bench.accept(&listener);
+    assert_eq!(bench.read(&mut first, 24)[16..20], [0x50, 2, 0, 4]);
+    drop(first);
+    let end = Instant::now() + Duration::from_secs(10);
+    listener.set_nonblocking(true).unwrap();
+    let mut second = loop {
+        bench.turn();
+        match listener.accept() {
+            Ok((second, _)) => break second,
+            Err(_) => assert!(Instant::now() < end),
+        }
+    };
+    second.set_nonblocking(true).unwrap();
+    assert_eq!(bench.read(&mut second, 20)[16..], [0x40, 1, 0, 0]);
+    drop(second);
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed)));
+    bench.iwarp.destroy_id(id, bench.now);
+}
+
+#[test]
+fn replies_of_all_kinds() {
+    let reply = |tail: &[u8]| [b"MPA ID Rep Frame".as_slice(), tail].concat();
+    let cases: [(Vec<u8>, &str); 6] = [
+        (reply(&[0x70, 2, 0, 6, 0, 0, 0, 0, b'n', b'o']), "Rejected { private_data: [110, 111] }"),
+        (reply(&[0xd0, 2, 0, 4, 0, 0, 0, 0]), "markers"),
+        (reply(&[0x50, 2, 0, 4, 0x80, 16, 0x00, 16]), "ready-to-receive"),
+        (reply(&[0x50, 2, 0, 4, 0x80, 16, 0x80, 200]), "more RDMA Reads"),
+        (reply(&[0x50, 2, 0, 0]), "Protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "Protocol"),
+    ];
+    for (bytes, want) in cases {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut bench = Bench::new(IwarpConfig { markers: false, ..Default::default() });
+        let id = bench.connect(&listener);
+        let mut peer = bench.accept(&listener);
+        bench.read(&mut peer, 24);
+        peer.write_all(&bytes).unwrap();
+        bench.events.clear();
+        let event = bench.event();
+        assert!(format!("{event:?}").contains(want), "{event:?}");
+        bench.iwarp.destroy_id(id, bench.now);
+    }
+}
+
+#[test]
+fn no_answer_and_nobody_there() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::new(IwarpConfig::default());
+    bench.connect(&listener);
+    bench.turn();
+    bench.events.clear();
+    bench.now += Duration::from_secs(61);
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
+    let port = listener.local_addr().unwrap();
+    drop(listener);
+    let deadline = bench.now + Duration::from_secs(9);
+    let id = bench.iwarp.resolve(port, deadline).unwrap();
+    bench.qp(id);
+    bench.iwarp.connect(id, &ConnectParam::default()).unwrap();
+    bench.turn();
+    bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Refused)));
+}
+
+#[test]
+fn data_behind_the_reply_and_a_reset_in_the_middle() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let id = bench.connect(&listener);
+    let mut peer = bench.accept(&listener);
+    bench.read(&mut peer, 24);
+    let memory = Memory::new(4096).unwrap();
+    let wr = crate::wr::RecvWr { wr_id: 5, sges: SgeList::one(memory.sge(0, 4096)) };
+    bench.iwarp.post_recv(QpId(id.0), &[wr, wr]).unwrap();
+    let mut bytes = [b"MPA ID Rep Frame".as_slice(), &[0x10, 2, 0, 4, 0x80, 16, 0x80, 16]].concat();
+    bytes.extend([0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]);
+    bytes.extend([0, 20, 0x41, 0x43, 0, 0]);
+    peer.write_all(&bytes).unwrap();
+    assert_eq!(bench.read(&mut peer, 20)[..8], [0, 14, 0xc1, 0x40, 0, 0, 0, 1]);
+    drop(peer);
+    bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
+    assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
+    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Peer)));
+    let mut done = Vec::new();
+    bench.iwarp.poll_cq(bench.cq, 9, &mut done).unwrap();
+    let statuses: Vec<_> = done.iter().map(|wc| wc.status).collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::Flushed]);
+    assert_eq!(memory.read(0, 2), b"hi");
+}
+
+#[test]
+fn a_destroyed_connection_still_delivers() {
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let (_, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+    bench.read(&mut peer, 20);
+    bench.now += Duration::from_millis(11);
+    bench.turn();
+    let len = 8 << 20;
+    let memory = Memory::new(len).unwrap();
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: SgeList::one(memory.sge(0, len)), flags: SendFlags::SIGNALED };
+    bench.iwarp.post_send(QpId(id.0), &[wr]).unwrap();
+    bench.iwarp.destroy_id(id, bench.now);
+    drop(memory);
+    assert!(bench.iwarp.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
+    // Whole FPDUs only, and then the end.
+    let (mut total, mut bytes) = (0, vec![0; 1 << 20]);
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        assert!(Instant::now() < end);
+        bench.turn();
+        match peer.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(n) => total += n,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+    assert!(total > 65536 && total % 4 == 0, "{total}");
+    drop(peer);
+    while !bench.iwarp.lingers.is_empty() {
+        assert!(Instant::now() < end);
+        bench.turn();
+    }
+}
