@@ -272,6 +272,7 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
+    /// What came to a group names no address of ours: from that there is none, which is an error.
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let _ = (id, received, header);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
