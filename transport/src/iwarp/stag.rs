@@ -250,13 +250,11 @@ impl StagTable {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const REMOTE: Access = Access::REMOTE;
-    use proptest::prelude::*;
-
-    const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-
     const ME: Key = Key::new(1, 1);
     const OTHER: Key = Key::new(2, 1);
 
