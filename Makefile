@@ -66,6 +66,7 @@ test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, libr
 	$(VERBS_ENV) tests/vm/refusals.sh
 	$(VERBS_ENV) tests/vm/valgrind.sh
 	$(VERBS_ENV) tests/vm/pingpong.sh
+	$(VERBS_ENV) tests/vm/memlock.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

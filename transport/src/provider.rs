@@ -235,13 +235,13 @@ pub trait Provider: Send + fmt::Debug {
 
     /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
     /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then make the queue pair, and `connect`,
-    /// which ends in `Reached`, `Rejected` or `ConnectFailed`; or `join`.
+    /// which ends in `Reached`, `Rejected` or `ConnectFailed`; or, of a group, `join`.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let _ = (peer, from, deadline);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Joins a multicast group with a datagram id that has a queue pair; ends in `Joined` or `JoinFailed`.
+    /// Joins a multicast group with a datagram id that was resolved for a group and has a queue pair; ends in `Joined` or `JoinFailed`.
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
         let _ = (id, group);
         Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
@@ -272,6 +272,7 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
+    /// What came to a group names no address of ours: from that there is none, which is an error.
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let _ = (id, received, header);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })

@@ -157,8 +157,20 @@ impl Verbs {
         let Some(id) = self.ids.get(key).filter(|id| id.state == State::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = super::provider::milliseconds_to(deadline, Some(now));
-        let landed = self.land(key).and_then(|device| self.check_port(Some(device)));
-        let routed = landed.and_then(|()| raw.resolve_route(timeout));
+        // To join a group there must be no route.
+        let is_group =
+            raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
+        let routed = self.land(key).and_then(|device| {
+            self.check_port(Some(device))?;
+            if is_group {
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = State::Resolved;
+                }
+                self.push(key, CmEventKind::Resolved { device });
+                return Ok(());
+            }
+            raw.resolve_route(timeout)
+        });
         if let Err(error) = routed {
             if let Some(id) = self.ids.get_mut(key) {
                 id.state = State::Dead;

@@ -13,20 +13,20 @@ use rdma_transport::{
 
 use crate::world::*;
 
-const ROOM: usize = GRH_LEN + 4096;
+pub(crate) const ROOM: usize = GRH_LEN + 4096;
 
 /// One end for datagrams, with receives posted.
-struct Datagrams {
-    id: CmId,
-    device: DeviceId,
-    qp: QpId,
-    cq: CqId,
-    received: Area,
-    sent: Area,
+pub(crate) struct Datagrams {
+    pub(crate) id: CmId,
+    pub(crate) device: DeviceId,
+    pub(crate) qp: QpId,
+    pub(crate) cq: CqId,
+    pub(crate) received: Area,
+    pub(crate) sent: Area,
 }
 
 impl World {
-    fn datagrams(&mut self, id: CmId, device: DeviceId) -> Datagrams {
+    pub(crate) fn datagrams(&mut self, id: CmId, device: DeviceId) -> Datagrams {
         self.watch(device);
         let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
         let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
@@ -40,17 +40,17 @@ impl World {
         end
     }
 
-    fn post(&mut self, end: &Datagrams, slot: usize) {
+    pub(crate) fn post(&mut self, end: &Datagrams, slot: usize) {
         let sges = SgeList::one(end.received.sge(slot * ROOM, ROOM));
         self.provider.post_recv(end.qp, &[RecvWr { wr_id: slot as u64, sges }]).unwrap();
     }
 
-    fn to(&mut self, end: &Datagrams, peer: &DatagramPeer) -> Destination {
+    pub(crate) fn to(&mut self, end: &Datagrams, peer: &DatagramPeer) -> Destination {
         let address = self.provider.create_address(end.device, &peer.route).unwrap();
         Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key }
     }
 
-    fn tell(&mut self, end: &Datagrams, op: SendOp, payload: &[u8]) {
+    pub(crate) fn tell(&mut self, end: &Datagrams, op: SendOp, payload: &[u8]) {
         for (at, &byte) in payload.iter().enumerate() {
             // SAFETY: within the memory, of which nothing is posted.
             unsafe { end.sent.memory.as_ptr().add(at).write(byte) }
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// The next datagram of an end, which posts the receive again.
-    fn hear(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
+    pub(crate) fn hear(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
         loop {
             let mut heard = None;
             for wc in self.completions(end.cq) {
@@ -80,7 +80,7 @@ impl World {
         }
     }
 
-    fn forget(&mut self, end: Datagrams) {
+    pub(crate) fn forget(&mut self, end: Datagrams) {
         self.provider.disconnect(end.id, Instant::now()).unwrap();
         self.provider.destroy_id(end.id, Instant::now());
         self.provider.destroy_cq(end.cq).unwrap();
@@ -88,7 +88,7 @@ impl World {
         self.provider.deregister(end.sent.region.id).unwrap();
     }
 
-    fn resolved_datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>) -> (CmId, DeviceId) {
+    pub(crate) fn resolved_datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>) -> (CmId, DeviceId) {
         let id = self.provider.resolve_datagram(to, from, Instant::now() + TIMEOUT).unwrap();
         match self.news() {
             CmEvent { id: of, kind: CmEventKind::Resolved { device } } if of == id => (id, device),

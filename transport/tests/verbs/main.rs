@@ -8,6 +8,7 @@
 
 mod connection;
 mod datagram;
+mod interop;
 mod memory;
 mod one_sided;
 mod peer;

@@ -370,6 +370,15 @@ impl World {
         }
     }
 
+    /// Sleeps until a queue may have something, or a little while: what came before it was armed raises no edge.
+    pub(crate) fn await_completion(&mut self, cq: CqId) {
+        self.provider.req_notify(cq).unwrap();
+        self.poll.poll(&mut self.events, Some(Duration::from_millis(20))).unwrap();
+        for device in self.watched.clone() {
+            while self.provider.next_completion_event(device).unwrap().is_some() {}
+        }
+    }
+
     pub(crate) fn completion(&mut self, cq: CqId) -> WorkCompletion {
         let mut all = self.completions(cq);
         assert_eq!(all.len(), 1, "{all:?}");
