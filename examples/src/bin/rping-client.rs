@@ -128,7 +128,7 @@ impl Client {
         }
         self.rounds += 1;
         self.elapsed = self.started.map_or(Duration::ZERO, |started| cx.now().duration_since(started));
-        if self.is_over() {
+        if self.is_over() || self.interrupted {
             cx.close(conn);
             return Ok(());
         }
@@ -173,6 +173,9 @@ impl Handler for Client {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if self.interrupted {
+            return cx.stop();
+        }
         let state = if self.session.is_some() { "the server does not answer" } else { "no connection" };
         let why = format!("it took longer than --timeout: {state} in round {}", self.rounds);
         self.failure.get_or_insert_with(|| Failure::new(why));
@@ -201,6 +204,11 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     }
     reactor.run(&mut client)?;
     client.interrupted = interrupt.is_raised() && !client.is_over();
+    if client.interrupted && client.session.is_some() {
+        // The round is finished, if that does not take long: a server may mind that a client leaves in the middle.
+        reactor.context().set_timer(Duration::from_secs(1), 0);
+        reactor.run(&mut client)?;
+    }
     reactor.shutdown(&mut client, Duration::from_secs(1))?;
     if let Some(failure) = client.failure {
         return Err(failure);

@@ -190,9 +190,10 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some(client) = &mut self.clients[conn.slot()] else { return };
-        // What was not done ends the connection: `on_disconnect` says why.
+        // A read that was not done ends the connection: `on_disconnect` says why.
         if send.kind() == SendKind::Read
             && outcome.is_sent()
+            && client.failure.is_none()
             && let Err(why) = client.fetched(cx, conn, &self.options, &mut self.output)
         {
             client.failure = Some(why);
