@@ -19,10 +19,13 @@ pub enum Parsed<C> {
 }
 
 /// Runs a program. Exit status: what `run` says, 1 after a failure, which is one line on standard error.
-pub fn main<C: Parser, E: Into<ExitCode>>(run: impl FnOnce(C) -> Result<E, Failure>) -> ExitCode {
+pub fn main<C: Parser, E: Into<ExitCode>>(
+    args: impl IntoIterator<Item = OsString>,
+    run: impl FnOnce(C) -> Result<E, Failure>,
+) -> ExitCode {
     // Errors reach the user through `Failure`; the log is for who asks for it.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
-    let done = match parse(std::env::args_os()) {
+    let done = match parse(args) {
         Ok(Parsed::Run(cli)) => run(cli).map(E::into),
         Ok(Parsed::Print(text)) => {
             Output::stdout().text(&text);

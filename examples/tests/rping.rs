@@ -158,7 +158,7 @@ fn bad_input_is_one_line() {
         (CLIENT, "-a 127.0.0.1 -C 0", "invalid value '0' for '--count <N>'"),
         (CLIENT, "-a 127.0.0.1 -p 70000", "invalid value '70000' for '--port <PORT>'"),
         (CLIENT, "-a 127.0.0.1 --sise 3", "--size"),
-        (CLIENT, "-a 127.0.0.1 -p 1 -C 1", "no connection: "),
+        (CLIENT, "-a 127.0.0.1 -p 1 -C 1", "no connection to 127.0.0.1:1: "),
         (CLIENT, "-a 127.0.0.1:x", "not a port"),
         (SERVER, "-a 192.0.2.1 -p 0", "192.0.2.1"),
         (SERVER, "--clients 2", "--persistent"),

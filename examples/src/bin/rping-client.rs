@@ -15,6 +15,7 @@ use rdma_reactor::{
     Region, RegionOptions, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
+use rdma_reactor_examples::pingpong::cli::parse_size;
 use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
@@ -30,7 +31,7 @@ struct Cli {
     #[arg(short, long, value_name = "ADDR")]
     address: String,
     /// Bytes of a ping; rping's server takes 23 to 65535, and wants the same -S
-    #[arg(short = 'S', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    #[arg(short = 'S', long, default_value_t = 64, value_parser = parse_size)]
     size: u32,
     #[command(flatten)]
     options: Options,
@@ -45,7 +46,7 @@ enum Step {
     Sink,
 }
 
-/// Memory that the server reaches: this connection's server only, and only while it lasts.
+/// Memory that the server reaches, while the connection lasts.
 #[derive(Debug)]
 struct Session {
     conn: ConnectionId,
@@ -164,11 +165,12 @@ impl Handler for Client {
         cx.stop();
     }
 
-    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        let server = cx.peer_address(conn).map_or_else(String::new, |address| format!(" to {address}"));
         match self.connect(cx) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(cx, error),
-            None => self.fail(cx, format!("no connection: {error}; is an rping server there? check -a and -p")),
+            None => self.fail(cx, format!("no connection{server}: {error}; is an rping server there? check -a and -p")),
         }
     }
 
@@ -226,7 +228,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
 }
 
 fn main() -> ExitCode {
-    program::main(run)
+    program::main(std::env::args_os(), run)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use rdma_reactor::{
     RegionOptions, SendId, SendKind, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
+use rdma_reactor_examples::pingpong::cli::parse_size;
 use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
@@ -31,7 +32,7 @@ struct Cli {
     #[arg(short, long, value_name = "ADDR", default_value = "0.0.0.0")]
     address: String,
     /// Largest ping taken, bytes
-    #[arg(short = 'S', long, default_value_t = 64 << 10, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    #[arg(short = 'S', long, default_value_t = 64 << 10, value_parser = parse_size)]
     size: u32,
     /// Serve any number of clients, several at once, until Ctrl-C [default: one]
     #[arg(short = 'P', long)]
@@ -262,7 +263,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
 }
 
 fn main() -> ExitCode {
-    program::main(run)
+    program::main(std::env::args_os(), run)
 }
 
 #[cfg(test)]

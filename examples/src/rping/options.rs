@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use rdma_reactor::{Config, ProviderChoice, Reactor};
+use rdma_reactor::{Config, Reactor};
 
 use super::advert;
 use crate::pingpong::cli::Provider;
@@ -50,13 +50,9 @@ impl Options {
     /// # Errors
     /// There is no such provider here.
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
-        let provider = match self.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-            Provider::Verbs => ProviderChoice::Verbs,
-        };
         // A message of any other length is one to complain about, not one that does not fit.
-        let config = Config::default().provider(provider).max_message(4 * advert::LEN as u32).crc(!self.no_crc);
+        let config =
+            Config::default().provider(self.provider.into()).max_message(4 * advert::LEN as u32).crc(!self.no_crc);
         let mut reactor = Reactor::new(config.receive_depth(4).send_depth(4))?;
         let interrupt = Interrupt::on_signals()?;
         interrupt.stops(reactor.remote());
