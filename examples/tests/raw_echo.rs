@@ -51,7 +51,8 @@ fn what_was_not_agreed_is_noticed() {
 
 #[test]
 fn what_goes_wrong_is_one_line() {
-    for (args, words) in [("client 127.0.0.1 -p 1", "no connection to 127.0.0.1:1: "), ("client 127.0.0.1 -s 0", "invalid value '0'")]
+    for (args, words) in
+        [("client 127.0.0.1 -p 1", "no connection to 127.0.0.1:1: "), ("client 127.0.0.1 -s 0", "invalid value '0'")]
     {
         let output = start(args).wait_with_output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
