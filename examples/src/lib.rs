@@ -5,3 +5,5 @@
 pub mod bench;
 pub mod doctor;
 pub mod pingpong;
+pub mod program;
+pub mod rping;

@@ -50,9 +50,13 @@ fn what_was_not_agreed_is_noticed() {
 }
 
 #[test]
-fn nobody_there_is_one_line() {
-    let output = start("client 127.0.0.1 -p 1").wait_with_output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
-    assert!(stderr.starts_with("raw-echo: no connection to 127.0.0.1:1: "), "{stderr}");
+fn what_goes_wrong_is_one_line() {
+    for (args, words) in
+        [("client 127.0.0.1 -p 1", "no connection to 127.0.0.1:1: "), ("client 127.0.0.1 -s 0", "invalid value '0'")]
+    {
+        let output = start(args).wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+        assert!(stderr.starts_with(&format!("raw-echo: {words}")), "{stderr}");
+    }
 }

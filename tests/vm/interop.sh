@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Our raw echo against programs that know nothing of this library: rdma_client, rdma_server and ucmatose of
-# rdmacm-utils, both roles each, on siw and rxe; and the embedded provider against the kernel's siw. Builds on the
-# host, runs in the guest, prints a table, fails when one exchange does.
+# Our programs against those of rdmacm-utils, which know nothing of this library: raw-echo against rdma_client,
+# rdma_server and ucmatose, rping-server and rping-client against rping; both roles each, on siw and rxe; and the
+# embedded provider against the kernel's siw. Builds on the host, runs in the guest, prints a table, fails when one
+# exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
 #   INTEROP_LIMIT=60                  seconds per exchange
@@ -12,22 +13,25 @@ cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
     cargo=${CARGO:-cargo}
-    build() { "$cargo" build --profile test -p rdma-reactor-examples --features verbs --bin raw-echo "$@"; }
+    build() {
+        "$cargo" build --profile test -p rdma-reactor-examples --features verbs \
+            --bin raw-echo --bin rping-server --bin rping-client "$@"
+    }
     build || exit 1
-    echo=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*raw-echo\)".*/\1/p')
-    test -n "$echo" || { echo "raw-echo was not built" >&2; exit 1; }
-    command=$(printf '%q ' bash tests/vm/interop.sh --inside "$echo" "${INTEROP_LIMIT:-60}" "${1:-}")
-    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh "$command"
+    bin=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)\/raw-echo".*/\1/p')
+    test -n "$bin" || { echo "raw-echo was not built" >&2; exit 1; }
+    command=$(printf '%q ' bash tests/vm/interop.sh --inside "$bin" "${INTEROP_LIMIT:-60}" "${1:-}")
+    VM_TIMEOUT=${VM_TIMEOUT:-900} exec tests/vm/run.sh "$command"
 fi
 
 # --- in the guest ------------------------------------------------------------------------------------------------
 
-echo=$2 limit=$3 pattern=$4
+bin=$2 limit=$3 pattern=$4
 logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
 port=20000 ran=0 failed=0
 
-for tool in rdma_client rdma_server ucmatose; do
+for tool in rdma_client rdma_server ucmatose rping; do
     type "$tool" >/dev/null || { echo "$tool is missing: install the package rdmacm-utils" >&2; exit 1; }
 done
 
@@ -39,8 +43,8 @@ listening() {
 }
 
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) says whose the server is; PORT in a command is the
-# port. Ours checks sizes, counts and, as a speaker, contents. WANTED is "done": both programs end with 0 in time; or
-# "noticed": ours ends with 1, for what was not agreed. The device and our provider are the variables of `both`.
+# port. Ours checks sizes, counts and contents, but those of an echo. WANTED is "done": both programs end with 0 in time;
+# or "noticed": ours ends with 1, for what was not agreed. The device and our provider are the variables of the callers.
 exchange() {
     local wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 pid limit=$limit
     [ "$wanted" = done ] || limit=15
@@ -50,7 +54,8 @@ exchange() {
     port=$((port + 1))
     server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
     words="${server[*]} -- ${client[*]}"
-    words=${words//"$echo"/raw-echo} words=${words//"${common[*]} "/}
+    words=${words//"$bin/"/} words=${words//"${common[*]} "/}
+    words=${words//"${three[*]}"/3x} words=${words//"${chain[*]}"/3x}
     line=$(printf '%-4s %-14s %-7s' "$device" "$provider" "$wanted")
     [[ "$line $words" =~ $pattern ]] || return
     ran=$((ran + 1))
@@ -60,13 +65,15 @@ exchange() {
     until listening "$whose" || [ $((waited += 1)) -gt 100 ] || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
     timeout -k 5 "$limit" "${client[@]}" >"$logs/client" 2>&1
     theirs=$?
+    # It never ends by itself; with 143 if nothing else was wrong.
+    [[ "${server[*]}" != "rping -s -P "* ]] || kill $pid
     wait $pid
     ours=$?
     [ "$whose" = ours ] || { local swap=$ours; ours=$theirs theirs=$swap; }
     # What another program makes of a connection that ends early is its own affair: rdma_client on RoCE waits for a
     # completion that never comes, because there nothing flushes its queue but its own rdma_disconnect.
     case $wanted:$ours:$theirs in
-        done:0:0 | noticed:1:*) result=ok ;;
+        done:0:0 | done:0:143 | noticed:1:*) result=ok ;;
         *) result=FAILED ;;
     esac
     printf '%s  %-6s %4d %6d  %s\n' "$line" $result $ours $theirs "$words"
@@ -79,8 +86,8 @@ exchange() {
 # both DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS [FLAG...]: all four, then the harder ones.
 both() {
     local device=$1 provider="$2 ${*:5}" ours=$3 theirs=$4 common=(--timeout $((limit - 5)) --provider "$2" "${@:5}")
-    local server=("$echo" server "${common[@]}" --bind "$ours" -p PORT)
-    local client=("$echo" client "${common[@]}" "$theirs" -p PORT)
+    local server=("$bin/raw-echo" server "${common[@]}" --bind "$ours" -p PORT)
+    local client=("$bin/raw-echo" client "${common[@]}" "$theirs" -p PORT)
     exchange done ours "${server[@]}" -c 1 -n 1 -s 16 -- rdma_client -s "$ours" -p PORT
     exchange done theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 16
     exchange done ours "${server[@]}" -c 1 -n 10 -s 100 --speak-first --verify -- ucmatose -s "$ours" -p PORT
@@ -95,14 +102,46 @@ both() {
     exchange noticed theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 15
 }
 
+# A command three times at once; and so that each starts when the one before has said something: rping's persistent
+# server takes two requests that come together for one.
+three=(bash -c 'for i in 1 2 3; do "$@" & all+=" $!"; done; for i in $all; do wait $i || exit; done' 3x)
+chain=(bash -c 'for i in 1 2 3; do exec {out}< <("$@"); all+=" $!"; read -r <&$out; cat <&$out & done
+    for i in $all; do wait $i || exit; done' 3x)
+
+# rpings DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS [FLAG...]: memory read and written by the peer, every byte compared
+# by ours, and by rping where it can.
+rpings() {
+    local device=$1 provider="$2 ${*:5}" ours=$3 theirs=$4 common=(--timeout $((limit - 5)) --provider "$2" "${@:5}")
+    local server=("$bin/rping-server" "${common[@]}" -V -a "$ours" -p PORT)
+    local client=("$bin/rping-client" "${common[@]}" -V -p PORT)
+    # rping's default, its smallest, its largest.
+    local size rounds=1000
+    for size in 64 23 65535; do
+        exchange done ours "${server[@]}" -C $rounds -- rping -c -a "$ours" -p PORT -V -C $rounds -S $size
+        exchange done theirs rping -s -a "$theirs" -p PORT -V -S $size -- "${client[@]}" -a "$theirs" -C $rounds -S $size
+        rounds=100
+    done
+    exchange done ours "${server[@]}" -C 100 -P --clients 3 -- "${three[@]}" rping -c -a "$ours" -p PORT -V -C 100
+    exchange done theirs rping -s -P -a "$theirs" -p PORT -- "${chain[@]}" "${client[@]}" -v -a "$theirs" -C 100
+    # Ours at both ends, one of them on the device.
+    exchange done ours "${server[@]}" -C 1000 -- "$bin/rping-client" --provider verbs -V -a "$ours" -p PORT -C 1000 -S 1
+    exchange done ours "$bin/rping-server" --provider verbs -C 20 -V -a "$theirs" -p PORT -S 1000000 -- \
+        "${client[@]}" -a "$theirs" -C 20 -S 1000000
+    # This table can tell.
+    exchange noticed ours "${server[@]}" -S 63 -- rping -c -a "$ours" -p PORT -C 1 -S 64
+    exchange noticed theirs rping -s -a "$theirs" -p PORT -S 64 -- "${client[@]}" -a "$theirs" -C 1 -S 65
+}
+
 : "${RDMA_SIW_ADDR:?}" "${RDMA_SIW_PEER:?}" "${RDMA_RXE_ADDR:?}" "${RDMA_RXE_PEER:?}"
 ulimit -c 0
 printf '%-4s %-14s %-7s  %-6s %4s %6s  %s\n' dev 'our provider' wanted result ours theirs 'server -- client'
-both siw verbs "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
-both rxe verbs "$RDMA_RXE_ADDR" "$RDMA_RXE_PEER"
-# The embedded provider is a TCP program at an address of siw's network device; its peer is the kernel.
-both siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
-both siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER" --no-crc
+for all in both rpings; do
+    $all siw verbs "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
+    $all rxe verbs "$RDMA_RXE_ADDR" "$RDMA_RXE_PEER"
+    # The embedded provider is a TCP program at an address of siw's network device; its peer is the kernel.
+    $all siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
+    $all siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER" --no-crc
+done
 echo "$ran exchanges, $failed failed"
 [ $ran -gt 0 ] || { echo "nothing matches $pattern" >&2; exit 1; }
 [ $failed = 0 ]

@@ -19,13 +19,14 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, Message, Outcome,
-    ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    Reactor, SendErrorKind, SendId, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
-use rdma_reactor_examples::pingpong::cli::Provider;
-use rdma_reactor_examples::pingpong::failure::Failure;
+use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
+use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::interrupt::Interrupt;
 use rdma_reactor_examples::pingpong::output::Output;
+use rdma_reactor_examples::program;
 
 /// The port of librdmacm's examples.
 const PORT: u16 = 7471;
@@ -81,7 +82,7 @@ struct TalkArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
     /// Bytes per message; others are an error [default: 16 to send, up to 64 KiB to echo]
-    #[arg(short, long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    #[arg(short, long, value_name = "S", value_parser = parse_size)]
     size: Option<u32>,
     /// Connections: a client opens so many at once, a server ends after so many [default: 1, without end]
     #[arg(short, long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -110,13 +111,8 @@ impl TalkArgs {
 
     fn config(&self, count: Option<u32>) -> Config {
         let depth = self.depth(count);
-        let provider = match self.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-            Provider::Verbs => ProviderChoice::Verbs,
-        };
         Config::default()
-            .provider(provider)
+            .provider(self.provider.into())
             .max_message(self.size.unwrap_or(MAX_SIZE))
             .receive_depth(depth.max(4))
             .send_depth(depth)
@@ -375,22 +371,7 @@ fn run(command: Command) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Nowhere to say it, if that fails.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-        }
-    };
-    match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("raw-echo: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    program::main(std::env::args_os(), |cli: Cli| run(cli.command).map(|()| Ending::Complete))
 }
 
 #[cfg(test)]

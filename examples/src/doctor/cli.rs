@@ -1,12 +1,8 @@
 //! The command line.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
-use clap::error::ErrorKind;
-
-use crate::pingpong::failure::Failure;
 
 /// What this machine can do with RDMA, and why not more. Changes nothing.
 ///
@@ -24,36 +20,6 @@ pub struct Cli {
     /// Look at the files under this directory: for tests
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     pub root: PathBuf,
-}
-
-/// A command line that was understood.
-#[derive(Debug)]
-pub enum Parsed {
-    /// Something to do.
-    Run(Cli),
-    /// Help or a version to print.
-    Print(String),
-}
-
-impl Cli {
-    /// Reads the command line.
-    ///
-    /// # Errors
-    /// What is wrong with it, in one line.
-    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
-        let error = match Self::try_parse_from(args) {
-            Ok(cli) => return Ok(Parsed::Run(cli)),
-            Err(error) => error,
-        };
-        let text = error.render().to_string();
-        match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Print(text)),
-            _ => {
-                let first = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
-                Err(Failure::new(format!("{first}; --help explains")))
-            }
-        }
-    }
 }
 
 #[cfg(test)]

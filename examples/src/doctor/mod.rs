@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use self::account::Account;
-use self::cli::{Cli, Parsed};
+use self::cli::Cli;
 use self::device::Device;
 use self::finding::Finding;
 use self::module::Modules;
@@ -33,28 +33,14 @@ use self::tree::Tree;
 use self::way::Way;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
+use crate::program;
 
-/// The program: 0 when connections can be made, 1 when not or when the command line is wrong.
+/// The program: reads the command line, looks, prints what it found.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
-    match run(args) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(failure) => {
-            eprintln!("rdma-doctor: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    program::main(args, run)
 }
 
-fn run(args: impl IntoIterator<Item = OsString>) -> Result<bool, Failure> {
-    let cli = match Cli::read(args)? {
-        Parsed::Run(cli) => cli,
-        Parsed::Print(text) => {
-            Output::stdout().text(&text);
-            return Ok(true);
-        }
-    };
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let report = examine(&cli)?;
     let mut output = Output::stdout();
     if cli.json {
@@ -62,7 +48,7 @@ fn run(args: impl IntoIterator<Item = OsString>) -> Result<bool, Failure> {
     } else {
         report.print(&mut output);
     }
-    Ok(report.works())
+    Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Looks at everything.

@@ -1,13 +1,11 @@
 //! The command line, with the letters of perftest.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_reactor::ProviderChoice;
 
-use super::failure::Failure;
 use super::job::{MAX_SIZE, Mode, WaitMode};
 
 /// The port of perftest's tools.
@@ -144,44 +142,21 @@ pub enum Provider {
     Verbs,
 }
 
-/// A command line that was understood.
-#[derive(Debug)]
-pub enum Parsed {
-    /// Something to do.
-    Run(Cli),
-    /// Help or a version to print.
-    Print(String),
-}
-
-impl Cli {
-    /// Reads the command line.
-    ///
-    /// # Errors
-    /// What is wrong with it, in one line.
-    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
-        let error = match Self::try_parse_from(args) {
-            Ok(cli) => return Ok(Parsed::Run(cli)),
-            Err(error) => error,
-        };
-        match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Print(error.render().to_string())),
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                Err(Failure::new("no command: say server, client ADDR or demo; --help explains"))
-            }
-            _ => Err(one_line(&error.render().to_string())),
+impl From<Provider> for ProviderChoice {
+    fn from(provider: Provider) -> Self {
+        match provider {
+            Provider::Auto => Self::Auto,
+            Provider::Iwarp => Self::Iwarp,
+            Provider::Verbs => Self::Verbs,
         }
     }
 }
 
-/// The first paragraph of clap's message, and its tip.
-fn one_line(message: &str) -> Failure {
-    let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
-    let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));
-    Failure::new(tip.map_or_else(|| format!("{first}; --help explains"), |tip| format!("{first}; {tip}")))
-}
-
 /// A size in bytes, with an optional suffix K, M or G.
-fn parse_size(text: &str) -> Result<u32, String> {
+///
+/// # Errors
+/// What to say instead.
+pub fn parse_size(text: &str) -> Result<u32, String> {
     let cure = "say 1 to 1G bytes, such as 64, 4K or 1M";
     let (digits, shift) = match text.trim_end_matches(['B', 'b']).trim_end_matches('i') {
         t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
@@ -206,6 +181,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::{Parsed, parse};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -224,16 +200,16 @@ mod tests {
     }
 
     fn failure(args: &[&str]) -> String {
-        let args = std::iter::once("rdma-pingpong").chain(args.iter().copied()).map(OsString::from);
-        match Cli::read(args) {
+        let args = std::iter::once("rdma-pingpong").chain(args.iter().copied());
+        match parse::<Cli>(args.map(Into::into)) {
             Err(failure) => failure.to_string(),
-            Ok(parsed) => panic!("{parsed:?}"),
+            Ok(Parsed::Run(_) | Parsed::Print(_)) => panic!("nothing wrong with it"),
         }
     }
 
     #[test]
     fn bad_usage_is_one_line() {
-        assert!(failure(&[]).starts_with("no command"));
+        assert_eq!(failure(&[]), "no command: say one of server, client, demo; --help explains");
         assert!(failure(&["client"]).contains("<ADDR>"));
         assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': say 1 to 1G bytes"));
         assert!(failure(&["demo", "--sise", "1"]).contains("--size"));

@@ -53,7 +53,7 @@ fn counters(stats: &Stats) -> Value {
     let all = counters! {
         turns waits empty_waits spins spin_hits cm_edges completion_edges completion_events arms arm_races completions
         stale_completions connected disconnected connect_errors refused messages_sent messages_received bytes_sent
-        bytes_received doorbells credit_updates send_stalls pings keepalive_timeouts
+        bytes_received regions doorbells credit_updates send_stalls remote_sends_dropped pings keepalive_timeouts
     };
     all.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value))).collect()
 }

@@ -33,31 +33,16 @@ pub mod throughput;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use self::cli::{Cli, Command, Parsed};
+use self::cli::{Cli, Command};
 use self::failure::{Ending, Failure};
+use crate::program;
 
 /// The program: reads the command line, does what it says, reports failures in one line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // Errors reach the user through `Failure`; the log is for who asks for it.
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
-    match run(args) {
-        Ok(Ending::Complete) => ExitCode::SUCCESS,
-        Ok(Ending::Interrupted) => ExitCode::from(130),
-        Err(failure) => {
-            eprintln!("rdma-pingpong: {failure}");
-            ExitCode::FAILURE
-        }
-    }
+    program::main(args, run)
 }
 
-fn run(args: impl IntoIterator<Item = OsString>) -> Result<Ending, Failure> {
-    let cli = match Cli::read(args)? {
-        Parsed::Run(cli) => cli,
-        Parsed::Print(text) => {
-            output::Output::stdout().text(&text);
-            return Ok(Ending::Complete);
-        }
-    };
+fn run(cli: Cli) -> Result<Ending, Failure> {
     match cli.command {
         Command::Server(args) => server::run(&args),
         Command::Client(args) => series::connect(&args.address, args.port, &args.run),

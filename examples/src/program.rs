@@ -1,0 +1,77 @@
+//! What all programs do alike: read the command line, do what it says, report a failure in one line.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::pingpong::failure::{Ending, Failure};
+use crate::pingpong::output::Output;
+
+/// A command line that was understood.
+#[derive(Debug)]
+pub enum Parsed<C> {
+    /// Something to do.
+    Run(C),
+    /// Help or a version to print.
+    Print(String),
+}
+
+/// Runs a program. Exit status: what `run` says, 1 after a failure, which is one line on standard error.
+pub fn main<C: Parser, E: Into<ExitCode>>(
+    args: impl IntoIterator<Item = OsString>,
+    run: impl FnOnce(C) -> Result<E, Failure>,
+) -> ExitCode {
+    // Errors reach the user through `Failure`; the log is for who asks for it.
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
+    let done = match parse(args) {
+        Ok(Parsed::Run(cli)) => run(cli).map(E::into),
+        Ok(Parsed::Print(text)) => {
+            Output::stdout().text(&text);
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(failure) => Err(failure),
+    };
+    done.unwrap_or_else(|failure| {
+        eprintln!("{}: {failure}", C::command().get_name());
+        ExitCode::FAILURE
+    })
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// What is wrong with it, in one line.
+pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Parsed<C>, Failure> {
+    let error = match C::try_parse_from(args) {
+        Ok(cli) => return Ok(Parsed::Run(cli)),
+        Err(error) => error,
+    };
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Print(text)),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let command = C::command();
+            let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+            Err(Failure::new(format!("no command: say one of {}; --help explains", names.join(", "))))
+        }
+        _ => Err(one_line(&text)),
+    }
+}
+
+/// The first paragraph of clap's message, and its tip.
+fn one_line(message: &str) -> Failure {
+    let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
+    let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    Failure::new(tip.map_or_else(|| format!("{first}; --help explains"), |tip| format!("{first}; {tip}")))
+}
+
+impl From<Ending> for ExitCode {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Complete => Self::SUCCESS,
+            Ending::Interrupted => Self::from(130),
+        }
+    }
+}
