@@ -20,9 +20,13 @@ pub enum ProviderChoice {
 }
 
 /// How a reactor waits for work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
+    /// Poll before sleeping when that pays, as measured: nearly the latency of `Spin` while messages follow each
+    /// other closely, the processor time of `Event` while they do not. See [`Config::spin_share`].
+    #[default]
+    Adaptive,
     /// Sleep at once: no processor time while idle, a wake-up's latency per burst.
     Event,
     /// Poll for this long before sleeping: lowest latency, one core while traffic keeps coming.
@@ -79,6 +83,7 @@ impl ConnectOptions {
 pub struct Config {
     pub(crate) provider: ProviderChoice,
     pub(crate) wait: Wait,
+    pub(crate) spin_share: u8,
     pub(crate) max_message: u32,
     pub(crate) receive_depth: u32,
     pub(crate) send_depth: u32,
@@ -105,7 +110,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             provider: ProviderChoice::Auto,
-            wait: Wait::Event,
+            wait: Wait::Adaptive,
+            spin_share: 50,
             max_message: 8 << 10,
             receive_depth: 64,
             send_depth: 64,
@@ -138,10 +144,18 @@ impl Config {
         self
     }
 
-    /// How the reactor waits. Default: [`Wait::Event`].
+    /// How the reactor waits. Default: [`Wait::Adaptive`].
     #[must_use]
     pub const fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
+        self
+    }
+
+    /// What `Wait::Adaptive` may poll beyond what sleeping would have taken, percent of one processor: 1 to 100.
+    /// Default: 50. An idle reactor does not poll at all.
+    #[must_use]
+    pub const fn spin_share(mut self, percent: u8) -> Self {
+        self.spin_share = percent;
         self
     }
 
@@ -292,6 +306,7 @@ impl Config {
         let check = |setting, value: u64, low: u64, high: u64, range| {
             if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
         };
+        check("spin_share", self.spin_share.into(), 1, 100, "1 to 100 percent")?;
         check("max_message", self.max_message.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
         let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
         check("receive_depth", self.receive_depth.into(), window.0, window.1, "4 to 32,768 messages")?;

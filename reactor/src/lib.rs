@@ -11,6 +11,7 @@
 //! One thread drives a reactor; no call but `run` and `turn` blocks. What the loop does, stage by stage, is in
 //! `docs/loop.md`; what goes over the wire in `docs/wire.md`.
 
+mod adaptive;
 mod buffer;
 mod choose;
 mod config;

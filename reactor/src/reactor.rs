@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rdma_transport::provider::{DeviceId, Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
+use crate::adaptive::Adaptive;
 use crate::config::{Config, ProviderChoice, Wait};
 use crate::context::Context;
 use crate::core::Core;
@@ -58,6 +59,7 @@ pub struct Reactor<M = ()> {
     core: Core,
     inbox: Inbox<M>,
     clock: Box<dyn Clock>,
+    adaptive: Adaptive,
     /// This turn's edges.
     edges: Vec<Edge>,
     /// Those of the program's descriptors.
@@ -114,7 +116,9 @@ impl<M> Reactor<M> {
         let wake = Arc::new(WakeFlag::new(poller.waker()));
         let now = clock.now();
         let inbox = Inbox::new(Arc::clone(&wake), config.remote_queue);
+        let adaptive = Adaptive::new(config.spin_share, now);
         let mut reactor = Self {
+            adaptive,
             core: Core::new(config, provider, poller, wake, now),
             inbox,
             clock,
@@ -326,31 +330,56 @@ impl<M> Reactor<M> {
 
     /// Stage 1: polls without sleeping while the budget lasts.
     fn spin(&mut self, sleep_until: Option<Option<Instant>>) -> Result<(), Error> {
-        let Wait::Spin(budget) = self.core.config.wait else { return Ok(()) };
         if self.has_more() {
             return Ok(());
         }
-        let mut until = self.core.now.checked_add(budget);
+        let from = self.core.now;
+        let adaptive = self.core.config.wait == Wait::Adaptive;
+        let budget = match self.core.config.wait {
+            Wait::Event => return Ok(()),
+            Wait::Spin(budget) => budget,
+            Wait::Adaptive => {
+                // Who does not want to wait wants no polling either; what the flush has completed ends no idle time.
+                if sleep_until == Some(Some(from)) || self.poll_any()? {
+                    return Ok(());
+                }
+                let budget = self.adaptive.budget(from);
+                if budget.is_zero() {
+                    return Ok(());
+                }
+                budget
+            }
+        };
+        let mut until = from.checked_add(budget);
         for deadline in [sleep_until.flatten(), self.next_deadline()].into_iter().flatten() {
             until = Some(until.map_or(deadline, |until| until.min(deadline)));
         }
+        let hit = self.spin_until(until)?;
+        self.core.stats.spin_hits += u64::from(hit);
+        self.core.stats.spin_misses += u64::from(!hit);
+        if adaptive {
+            self.adaptive.polled(self.core.now.saturating_duration_since(from), hit);
+        }
+        Ok(())
+    }
+
+    /// Polls until there is a completion, and says so; or something else to do.
+    fn spin_until(&mut self, until: Option<Instant>) -> Result<bool, Error> {
         loop {
             self.core.stats.spins += 1;
             let more = self.core.provider.progress(self.core.now, Drive::Spin);
+            self.provider_pending |= more;
             if self.poll_any()? {
-                self.core.stats.spin_hits += 1;
-                self.provider_pending |= more;
-                return Ok(());
+                return Ok(true);
             }
             self.core.now = self.clock.now();
             if until.is_some_and(|until| self.core.now >= until) || more {
-                self.provider_pending |= more;
-                return Ok(());
+                return Ok(false);
             }
             if self.core.now.saturating_duration_since(self.last_wait) > LOOK_AROUND {
                 self.look(Some(Duration::ZERO))?;
                 if !self.edges.is_empty() || self.core.wake.is_pending() {
-                    return Ok(());
+                    return Ok(false);
                 }
             }
         }
@@ -361,11 +390,12 @@ impl<M> Reactor<M> {
         if self.has_completions() {
             return Ok(true);
         }
+        let most = BATCH.min(self.core.config.completions_per_turn as usize);
         for (d, device) in self.core.devices.iter_mut().enumerate() {
             let Some(device) = device else { continue };
             for (i, cq) in device.cqs.iter_mut().enumerate() {
                 self.batch.clear();
-                if self.core.provider.poll_cq(cq.id, BATCH, &mut self.batch)? > 0 {
+                if self.core.provider.poll_cq(cq.id, most, &mut self.batch)? > 0 {
                     self.batch_of = Some((d, i));
                     return Ok(true);
                 }
@@ -396,6 +426,7 @@ impl<M> Reactor<M> {
                 let left = deadline.saturating_duration_since(self.core.now);
                 timeout = Some(timeout.map_or(left, |t: Duration| t.min(left)));
             }
+            self.adaptive.sleeps();
         }
         self.look(timeout)
     }
@@ -492,6 +523,7 @@ impl<M> Reactor<M> {
     /// Hands the batch to the callbacks; its queue may hold more.
     fn dispatch<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
         self.mark_ready(d, i);
+        self.adaptive.found(self.core.now);
         self.core.completions(handler, d, &self.batch);
     }
 

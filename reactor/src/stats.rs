@@ -14,6 +14,8 @@ pub struct Stats {
     pub spins: u64,
     /// Busy polls that ended with work.
     pub spin_hits: u64,
+    /// Busy polls that ended without, and with a sleep.
+    pub spin_misses: u64,
     /// Edges of connection-manager channels.
     pub cm_edges: u64,
     /// Edges of completion channels.

@@ -67,7 +67,7 @@ impl WaitMode {
         match self {
             Self::Event => Ok(Wait::Event),
             Self::Spin => Ok(Wait::Spin(SPIN)),
-            Self::Adaptive => Err(Failure::new("--wait adaptive is not there yet: use --wait spin or --wait event")),
+            Self::Adaptive => Ok(Wait::Adaptive),
         }
     }
 }

@@ -6,9 +6,11 @@ pub mod connect;
 pub mod embed;
 pub mod flow;
 pub mod harness;
+pub mod io;
 pub mod large;
 pub mod one_sided;
 pub mod scale;
+pub mod threads;
 pub mod traffic;
 
 pub use harness::{Scale, Setup};
@@ -36,6 +38,8 @@ macro_rules! conformance {
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
                 embed: an_outer_loop_misses_nothing;
+                io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
+                threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;
             );
         }
     };

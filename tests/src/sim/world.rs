@@ -71,7 +71,11 @@ fn config(options: &NodeOptions) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
     Config::default()
-        .wait(if options.spin > 0 { Wait::Spin(time(options.spin)) } else { Wait::Event })
+        .wait(match options.spin {
+            0 if options.adaptive => Wait::Adaptive,
+            0 => Wait::Event,
+            spin => Wait::Spin(time(spin)),
+        })
         .max_message(options.max_message)
         .largest_message(LARGEST)
         .transfer_memory(options.transfer_memory)
@@ -317,7 +321,8 @@ impl World {
             return Ok(());
         };
         lock(&self.fabric).seen(node);
-        let timeout = if options.spin > 0 && self.rng.chance(500) { options.spin } else { 0 };
+        let longest = if options.spin > 0 { options.spin } else { u64::from(options.adaptive) * 50_000 };
+        let timeout = if longest > 0 && self.rng.chance(500) { longest } else { 0 };
         let mut program = Program { state, audit: &mut self.audit };
         let turn = reactor.turn(&mut program, Some(Duration::from_nanos(timeout)));
         let turn = turn.map_err(|error| format!("node{node}: the turn failed: {error}"))?;

@@ -1,0 +1,284 @@
+//! How long to poll before sleeping: `Wait::Adaptive`. Pure: time is an argument.
+//!
+//! Two things are measured: the *gap* from empty queues to the next completion, and the *cost* of a wake-up, which is
+//! how much later a completion is seen when it has to wake a sleeper. To know the cost, one idle time in [`PROBE`] is
+//! spent the other way than the rest, and the difference counts; when gaps are long, one in [`FAR_PROBE`].
+//!
+//! A hit after `t` takes `t - cost` more processor time than sleeping. With a share `s` of a processor to spend that
+//! is worth while up to `cost / (1 - s)`: the *limit*. Is the usual gap below it, an idle time begins with polling
+//! up to the limit; otherwise the reactor sleeps at once. A gap counts as [`LONG`] limits at most: an odd pause is
+//! forgiven, two are not, and neither are short gaps that alternate with pauses.
+//!
+//! Whatever the estimates are, polling beyond what sleeping would have taken is paid for from a credit that grows by
+//! the share of the time that passes.
+
+use std::time::{Duration, Instant};
+
+/// One idle time of this many measures the cost of a wake-up.
+const PROBE: u32 = 128;
+/// The same when gaps are long.
+const FAR_PROBE: u32 = 8 * PROBE;
+/// Gaps count as this many limits at most.
+const LONG: f64 = 4.0;
+/// Weight of a new measurement.
+const WEIGHT: f64 = 1.0 / 8.0;
+/// Weight of a probe.
+const PROBE_WEIGHT: f64 = 1.0 / 4.0;
+/// What the cost of a wake-up is taken for at first, and its range, ns.
+const COST: f64 = 20_000.0;
+const COSTS: (f64, f64) = (2_000.0, 200_000.0);
+/// Longest limit, ns.
+const LONGEST: f64 = 1_000_000.0;
+/// Time whose share can be saved up, ns.
+const SAVED: f64 = 4_000_000.0;
+
+/// How an idle time began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    Poll,
+    Sleep,
+    /// The other way than usual, to measure.
+    ProbePoll,
+    ProbeSleep,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    since: Instant,
+    /// End of polling.
+    until: Instant,
+    plan: Plan,
+    slept: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Adaptive {
+    /// Of a processor, above 0, at most 1.
+    share: f64,
+    /// Usual time from empty queues to a completion, without the wake-up, ns.
+    gap: f64,
+    /// Usual time from falling asleep to seeing a completion, ns.
+    slept: f64,
+    /// Of a wake-up, ns.
+    cost: f64,
+    /// Polling that may be spent, ns.
+    credit: f64,
+    credited: Instant,
+    idle: Option<Idle>,
+    count: u32,
+}
+
+impl Adaptive {
+    /// With a share of a processor, percent: 1 to 100.
+    pub(crate) fn new(percent: u8, now: Instant) -> Self {
+        let share = f64::from(percent.clamp(1, 100)) / 100.0;
+        // Start with polling: it is given up after two long gaps.
+        Self { share, gap: COST / 2.0, slept: COST, cost: COST, credit: SAVED * share, credited: now, idle: None, count: 0 }
+    }
+
+    /// How long to poll in one idle time, ns.
+    fn limit(&self) -> f64 {
+        (self.cost / (1.0 - self.share)).min(LONGEST)
+    }
+
+    /// The queues are empty: how long to poll from now on.
+    pub(crate) fn budget(&mut self, now: Instant) -> Duration {
+        if let Some(idle) = self.idle {
+            return idle.until.saturating_duration_since(now);
+        }
+        let passed = nanos(now.saturating_duration_since(self.credited));
+        self.credit = (self.credit + passed * self.share).min(SAVED * self.share);
+        self.credited = now;
+        self.count = self.count.wrapping_add(1);
+        let (limit, probe) = (self.limit(), self.count.is_multiple_of(PROBE));
+        let (plan, longest) = if self.gap <= limit {
+            if probe { (Plan::ProbeSleep, 0.0) } else { (Plan::Poll, limit) }
+        } else if probe && self.gap < 0.95 * LONG * limit {
+            (Plan::ProbePoll, LONG * limit)
+        } else if self.count.is_multiple_of(FAR_PROBE) {
+            (Plan::ProbePoll, LONGEST)
+        } else {
+            (Plan::Sleep, 0.0)
+        };
+        let budget = Duration::from_nanos(longest.min(self.credit).max(0.0) as u64);
+        self.idle = Some(Idle { since: now, until: now + budget, plan, slept: false });
+        budget
+    }
+
+    /// Polling took a time, and found something or not.
+    pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
+        // Sleeping would have taken the cost of a wake-up; after a miss that is still to come.
+        let saved = if hit { self.cost } else { 0.0 };
+        self.credit -= (nanos(time) - saved).max(0.0);
+    }
+
+    /// The reactor goes to sleep.
+    pub(crate) fn sleeps(&mut self) {
+        if let Some(idle) = &mut self.idle {
+            idle.slept = true;
+        }
+    }
+
+    /// There are completions.
+    pub(crate) fn found(&mut self, now: Instant) {
+        let Some(Idle { since, plan, slept, .. }) = self.idle.take() else { return };
+        let time = nanos(now.saturating_duration_since(since));
+        match (plan, slept) {
+            (Plan::ProbeSleep, true) => return self.learn_cost(time - self.gap),
+            (Plan::ProbePoll, false) => self.learn_cost(self.slept - time),
+            _ => {}
+        }
+        if slept {
+            self.slept += (time.min(LONGEST) - self.slept) * WEIGHT;
+        }
+        let gap = if slept { time - self.cost } else { time };
+        self.gap += (gap.clamp(0.0, LONG * self.limit()) - self.gap) * WEIGHT;
+    }
+
+    fn learn_cost(&mut self, cost: f64) {
+        // A pause of the peer is no wake-up.
+        let cost = cost.clamp(0.0, LONG * self.cost);
+        self.cost = (self.cost + (cost - self.cost) * PROBE_WEIGHT).clamp(COSTS.0, COSTS.1);
+    }
+}
+
+fn nanos(time: Duration) -> f64 {
+    time.as_nanos() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROUND: u64 = 100;
+
+    /// A reactor and its traffic: what they spent, ns.
+    struct Trial {
+        adaptive: Adaptive,
+        start: Instant,
+        now: u64,
+        wake: u64,
+        /// Polling, all of it, and beyond what sleeping would have taken.
+        polled: u64,
+        extra: u64,
+        sleeps: u64,
+        /// Time from completions to their callbacks.
+        delay: u64,
+    }
+
+    impl Trial {
+        #[allow(clippy::disallowed_methods, reason = "a test needs some instant")]
+        fn new(percent: u8, wake: u64) -> Self {
+            let start = Instant::now();
+            let adaptive = Adaptive::new(percent, start);
+            Self { adaptive, start, now: 0, wake, polled: 0, extra: 0, sleeps: 0, delay: 0 }
+        }
+
+        fn at(&self) -> Instant {
+            self.start + Duration::from_nanos(self.now)
+        }
+
+        /// Empty queues, a completion after `gap`, and its callback that takes `busy`.
+        fn cycle(&mut self, gap: u64, busy: u64) {
+            let due = self.now + gap;
+            let budget = self.adaptive.budget(self.at()).as_nanos() as u64;
+            let from = self.now;
+            while self.now < due && self.now - from < budget {
+                self.now += ROUND;
+            }
+            let (spent, hit) = (self.now - from, self.now >= due);
+            self.polled += spent;
+            self.extra += if hit { (spent as f64 - self.adaptive.cost).max(0.0) as u64 } else { spent };
+            if spent > 0 {
+                self.adaptive.polled(Duration::from_nanos(spent), hit);
+            }
+            if !hit {
+                self.sleeps += 1;
+                self.adaptive.sleeps();
+                self.now = due + self.wake;
+            }
+            self.delay += self.now - due;
+            self.adaptive.found(self.at());
+            self.now += busy;
+        }
+    }
+
+    #[test]
+    fn a_steady_ping_pong_is_polled() {
+        for (gap, wake) in [(3_000, 8_000), (15_000, 20_000), (30_000, 40_000), (60_000, 60_000)] {
+            let mut trial = Trial::new(50, wake);
+            (0..20_000).for_each(|_| trial.cycle(gap, 5_000));
+            let sleeps = trial.sleeps;
+            (0..10_000).for_each(|_| trial.cycle(gap, 5_000));
+            let slept = trial.sleeps - sleeps;
+            assert!(slept < 200, "gap {gap}, wake {wake}: slept {slept} times of 10,000; {:?}", trial.adaptive);
+        }
+    }
+
+    #[test]
+    fn the_cost_of_a_wake_up_is_found_out() {
+        for wake in [4_000_u64, 12_000, 50_000, 150_000] {
+            let mut trial = Trial::new(50, wake);
+            (0..20_000).for_each(|_| trial.cycle(wake / 2, 2_000));
+            let cost = trial.adaptive.cost;
+            assert!((cost / wake as f64 - 1.0).abs() < 0.2, "a wake-up of {wake} is taken for {cost}");
+        }
+    }
+
+    #[test]
+    fn an_odd_pause_does_not_end_the_polling() {
+        let mut trial = Trial::new(50, 20_000);
+        for nth in 0..20_000 {
+            trial.cycle(if nth % 200 == 0 { 4_000_000 } else { 10_000 }, 2_000);
+        }
+        assert!(trial.sleeps < 600, "slept {} times of 20,000", trial.sleeps);
+    }
+
+    #[test]
+    fn rare_messages_are_slept_for() {
+        for pattern in [&[10_000_000][..], &[10_000_000, 60_000], &[10_000_000, 0, 30_000], &[300_000]] {
+            let mut trial = Trial::new(50, 20_000);
+            (0..100).for_each(|nth| trial.cycle(pattern[nth % pattern.len()], 5_000));
+            let (polled, from) = (trial.polled, trial.now);
+            (0..5_000).for_each(|nth| trial.cycle(pattern[nth % pattern.len()], 5_000));
+            let share = (trial.polled - polled) as f64 / (trial.now - from) as f64;
+            assert!(share < 0.01, "{pattern:?}: {:.2} % of the time", 100.0 * share);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_share_is_never_exceeded(
+            percent in 1..=100_u8,
+            wake in 0..300_000_u64,
+            cycles in prop::collection::vec((prop_oneof![0..2_000_u64, 0..100_000_u64, 0..20_000_000_u64], 0..50_000_u64), 1..2_000),
+        ) {
+            let mut trial = Trial::new(percent, wake);
+            for (gap, busy) in cycles {
+                let before = trial.polled;
+                trial.cycle(gap, busy);
+                prop_assert!((trial.polled - before) as f64 <= LONG * LONGEST + ROUND as f64);
+                prop_assert!(COSTS.0 <= trial.adaptive.cost && trial.adaptive.cost <= COSTS.1);
+                let allowed = (SAVED + trial.now as f64) * trial.adaptive.share + ROUND as f64;
+                prop_assert!(trial.extra as f64 <= allowed, "{} of {allowed} ns", trial.extra);
+            }
+        }
+
+        #[test]
+        fn steady_gaps_settle(gap in 0..2_000_000_u64, wake in 2_000..200_000_u64) {
+            let mut trial = Trial::new(50, wake);
+            (0..30_000).for_each(|_| trial.cycle(gap, 1_000));
+            let (polled, sleeps, from) = (trial.polled, trial.sleeps, trial.now);
+            (0..5_000).for_each(|_| trial.cycle(gap, 1_000));
+            let (slept, polled) = (trial.sleeps - sleeps, trial.polled - polled);
+            if gap < wake {
+                prop_assert!(slept < 500, "{slept} of 5,000");
+            } else if gap > 10 * wake {
+                prop_assert!((polled as f64) < 0.01 * (trial.now - from) as f64, "{polled} ns");
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The program's own descriptors next to the connections.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Message, Reactor, Readiness};
+
+use super::harness::{Pair, Probe, Setup};
+
+/// Reads a stream as the contract says, and sends what came over a connection.
+struct Bridge {
+    stream: UnixStream,
+    io: Option<IoId>,
+    conn: Option<ConnectionId>,
+    edges: usize,
+    ended: bool,
+    echoed: Vec<u8>,
+}
+
+impl Handler for Bridge {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        self.io = Some(cx.register_io(&self.stream, Interest::READABLE | Interest::WRITABLE).expect("a stream"));
+        let again = cx.register_io(&self.stream, Interest::READABLE);
+        assert!(again.is_err(), "a descriptor is registered once");
+    }
+
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {
+        assert_eq!(self.io, Some(io));
+        self.edges += 1;
+        if !readiness.readable {
+            return;
+        }
+        let mut bytes = [0; 64];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => {
+                    self.ended = true;
+                    assert!(readiness.closed, "the end of a stream is an end");
+                    assert!(cx.deregister_io(io) && !cx.deregister_io(io), "taken back once");
+                    return;
+                }
+                Ok(n) => {
+                    cx.send(self.conn.expect("registered after it"), &bytes[..n]).expect("room");
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.echoed.extend_from_slice(&message);
+    }
+}
+
+/// A stream of the program's own is read in the loop and bridged to a connection; its edges come when something is
+/// new, and not after it was taken back.
+pub fn descriptors_share_the_loop(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
+    theirs.set_nonblocking(true).expect("a non-blocking stream");
+    let mut bridge = Bridge { stream: theirs, io: None, conn: None, edges: 0, ended: false, echoed: Vec::new() };
+    p.client.context().connect(p.address).expect("connecting");
+    until(&mut p, &mut bridge, "connected", |b| b.io.is_some());
+    until(&mut p, &mut bridge, "there is room at first: one edge", |b| b.edges == 1);
+    for nth in 0_u8..100 {
+        ours.write_all(&[nth]).expect("room");
+        until(&mut p, &mut bridge, "the echo", |b| b.echoed.last() == Some(&nth));
+    }
+    let edges = bridge.edges;
+    assert!(edges <= 201, "{edges} edges for 100 bytes: each comes with one, and one for room at most");
+    drop(ours);
+    until(&mut p, &mut bridge, "the end", |b| b.ended);
+    let edges = bridge.edges;
+    for _ in 0..20 {
+        p.client.turn(&mut bridge, Some(Duration::ZERO)).expect("a turn");
+    }
+    assert_eq!(bridge.edges, edges, "nothing comes after it was taken back");
+    let idle = p.client.context().register_io(&bridge.stream, Interest::empty()).map_err(|error| error.kind());
+    assert_eq!(idle, Err(ErrorKind::InvalidInput));
+    p.client.shutdown(&mut bridge, Duration::from_secs(5)).expect("the client's end");
+    p.finish();
+}
+
+fn until(p: &mut Pair, bridge: &mut Bridge, what: &str, condition: impl Fn(&Bridge) -> bool) {
+    let limit = super::harness::now() + Duration::from_secs(20);
+    while !condition(bridge) {
+        assert!(super::harness::now() < limit, "not in time: {what}");
+        p.server.turn(&mut p.s, Some(Duration::ZERO)).expect("the server's turn");
+        p.client.turn(bridge, Some(Duration::from_millis(1))).expect("the client's turn");
+    }
+}
+
+/// A descriptor that was closed without a word, and whose number is another's now, does no harm.
+pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
+    struct Count(Vec<IoId>);
+    impl Handler for Count {
+        fn on_io_ready(&mut self, _: &mut Context<'_>, io: IoId, _: Readiness) {
+            self.0.push(io);
+        }
+    }
+    let mut reactor = Reactor::new(Config::default().provider(setup.provider)).expect("a reactor");
+    let (a, mut b) = UnixStream::pair().expect("a pair of streams");
+    let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
+    b.write_all(b"x").expect("room");
+    drop(a);
+    // Most likely of the same number. Either way the old registration is gone from the system.
+    let (a, mut b) = UnixStream::pair().expect("a pair of streams");
+    let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
+    reactor.context().deregister_io(old);
+    b.write_all(b"x").expect("room");
+    let mut count = Count(Vec::new());
+    while count.0.is_empty() {
+        reactor.turn(&mut count, Some(Duration::from_secs(20))).expect("a turn");
+    }
+    assert_eq!(count.0, [new]);
+}
