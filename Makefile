@@ -43,8 +43,9 @@ bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run 
 mutants: ## Plant defects; the simulation must find each
 	tests/mutants/run.sh
 
-soak: ## 100,000 simulated worlds
+soak: ## 100,000 simulated worlds, 3,000,000 messages that must not be late
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
+	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
 VERBS_FEATURES = rdma-transport/verbs,rdma-reactor/verbs,rdma-reactor-examples/verbs,rdma-reactor-tests/verbs

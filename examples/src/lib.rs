@@ -4,6 +4,8 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod embed;
+pub mod metrics;
 pub mod pingpong;
 pub mod program;
 pub mod rping;

@@ -74,7 +74,16 @@ impl Adaptive {
     pub(crate) fn new(percent: u8, now: Instant) -> Self {
         let share = f64::from(percent.clamp(1, 100)) / 100.0;
         // Start with polling: it is given up after two long gaps.
-        Self { share, gap: COST / 2.0, slept: COST, cost: COST, credit: SAVED * share, credited: now, idle: None, count: 0 }
+        Self {
+            share,
+            gap: COST / 2.0,
+            slept: COST,
+            cost: COST,
+            credit: SAVED * share,
+            credited: now,
+            idle: None,
+            count: 0,
+        }
     }
 
     /// How long to poll in one idle time, ns.

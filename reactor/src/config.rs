@@ -95,6 +95,8 @@ pub struct Config {
     pub(crate) overtake: bool,
     pub(crate) completion_queue: u32,
     pub(crate) completions_per_turn: u32,
+    pub(crate) fair_messages: u32,
+    pub(crate) fair_bytes: usize,
     pub(crate) backlog: u32,
     pub(crate) remote_queue: u32,
     pub(crate) connect_timeout: Duration,
@@ -123,6 +125,8 @@ impl Default for Config {
             overtake: false,
             completion_queue: 16 << 10,
             completions_per_turn: 1024,
+            fair_messages: 128,
+            fair_bytes: 256 << 10,
             backlog: 1024,
             remote_queue: 65_536,
             connect_timeout: Duration::from_secs(10),
@@ -241,6 +245,16 @@ impl Config {
         self
     }
 
+    /// What one connection may have handled in one turn: completions, and bytes received; both at least 1. What is
+    /// beyond waits, in order, for the next turn, behind what has come on other connections. Default: 128 and 256
+    /// KiB.
+    #[must_use]
+    pub const fn fairness(mut self, completions: u32, bytes: usize) -> Self {
+        self.fair_messages = completions;
+        self.fair_bytes = bytes;
+        self
+    }
+
     /// Backlog of a listener, connections. Default: 1,024.
     #[must_use]
     pub const fn backlog(mut self, connections: u32) -> Self {
@@ -324,6 +338,8 @@ impl Config {
             "room for one connection's sends and receives, to 16,777,216",
         )?;
         check("completions_per_turn", self.completions_per_turn.into(), 1, u64::from(u32::MAX), "at least 1")?;
+        check("fairness completions", self.fair_messages.into(), 1, u64::from(u32::MAX), "at least 1")?;
+        check("fairness bytes", self.fair_bytes as u64, 1, u64::MAX, "at least 1")?;
         check("backlog", self.backlog.into(), 1, 1 << 16, "1 to 65,536")?;
         check("remote_queue", self.remote_queue.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let day = Duration::from_secs(86_400);

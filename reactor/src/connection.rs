@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_transport::cm::CmId;
 use rdma_transport::qp::QpId;
@@ -12,6 +12,7 @@ use rdma_transport::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, SgeList};
 use crate::config::{CONTROL_SENDS, Framing};
 use crate::credit::{ReceiveWindow, SendWindow};
 use crate::error::{ConnectError, DisconnectReason, SendErrorKind};
+use crate::fair::Allowance;
 use crate::frame::{HEADER_LEN, Kind};
 use crate::id::{ConnectionId, SendId, SendKind, WorkId, WorkKind};
 use crate::pool::{Buffer, Posted};
@@ -128,6 +129,10 @@ pub(crate) struct Connection {
     pub(crate) blocked_for_slot: bool,
     /// Registered for this peer alone.
     pub(crate) regions: Vec<Key>,
+    pub(crate) blocked_since: Instant,
+    /// Time with refused sends, up to the last `on_writable`.
+    pub(crate) stalled: Duration,
+    pub(crate) fair: Allowance,
     /// On the list of connections to flush.
     pub(crate) dirty: bool,
     pub(crate) owes: Owes,
@@ -159,6 +164,13 @@ impl Connection {
             return Err(SendErrorKind::TooLong { len, max });
         }
         if self.has_room() { Ok(()) } else { Err(SendErrorKind::WouldBlock) }
+    }
+
+    /// Notes that a send was refused.
+    pub(crate) fn block(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.blocked, true) {
+            self.blocked_since = now;
+        }
     }
 
     /// Whether the peer's window and the send queue both have room for data.

@@ -290,6 +290,15 @@ impl Context<'_> {
         self.core.capabilities(conn)
     }
 
+    /// How long sends of a connection were refused for want of room, from the first refusal to the `on_writable` it led
+    /// to, all times together; `None` when the connection is gone.
+    #[must_use]
+    pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
+        let c = self.core.connections.get(conn.0)?;
+        let now = if c.blocked { self.core.now.saturating_duration_since(c.blocked_since) } else { Duration::ZERO };
+        Some(c.stalled + now)
+    }
+
     /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
     /// is delivered any more. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
@@ -359,7 +368,7 @@ impl Context<'_> {
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core.stats
+        self.core.snapshot()
     }
 
     /// Connections in any phase.

@@ -17,6 +17,7 @@ use crate::connection::{Connection, Ending, Owes, Phase};
 use crate::credit::{ReceiveWindow, SendWindow};
 use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Error, SendError, SendErrorKind};
+use crate::fair::{Allowance, Fair};
 use crate::frame::{HEADER_LEN, Header, Kind, MAX_USER_PRIVATE_DATA};
 use crate::id::{ConnectionId, GENERATION_BITS, ListenerId, SendId, SendKind, WorkId, WorkKind};
 use crate::io::Registrations;
@@ -76,6 +77,7 @@ pub(crate) struct Core {
     /// Devices that came into use and whose channels are not registered yet.
     pub(crate) new_devices: Vec<DeviceId>,
     pub(crate) timers: crate::timer::Timers<TimerKind>,
+    pub(crate) fair: Fair,
     /// Connections with something to post.
     dirty: Vec<ConnectionId>,
     /// Connections that were refused a send and may have room again.
@@ -121,6 +123,7 @@ impl Core {
             devices: Vec::new(),
             new_devices: Vec::new(),
             timers: crate::timer::Timers::default(),
+            fair: Fair::default(),
             dirty: Vec::new(),
             writable: Vec::new(),
             ending: Vec::new(),
@@ -134,6 +137,14 @@ impl Core {
             stop: false,
             receive_chain: Vec::new(),
         }
+    }
+
+    /// The counters, and the levels of now.
+    pub(crate) fn snapshot(&self) -> Stats {
+        let pools = self.devices.iter().flatten().map(|device| &device.pool);
+        let (pool_buffers, pool_free) =
+            pools.fold((0, 0), |(all, free), pool| (all + pool.capacity(), free + pool.available()));
+        Stats { connections: self.connections.len(), pool_buffers, pool_free, ..self.stats }
     }
 
     /// Lets the first address that is used decide on the provider.
@@ -236,6 +247,9 @@ impl Core {
             blocked: false,
             blocked_for_slot: false,
             regions: Vec::new(),
+            blocked_since: self.now,
+            stalled: Duration::ZERO,
+            fair: Allowance::default(),
             dirty: false,
             owes: Owes::default(),
             last_heard: self.now,
@@ -389,7 +403,7 @@ impl Core {
     pub(crate) fn would_block(&mut self, id: ConnectionId, for_slot: bool) -> SendErrorKind {
         if let Some(c) = self.connections.get_mut(id.0) {
             c.blocked_for_slot = for_slot && (!c.blocked || c.blocked_for_slot);
-            c.blocked = true;
+            c.block(self.now);
         }
         self.stats.send_stalls += 1;
         SendErrorKind::WouldBlock

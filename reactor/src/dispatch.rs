@@ -27,9 +27,7 @@ impl Core {
         batch: &[WorkCompletion],
     ) {
         self.stats.completions += batch.len() as u64;
-        let Some(dev) = self.devices[device].as_ref() else { return };
-        // Messages borrow these, not the core: the callbacks get the core.
-        let (mut slabs, mut home) = (Arc::clone(dev.pool.slabs()), dev.home.clone());
+        let Some((mut slabs, mut home)) = self.home(device) else { return };
         for wc in batch {
             let Some(work) = WorkId::unpack(wc.wr_id) else {
                 self.stats.stale_completions += 1;
@@ -39,10 +37,31 @@ impl Core {
                 self.stats.stale_completions += 1;
                 continue;
             }
-            match work.kind {
-                WorkKind::Send => self.send_completed(handler, work.connection, work.sequence, wc.status),
-                WorkKind::Recv => self.received(handler, work.connection, wc, &mut slabs, &mut home),
+            if self.has_its_turn(work.connection, wc) {
+                self.completed(handler, work, wc, &mut slabs, &mut home);
             }
+        }
+    }
+
+    /// What messages of a device borrow instead of the core: the callbacks get the core.
+    pub(crate) fn home(&self, device: usize) -> Option<(Arc<Slabs>, Home)> {
+        let device = self.devices.get(device)?.as_ref()?;
+        Some((Arc::clone(device.pool.slabs()), device.home.clone()))
+    }
+
+    /// Handles one completion.
+    #[inline]
+    pub(crate) fn completed<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        work: WorkId,
+        wc: &WorkCompletion,
+        slabs: &mut Arc<Slabs>,
+        home: &mut Home,
+    ) {
+        match work.kind {
+            WorkKind::Send => self.send_completed(handler, work.connection, work.sequence, wc.status),
+            WorkKind::Recv => self.received(handler, work.connection, wc, slabs, home),
         }
     }
 
@@ -346,6 +365,9 @@ impl Core {
             let Some(c) = self.connections.get_mut(id.0) else { continue };
             if c.is_unblocked() {
                 c.blocked = false;
+                let stall = self.now.saturating_duration_since(c.blocked_since);
+                c.stalled += stall;
+                self.stats.stall_time += stall;
                 handler.on_writable(&mut Context { core: self }, id);
             }
         }

@@ -23,6 +23,7 @@ mod device;
 mod dispatch;
 mod error;
 mod establish;
+mod fair;
 mod frame;
 mod handler;
 mod id;

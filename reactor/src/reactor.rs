@@ -76,6 +76,8 @@ pub struct Reactor<M = ()> {
     timers_pending: bool,
     /// This turn has asked the operating system for edges.
     looked: bool,
+    /// When this turn's edges came, until its first callback.
+    edge: Option<Instant>,
     last_wait: Instant,
 }
 
@@ -131,6 +133,7 @@ impl<M> Reactor<M> {
             provider_pending: false,
             timers_pending: false,
             looked: false,
+            edge: None,
             last_wait: now,
         };
         reactor.register_channels()?;
@@ -156,17 +159,17 @@ impl<M> Reactor<M> {
         self.core.provider.name()
     }
 
-    /// Counters since the start.
+    /// Counters since the start, and levels of now.
     #[must_use]
-    pub const fn stats(&self) -> Stats {
-        self.core.stats
+    pub fn stats(&self) -> Stats {
+        self.core.snapshot()
     }
 
     /// Pooled buffers that exist, and those that nobody holds.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
-        let pools = self.core.devices.iter().flatten().map(|device| &device.pool);
-        pools.fold((0, 0), |(all, free), pool| (all + pool.capacity(), free + pool.available()))
+        let Stats { pool_buffers, pool_free, .. } = self.core.snapshot();
+        (pool_buffers, pool_free)
     }
 
     /// When a turn is due at the latest, though nothing becomes readable. `None`: no timer is set.
@@ -185,12 +188,17 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is).
+    /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is). How to call it
+    /// from another loop is in `docs/embedding.md`.
     ///
     /// # Errors
     /// As [`Reactor::run`].
-    pub fn turn<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
-        let mut turn = self.turn_once(handler, timeout)?;
+    pub fn turn<H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Turn, Error> {
+        let mut turn = self.turn_once(handler, timeout.into())?;
         if !turn.more {
             // The caller may sleep on the descriptor now, and an edge that it has seen does not come again: arm, and
             // look once more at everything.
@@ -229,6 +237,7 @@ impl<M> Reactor<M> {
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         let mut progressed = false;
         self.looked = false;
+        self.edge = None;
         self.core.stats.turns += 1;
         self.core.now = self.clock.now();
         self.register_channels()?;
@@ -287,7 +296,7 @@ impl<M> Reactor<M> {
     }
 
     fn has_completions(&self) -> bool {
-        self.batch_of.is_some() || !self.ready.is_empty()
+        self.batch_of.is_some() || !self.ready.is_empty() || self.core.fair.is_behind()
     }
 
     /// Watches the channels of a provider and of devices that came into use.
@@ -322,6 +331,7 @@ impl<M> Reactor<M> {
             // A callback may have taken it back meanwhile.
             if let Some(id) = self.core.io.find(token) {
                 *progressed = true;
+                self.core.stats.io_edges += 1;
                 handler.on_io_ready(&mut Context { core: &mut self.core }, id, readiness);
             }
         }
@@ -453,6 +463,9 @@ impl<M> Reactor<M> {
         self.core.stats.empty_waits += u64::from(self.edges.len() == before);
         self.core.now = self.clock.now();
         self.last_wait = self.core.now;
+        if self.edges.len() > before {
+            self.edge = Some(self.core.now);
+        }
         Ok(())
     }
 
@@ -488,20 +501,18 @@ impl<M> Reactor<M> {
         handler: &mut H,
         progressed: &mut bool,
     ) -> Result<(), Error> {
-        // A queue that is not armed tells nothing: it is looked at in its turn, however busy the others are.
-        for d in 0..self.core.devices.len() {
-            for i in 0..self.core.devices[d].as_ref().map_or(0, |device| device.cqs.len()) {
-                if self.core.devices[d].as_ref().is_some_and(|device| !device.cqs[i].armed) {
-                    self.mark_ready(d, i);
-                }
-            }
-        }
+        self.core.fair.turn();
         let mut budget = self.core.config.completions_per_turn as usize;
+        if self.core.fair.is_behind() {
+            *progressed = true;
+            self.core.backlogs(handler, &mut budget);
+        }
         if let Some((d, i)) = self.batch_of.take() {
             budget = budget.saturating_sub(self.batch.len());
             self.dispatch(handler, d, i);
             *progressed = true;
         }
+        self.mark_unarmed();
         while budget > 0 {
             let Some((d, i)) = self.ready.pop_front() else { break };
             let Some(device) = self.core.devices[d].as_mut() else { continue };
@@ -520,10 +531,28 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
+    /// A queue that is not armed tells nothing: it is looked at in its turn, however busy the others are.
+    fn mark_unarmed(&mut self) {
+        for d in 0..self.core.devices.len() {
+            for i in 0..self.core.devices[d].as_ref().map_or(0, |device| device.cqs.len()) {
+                if self.core.devices[d].as_ref().is_some_and(|device| !device.cqs[i].armed) {
+                    self.mark_ready(d, i);
+                }
+            }
+        }
+    }
+
     /// Hands the batch to the callbacks; its queue may hold more.
     fn dispatch<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
         self.mark_ready(d, i);
         self.adaptive.found(self.core.now);
+        if let Some(edge) = self.edge.take() {
+            let time = self.clock.now().saturating_duration_since(edge);
+            self.core.stats.wakes += 1;
+            self.core.stats.wake_time += time;
+            self.core.stats.wake_time_max = self.core.stats.wake_time_max.max(time);
+            self.core.stats.wake_completions += self.batch.len() as u64;
+        }
         self.core.completions(handler, d, &self.batch);
     }
 

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::context::Context;
 use crate::core::Core;
+use crate::error::SendErrorKind;
 use crate::handler::Handler;
 use crate::id::ConnectionId;
 
@@ -224,18 +225,20 @@ impl<M> Inbox<M> {
         for _ in 0..COMMANDS_PER_TURN {
             let Ok(command) = self.commands.try_recv() else { return };
             *progressed = true;
+            core.stats.remote_commands += 1;
             match command {
                 Command::Message(message) => {
                     self.done();
                     handler.on_wake(&mut Context { core }, message);
                 }
-                Command::Send(conn, payload) => match self.waiting.get_mut(&conn) {
-                    Some(queue) => queue.push_back(payload),
-                    None if core.must_wait(conn) => {
-                        self.waiting.insert(conn, VecDeque::from([payload]));
+                Command::Send(conn, payload) => {
+                    let mut queue = self.waiting.remove(&conn).unwrap_or_default();
+                    let waits = !queue.is_empty();
+                    queue.push_back(payload);
+                    if waits || !self.pump(core, conn, &mut queue) {
+                        self.waiting.insert(conn, queue);
                     }
-                    None => self.send(core, conn, &payload),
-                },
+                }
             }
         }
         self.pending = true;
@@ -243,22 +246,28 @@ impl<M> Inbox<M> {
 
     fn send_waiting(&mut self, core: &mut Core) {
         let mut waiting = std::mem::take(&mut self.waiting);
-        waiting.retain(|&conn, queue| {
-            while !core.must_wait(conn) {
-                let Some(payload) = queue.pop_front() else { return false };
-                self.send(core, conn, &payload);
-            }
-            !queue.is_empty()
-        });
+        waiting.retain(|&conn, queue| !self.pump(core, conn, queue));
         self.waiting = waiting;
     }
 
-    fn send(&mut self, core: &mut Core, conn: ConnectionId, payload: &[u8]) {
-        self.done();
-        if let Err(error) = core.send(conn, payload) {
-            log::debug!("{conn}: a send of {} bytes from another thread is dropped: {error}", payload.len());
-            core.stats.remote_sends_dropped += 1;
+    /// Sends what there is room for; whether that is all.
+    fn pump(&self, core: &mut Core, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
+        while let Some(payload) = queue.front() {
+            if core.must_wait(conn) {
+                return false;
+            }
+            match core.send(conn, payload) {
+                Ok(_) => {}
+                Err(SendErrorKind::WouldBlock) => return false,
+                Err(error) => {
+                    log::debug!("{conn}: a send of {} bytes from another thread is dropped: {error}", payload.len());
+                    core.stats.remote_sends_dropped += 1;
+                }
+            }
+            queue.pop_front();
+            self.done();
         }
+        true
     }
 
     fn done(&self) {

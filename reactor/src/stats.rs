@@ -1,5 +1,7 @@
 //! Counters of a reactor, all since its start.
 
+use std::time::Duration;
+
 /// A snapshot; see [`crate::Reactor::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -14,12 +16,24 @@ pub struct Stats {
     pub spins: u64,
     /// Busy polls that ended with work.
     pub spin_hits: u64,
-    /// Busy polls that ended without, and with a sleep.
+    /// Busy polls that ended without.
     pub spin_misses: u64,
     /// Edges of connection-manager channels.
     pub cm_edges: u64,
     /// Edges of completion channels.
     pub completion_edges: u64,
+    /// Wake-ups by an edge after which there were completions.
+    pub wakes: u64,
+    /// Completions handled in the turns of those wake-ups.
+    pub wake_completions: u64,
+    /// Time from those edges to the first callback, all together.
+    pub wake_time: Duration,
+    /// The longest of them.
+    pub wake_time_max: Duration,
+    /// Edges of descriptors of [`crate::Context::register_io`].
+    pub io_edges: u64,
+    /// Messages and sends taken from other threads.
+    pub remote_commands: u64,
     /// Completion events.
     pub completion_events: u64,
     /// Times a completion queue was armed.
@@ -28,6 +42,8 @@ pub struct Stats {
     pub arm_races: u64,
     /// Completions.
     pub completions: u64,
+    /// Completions that waited for another turn, for the sake of other connections.
+    pub deferred: u64,
     /// Completions of connections that were gone.
     pub stale_completions: u64,
     /// Connections that came up.
@@ -56,8 +72,16 @@ pub struct Stats {
     pub send_stalls: u64,
     /// Sends from other threads that found no connection to go out on.
     pub remote_sends_dropped: u64,
+    /// Time with refused sends, of all connections together.
+    pub stall_time: Duration,
     /// Keepalive questions sent.
     pub pings: u64,
     /// Connections given up for silence.
     pub keepalive_timeouts: u64,
+    /// Connections now, in any phase.
+    pub connections: usize,
+    /// Pooled buffers now.
+    pub pool_buffers: usize,
+    /// Pooled buffers that nobody holds now.
+    pub pool_free: usize,
 }

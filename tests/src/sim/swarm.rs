@@ -39,6 +39,8 @@ pub struct NodeOptions {
     pub max_pending: u32,
     /// Busy poll, ns; 0 waits for events.
     pub spin: u64,
+    /// Completions of a connection per turn, and bytes.
+    pub fairness: (u32, usize),
     /// Busy poll as it pays.
     pub adaptive: bool,
     pub keepalive: (u64, u64),
@@ -243,6 +245,7 @@ impl NodeOptions {
             max_connections: rng.range(4..=24) as u32,
             max_pending: rng.range(1..=8) as u32,
             spin: if rng.chance(300) { rng.range(1_000..=50_000) } else { 0 },
+            fairness: (rng.skewed(1..=128) as u32, rng.skewed(1..=1 << 18) as usize),
             adaptive: rng.chance(400),
             keepalive: (interval, interval * rng.range(3..=6)),
             connect_timeout: rng.range(300 * MS..=3000 * MS),

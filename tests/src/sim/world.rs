@@ -83,6 +83,7 @@ fn config(options: &NodeOptions) -> Config {
         .send_depth(options.send_depth)
         .completion_queue(options.per_queue * room)
         .completions_per_turn(options.completions_per_turn)
+        .fairness(options.fairness.0, options.fairness.1)
         .max_connections(options.max_connections)
         .max_pending(options.max_pending)
         .keepalive(time(options.keepalive.0), time(options.keepalive.1))

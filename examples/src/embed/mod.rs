@@ -1,0 +1,180 @@
+//! What the embedding examples have in common: an echo server on a thread of its own, and a client that keeps its
+//! loop busy, then idle, and busy again.
+
+pub mod asyncio;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, ProviderChoice, Reactor,
+    Remote, TimerId,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Messages that a [`Load`] has echoed.
+pub const MESSAGES: u64 = 10_000;
+/// Messages on their way at once.
+const WINDOW: u64 = 32;
+/// Messages between two rests.
+const BURST: u64 = 500;
+/// A rest: nothing but a timer ends it.
+const REST: Duration = Duration::from_millis(5);
+
+/// Settings of both sides.
+#[must_use]
+pub fn config() -> Config {
+    Config::default().provider(ProviderChoice::Iwarp)
+}
+
+/// A reactor's descriptor on tokio, of whose runtime the caller is.
+///
+/// # Errors
+/// The system has no descriptors left.
+#[allow(deprecated, reason = "the safe one of two; what it could be misused for, an OwnedFd does not do")]
+pub fn on_tokio(reactor: &Reactor) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)
+}
+
+/// Sends every message back.
+#[derive(Debug)]
+pub struct Echo;
+
+impl Handler for Echo {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Err(error) = cx.send(conn, &message) {
+            log::warn!("{conn}: {error}");
+        }
+    }
+}
+
+/// An echo server on a thread of its own.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    remote: Remote,
+    thread: JoinHandle<Result<(), Error>>,
+}
+
+impl Server {
+    /// Starts one on a free port of this machine.
+    ///
+    /// # Errors
+    /// The system has no descriptors or ports left.
+    pub fn start() -> Result<Self, Error> {
+        let mut reactor = Reactor::new(config())?;
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
+        let address = reactor.context().local_address(listener).ok_or(Error::Gone("listener"))?;
+        let remote = reactor.remote();
+        Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })
+    }
+
+    /// Stops it.
+    ///
+    /// # Errors
+    /// What its reactor ended with.
+    pub fn stop(self) -> Result<(), Error> {
+        self.remote.stop();
+        self.thread.join().map_err(|_| Error::Gone("server's thread"))?
+    }
+}
+
+/// Has [`MESSAGES`] echoed in order, and rests now and then.
+#[derive(Debug, Default)]
+pub struct Load {
+    sent: u64,
+    echoed: u64,
+    rests: u64,
+    resting: Option<ConnectionId>,
+    /// All is said, and the connection is closed.
+    pub done: bool,
+    /// What went wrong.
+    pub failure: Option<String>,
+}
+
+impl Load {
+    /// A reactor that connects to the server.
+    ///
+    /// # Errors
+    /// As [`Reactor::new`].
+    pub fn reactor(server: &Server) -> Result<Reactor, Error> {
+        let mut reactor = Reactor::new(config())?;
+        reactor.context().connect(server.address)?;
+        Ok(reactor)
+    }
+
+    fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let end = MESSAGES.min(self.rests * BURST + BURST);
+        while self.sent < end && self.sent - self.echoed < WINDOW && cx.send(conn, &self.sent.to_le_bytes()).is_ok() {
+            self.sent += 1;
+        }
+    }
+
+    fn end(&mut self, failure: String) {
+        self.failure = Some(failure);
+        self.done = true;
+    }
+
+    /// One line about what happened.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn report(&self, heartbeats: u64) -> Result<(), Box<dyn std::error::Error>> {
+        match &self.failure {
+            Some(failure) => Err(failure.clone().into()),
+            None => {
+                println!("{} echoes, {} rests, {heartbeats} heartbeats of the outer loop", self.echoed, self.rests);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Handler for Load {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if *message != self.echoed.to_le_bytes() {
+            return self.end(format!("echo {} is another: {:?}", self.echoed, &message[..]));
+        }
+        self.echoed += 1;
+        if self.echoed == MESSAGES {
+            cx.close(conn);
+        } else if self.echoed == self.rests * BURST + BURST {
+            // Nothing is on its way now: the timer alone goes on.
+            cx.set_timer(REST, 0);
+            self.resting = Some(conn);
+        } else {
+            self.pump(cx, conn);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some(conn) = self.resting.take() {
+            self.rests += 1;
+            self.pump(cx, conn);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.done = true;
+        if self.echoed < MESSAGES {
+            self.end(format!("the end after {} echoes: {reason}", self.echoed));
+        }
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.end(error.to_string());
+    }
+}

@@ -1,0 +1,69 @@
+//! A reactor in other loops: each example has 10,000 messages echoed, rests on timers, and misses nothing.
+#![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
+
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A lost wake-up is a loop that sleeps for ever.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn run(program: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+    let child = command.spawn().expect("the program starts");
+    let pid = Pid::from_raw(child.id() as i32);
+    let (done, watch) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        if watch.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            kill(pid, Signal::SIGKILL).expect("it has not been waited for");
+        }
+    });
+    let output = child.wait_with_output().expect("its end");
+    drop(done);
+    watchdog.join().expect("the watchdog");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {}\n{stdout}{stderr}", output.status);
+    stdout
+}
+
+/// The rests are timers of the reactor; the heartbeats are of the loop around it, which runs all the while.
+#[track_caller]
+fn shares_its_loop(program: &str, args: &[&str]) {
+    let stdout = run(program, args);
+    let numbers: Vec<u64> = stdout.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [10_000, 19, heartbeats] = numbers[..] else { panic!("{stdout}") };
+    // 19 rests of 5 ms, a beat each 2 ms: a machine that is busy otherwise loses some.
+    assert!(heartbeats >= 19, "{stdout}");
+}
+
+#[test]
+fn epoll_level_and_edge_triggered() {
+    shares_its_loop(env!("CARGO_BIN_EXE_embed-epoll"), &[]);
+    shares_its_loop(env!("CARGO_BIN_EXE_embed-epoll"), &["--edge"]);
+}
+
+#[test]
+fn mio() {
+    shares_its_loop(env!("CARGO_BIN_EXE_embed-mio"), &[]);
+}
+
+#[test]
+fn calloop() {
+    shares_its_loop(env!("CARGO_BIN_EXE_embed-calloop"), &[]);
+}
+
+#[test]
+fn tokio() {
+    shares_its_loop(env!("CARGO_BIN_EXE_embed-tokio"), &[]);
+}
+
+#[test]
+fn futures() {
+    assert_eq!(run(env!("CARGO_BIN_EXE_embed-async"), &[]), "10000 echoes of 4 tasks\n");
+}

@@ -1,0 +1,148 @@
+//! A flood on one connection, and messages on another, in virtual time: nothing here depends on how busy the machine is.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Parts, Reactor, SendErrorKind};
+use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
+use rdma_reactor_tests::sim::net::SimNet;
+use rdma_reactor_tests::sim::poller::{SimClock, SimPoller, virtual_ns};
+use rdma_reactor_tests::sim::rng::Rng;
+use rdma_reactor_tests::sim::swarm::{FaultOptions, NetOptions};
+use rdma_reactor_tests::sim::tcp::address;
+use rdma_reactor_tests::sim::trace::Trace;
+use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+
+const PINGS: usize = 400;
+/// What the server's callback takes, ns.
+const WORK: u64 = 1_000;
+/// Messages of the flood on their way at once.
+const FLOOD: u32 = 2_000;
+
+/// Echoes what is short, and works a moment on everything.
+struct Server(Shared);
+
+impl Handler for Server {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let mut fabric = lock(&self.0);
+        let done = fabric.now() + WORK;
+        fabric.advance(done);
+        drop(fabric);
+        if message.len() == 8 {
+            cx.send(conn, &message).expect("an echo has room");
+        }
+    }
+}
+
+/// Sends all the time.
+struct Flood;
+
+impl Handler for Flood {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.on_writable(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while cx.send(conn, &[7; 64]) != Err(SendErrorKind::WouldBlock) {}
+    }
+}
+
+/// One message at a time, and how long its echo takes.
+#[derive(Clone, Default)]
+struct Ping(Rc<RefCell<Vec<u64>>>, u64);
+
+impl Handler for Ping {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.1 = virtual_ns(cx.now());
+        cx.send(conn, &[0; 8]).expect("room");
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        let now = virtual_ns(cx.now());
+        self.0.borrow_mut().push(now - self.1);
+        self.on_connect(cx, conn);
+    }
+}
+
+fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
+    let mut entropy = Rng::new(node as u64, "entropy");
+    let net = SimNet::new(node, Arc::clone(fabric));
+    let provider = Iwarp::new(IwarpConfig::default(), net, Box::new(move |bytes: &mut [u8]| entropy.fill(bytes)));
+    let parts = Parts {
+        provider: Box::new(provider.expect("default settings")),
+        poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),
+        clock: Box::new(SimClock(Arc::clone(fabric))),
+    };
+    Reactor::with_parts(config, parts).expect("settings in range")
+}
+
+/// The 99th percentile of the echo's time, ns, with a flood next to it or without, and completions that waited.
+fn p99(config: &Config, flood: bool) -> (u64, u64) {
+    let net = NetOptions {
+        segment: 1448,
+        latency: (20_000, 20_000),
+        buffer: 1 << 20,
+        short_write: 0,
+        interrupted: 0,
+        shred: 0,
+        spurious: 0,
+        poll_cut: 0,
+        exhausted: 0,
+        lost_connect: 0,
+        tick: 100,
+    };
+    let faults = FaultOptions { every: 0, kinds: Vec::new() };
+    let fabric: Shared = Arc::new(Mutex::new(Fabric::new(1, 3, net, faults, Trace::new(0))));
+    let times = Ping::default();
+    let mut nodes: Vec<(Reactor, Box<dyn Handler>, bool)> = vec![
+        (reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric))), true),
+        (reactor(1, &fabric, config.clone()), Box::new(times.clone()), true),
+        (reactor(2, &fabric, config.clone()), Box::new(Flood), true),
+    ];
+    nodes[0].0.context().listen(address(0, 7471)).expect("a free port");
+    for (reactor, ..) in &mut nodes[1..if flood { 3 } else { 2 }] {
+        reactor.context().connect(address(0, 7471)).expect("a peer");
+    }
+    for _ in 0..10_000_000 {
+        if times.0.borrow().len() >= PINGS {
+            let mut times = times.0.borrow_mut();
+            // What came before the flood was up does not count.
+            let times = &mut times[20..];
+            times.sort_unstable();
+            return (times[times.len() * 99 / 100], nodes[0].0.stats().deferred);
+        }
+        let now = lock(&fabric).now();
+        let mut idle = true;
+        let mut next = lock(&fabric).next();
+        for (node, (reactor, handler, more)) in nodes.iter_mut().enumerate() {
+            let due = reactor.next_deadline().map(virtual_ns);
+            if *more || lock(&fabric).is_runnable(node, true) || due.is_some_and(|due| due <= now) {
+                lock(&fabric).seen(node);
+                *more = reactor.turn(&mut **handler, Duration::ZERO).expect("a turn").more;
+                idle = false;
+            }
+            next = next.into_iter().chain(due).min();
+        }
+        if idle {
+            lock(&fabric).advance(next.expect("something is to come"));
+        }
+    }
+    panic!("{} echoes in 10,000,000 rounds", times.0.borrow().len());
+}
+
+#[test]
+fn a_flood_leaves_its_neighbour_alone() {
+    let config = Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions_per_turn(4096).max_message(256);
+    let fair = config.clone().fairness(16, 64 << 10);
+    let ((alone, none), (beside, deferred)) = (p99(&fair, false), p99(&fair, true));
+    println!("p99 alone {alone} ns, beside a flood {beside} ns; {deferred} completions waited");
+    assert_eq!(none, 0, "who is alone does not wait");
+    assert!(deferred > 1_000, "a flood waits: {deferred}");
+    assert!(beside <= 2 * alone, "p99 is {beside} ns beside a flood, {alone} ns alone");
+    // The test is worth something: without a bound on one connection it is not so.
+    let (unfair, _) = p99(&config.fairness(u32::MAX, usize::MAX), true);
+    println!("p99 beside an unbounded flood {unfair} ns");
+    assert!(unfair > 2 * alone, "p99 is {unfair} ns beside an unbounded flood, {alone} ns alone");
+}

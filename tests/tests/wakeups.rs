@@ -1,0 +1,135 @@
+//! No wake-up is lost: messages at random times, in each wait mode, and a watchdog that counts late ones.
+//!
+//! `WAKEUP_MESSAGES=N` sets how many per mode (20,000 if not; `make soak` takes 1,000,000).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, TimerId, Wait,
+};
+use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
+use rdma_reactor_tests::sim::rng::Rng;
+
+/// A message and its echo may take this long on a machine that does other things. A lost wake-up takes until the next
+/// keepalive, which is never here.
+const LATE: Duration = Duration::from_secs(2);
+
+struct Echo;
+
+impl Handler for Echo {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        cx.send(conn, &message).expect("an echo has room");
+    }
+}
+
+/// Sends one message after another; before each it rests for a random time: not at all, for less than a spin, for about
+/// as long as arming takes, or long enough for both sides to sleep.
+struct Pacer {
+    rng: Rng,
+    left: u64,
+    echoes: Arc<AtomicU64>,
+    conn: Option<ConnectionId>,
+}
+
+impl Pacer {
+    fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.left == 0 {
+            return cx.close(conn);
+        }
+        self.left -= 1;
+        match self.rng.below(100) {
+            // Timers have a resolution of a millisecond.
+            0 => {
+                cx.set_timer(Duration::from_micros(self.rng.below(1_500)), 0);
+            }
+            kind @ 1..60 => {
+                let until = now() + Duration::from_nanos(self.rng.skewed(1..=if kind < 50 { 20_000 } else { 150_000 }));
+                while now() < until {
+                    std::hint::spin_loop();
+                }
+                self.send(cx, conn);
+            }
+            _ => self.send(cx, conn),
+        }
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        cx.send(conn, b"x").expect("one at a time");
+    }
+}
+
+impl Handler for Pacer {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        self.go_on(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        self.echoes.fetch_add(1, Ordering::Relaxed);
+        self.go_on(cx, conn);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some(conn) = self.conn {
+            self.send(cx, conn);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "two processors, and a watchdog")]
+fn paced(wait: Wait) {
+    let text = std::env::var("WAKEUP_MESSAGES").unwrap_or_else(|_| "20000".into());
+    let count: u64 = text.parse().unwrap_or_else(|error| panic!("WAKEUP_MESSAGES={text}: {error}"));
+    let hour = Duration::from_secs(3600);
+    let config = Config::default().provider(ProviderChoice::Iwarp).wait(wait).keepalive(hour, 2 * hour);
+    let mut server = Reactor::new(config.clone()).expect("a reactor");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = server.context().local_address(listener).expect("it listens");
+    let mut client = Reactor::new(config).expect("a reactor");
+    client.context().connect(address).expect("a peer");
+    let (stop, wake) = (server.remote(), client.remote());
+    let echoes = Arc::new(AtomicU64::new(0));
+    let mut pacer = Pacer { rng: Rng::new(count, "pace"), left: count, echoes: Arc::clone(&echoes), conn: None };
+
+    let server = thread::spawn(move || server.run(&mut Echo).map(|()| server.stats()));
+    let (over, watch) = std::sync::mpsc::channel::<()>();
+    // Late ones are counted, and helped: whatever the reactors missed they find when they are woken.
+    let help = stop.clone();
+    let watchdog = thread::spawn(move || {
+        let (mut late, mut seen) = (0, 0);
+        while watch.recv_timeout(LATE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let now = echoes.load(Ordering::Relaxed);
+            if now == seen {
+                late += 1;
+                help.wake();
+                wake.wake();
+            }
+            seen = now;
+        }
+        (late, echoes.load(Ordering::Relaxed))
+    });
+    client.run(&mut pacer).expect("the client's run");
+    drop(over);
+    stop.stop();
+    let (late, echoes) = watchdog.join().expect("the watchdog");
+    let (c, s) = (client.stats(), server.join().expect("the server").expect("the server's run"));
+    println!("{wait:?}: {echoes} echoes, {late} late; client {c:?}; server {s:?}");
+    assert_eq!((echoes, late), (count, 0));
+    // Both ways of being woken were there to be lost.
+    assert!(c.waits > count / 500 && s.completion_events > count / 500, "nobody slept: {c:?} {s:?}");
+}
+
+#[test]
+fn nothing_is_late() {
+    let minute = Duration::from_secs(60);
+    for wait in [Wait::Event, Wait::Spin(Duration::from_micros(20)), Wait::Adaptive] {
+        with_watchdog_of(20 * minute, "nothing_is_late", || paced(wait));
+    }
+}
