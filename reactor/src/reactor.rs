@@ -237,7 +237,6 @@ impl<M> Reactor<M> {
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         let mut progressed = false;
         self.looked = false;
-        self.edge = None;
         self.core.stats.turns += 1;
         self.core.now = self.clock.now();
         self.register_channels()?;
@@ -283,6 +282,7 @@ impl<M> Reactor<M> {
         self.core.finish_endings(handler, &mut progressed);
         // 11. flush
         self.core.flush();
+        self.edge = None;
         Ok(Turn { progressed, more: self.has_more() })
     }
 
@@ -427,7 +427,9 @@ impl<M> Reactor<M> {
             }
         }
         if busy || self.core.wake.is_pending() {
-            if self.core.now.saturating_duration_since(self.last_wait) < LOOK_AROUND {
+            // A flood that has to wait for its next share must not keep the others' edges from being seen.
+            let recent = self.core.now.saturating_duration_since(self.last_wait) < LOOK_AROUND;
+            if recent && !self.core.fair.is_behind() {
                 return Ok(());
             }
             timeout = Some(Duration::ZERO);
@@ -505,7 +507,11 @@ impl<M> Reactor<M> {
         let mut budget = self.core.config.completions_per_turn as usize;
         if self.core.fair.is_behind() {
             *progressed = true;
-            self.core.backlogs(handler, &mut budget);
+            // Half of the turn at most: what others have sent meanwhile is in the queues.
+            let mut left = budget.div_ceil(2);
+            budget -= left;
+            self.core.backlogs(handler, &mut left);
+            budget += left;
         }
         if let Some((d, i)) = self.batch_of.take() {
             budget = budget.saturating_sub(self.batch.len());
