@@ -267,7 +267,7 @@ impl<M> Reactor<M> {
         self.completion_queues(handler, &mut progressed)?;
         self.core.writables(handler);
         // 8. timers
-        let behind = behind || self.has_completions() || self.provider_pending;
+        let behind = behind || self.has_unseen() || self.provider_pending;
         self.timers_pending = self.core.run_timers(handler, behind, &mut progressed);
         // 9. other descriptors, other threads
         self.other_descriptors(handler, &mut progressed);
@@ -296,7 +296,12 @@ impl<M> Reactor<M> {
     }
 
     fn has_completions(&self) -> bool {
-        self.batch_of.is_some() || !self.ready.is_empty() || self.core.fair.is_behind()
+        self.has_unseen() || self.core.fair.is_behind()
+    }
+
+    /// Whether there may be completions of which it is not known yet whose they are.
+    fn has_unseen(&self) -> bool {
+        self.batch_of.is_some() || !self.ready.is_empty()
     }
 
     /// Watches the channels of a provider and of devices that came into use.

@@ -47,7 +47,9 @@ impl Core {
             }
             Phase::Draining => self.start_flush(id),
             // What was flushed, or came before, may be among what is still to be looked at.
-            Phase::Flushing if behind => self.set_phase_timer(id, self.config.flush_timeout),
+            Phase::Flushing if behind || !c.fair.backlog.is_empty() => {
+                self.set_phase_timer(id, self.config.flush_timeout)
+            }
             // The device does not flush: stage 10 finishes it without.
             Phase::Flushing => self.endings_moved = true,
             Phase::Open => {}
@@ -69,7 +71,8 @@ impl Core {
             (c.last_heard, c.pinged) = (now, false);
         }
         let silence = now.saturating_duration_since(c.last_heard);
-        let next = if behind {
+        // What waits in its own backlog was heard, and not noted yet.
+        let next = if behind || !c.fair.backlog.is_empty() {
             now + interval / 2
         } else if silence >= timeout && c.pinged {
             self.stats.keepalive_timeouts += 1;
