@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 /// Messages that a [`Load`] has echoed.
 pub const MESSAGES: u64 = 10_000;
 /// Messages on their way at once.
-const WINDOW: u64 = 32;
+const WINDOW: u64 = 16;
 /// Messages between two rests.
 const BURST: u64 = 500;
 /// A rest: nothing but a timer ends it.
