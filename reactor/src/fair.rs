@@ -122,7 +122,7 @@ mod tests {
             byte_len,
             immediate: None,
             invalidated: None,
-            source: rdma_transport::wc::DatagramSource::default(),
+            source: Default::default(),
         }
     }
 
