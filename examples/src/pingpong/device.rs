@@ -33,11 +33,7 @@ impl Carrier {
     }
 
     fn among(args: &DeviceArgs, has_verbs: bool, devices: impl Fn() -> Vec<Device>) -> Result<Self, Failure> {
-        let provider = match args.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-            Provider::Verbs => ProviderChoice::Verbs,
-        };
+        let provider = args.provider.into();
         let Some(name) = args.ib_dev.as_deref() else { return Ok(Self { provider, device: None }) };
         if name == EMBEDDED && provider != ProviderChoice::Verbs {
             return Ok(Self { provider: ProviderChoice::Iwarp, device: None });

@@ -27,7 +27,7 @@ impl Core {
         {
             let written = wr.sges.total_len();
             let bytes = message.unposted(device.pool.slabs());
-            let is_data = c.framing == Framing::Raw || bytes[0] == Kind::Data as u8;
+            let is_data = c.framing == Framing::Raw || bytes[0] == Kind::Data.raw();
             if is_data && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
                 wr.sges = SgeList::one(device.pool.sge(message, written + len));

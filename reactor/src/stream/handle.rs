@@ -8,20 +8,7 @@ use super::table::{Table, Writing};
 use crate::core::Core;
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
-
-/// What can be done with a stream without waiting, as `poll`(2) says it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Readiness {
-    /// A read does not say `WouldBlock`: there are bytes, an end or an error.
-    pub readable: bool,
-    /// A write takes at least one byte.
-    pub writable: bool,
-    /// The peer writes no more.
-    pub hang_up: bool,
-    /// The connection is gone, or never was.
-    pub gone: bool,
-}
+use crate::io::Readiness;
 
 /// A stream, borrowed from its [`super::StreamContext`]. Nothing here blocks: what cannot be done now is
 /// [`ErrorKind::WouldBlock`], and a callback follows. Of a stream that is not there any more, all calls fail with
@@ -45,19 +32,14 @@ impl Stream<'_> {
         self.core.connections.get(self.id.0).map(|c| c.peer)
     }
 
-    /// What can be done now: for loops that ask instead of being called.
+    /// What can be done now, for loops that ask instead of being called. Readable: a read does not say `WouldBlock`.
+    /// Writable: a write takes at least one byte. Closed: the peer writes no more, or the connection is gone.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        let Some(record) = self.table.get(self.id) else {
-            return Readiness { readable: true, gone: true, ..Readiness::default() };
-        };
-        let gone = record.reason.is_some();
-        Readiness {
-            readable: !record.inbox.is_empty() || record.deaf || record.peer_finished || gone,
-            writable: record.writing == Writing::Open && self.core.writable(self.id) > 0,
-            hang_up: record.peer_finished,
-            gone,
-        }
+        let Some(record) = self.table.get(self.id) else { return Readiness::new(true, false, true) };
+        let closed = record.peer_finished || record.reason.is_some();
+        let readable = !record.inbox.is_empty() || record.deaf || closed;
+        Readiness::new(readable, record.writing == Writing::Open && self.core.writable(self.id) > 0, closed)
     }
 
     /// Writes without a copy: `fill` gets room of a buffer that goes out at the end of the turn, at least one byte, at

@@ -55,7 +55,7 @@ mod table;
 
 use std::fmt;
 
-pub use self::handle::{Readiness, Stream};
+pub use self::handle::Stream;
 use self::table::Table;
 use crate::buffer::Message;
 use crate::context::Context;
@@ -63,11 +63,12 @@ use crate::core::Core;
 use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 use crate::handler::{ConnectRequest, Decision, Handler};
 use crate::id::{ConnectionId, TimerId};
+use crate::io::{IoId, Readiness};
 
 /// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be
 /// called in any of them, for any stream.
 #[allow(unused_variables)]
-pub trait StreamHandler {
+pub trait StreamHandler<M = ()> {
     /// A peer wants a connection. Default: accept.
     fn on_connect_request(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
@@ -96,6 +97,12 @@ pub trait StreamHandler {
 
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
+
+    /// Something is new on a descriptor of [`Context::register_io`].
+    fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
+
+    /// Another thread has sent a message, see [`crate::Remote::post`].
+    fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
 }
 
 /// Makes streams of all connections of a reactor: give it to [`crate::Reactor::run`] or [`crate::Reactor::turn`]. A
@@ -114,7 +121,7 @@ impl<H: fmt::Debug> fmt::Debug for Streams<H> {
     }
 }
 
-impl<H: StreamHandler> Streams<H> {
+impl<H> Streams<H> {
     /// No streams yet.
     pub fn new(handler: H) -> Self {
         Self { handler, table: Table::default() }
@@ -155,7 +162,7 @@ impl fmt::Debug for StreamContext<'_> {
     }
 }
 
-impl<H: StreamHandler> Handler for Streams<H> {
+impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         let (handler, mut cx) = self.split(cx);
         handler.on_connect_request(&mut cx, request)
@@ -223,5 +230,15 @@ impl<H: StreamHandler> Handler for Streams<H> {
             let (handler, mut cx) = self.split(cx);
             handler.on_timer(&mut cx, timer, token);
         }
+    }
+
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_io_ready(&mut cx, io, readiness);
+    }
+
+    fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_wake(&mut cx, message);
     }
 }
