@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod kv;
 pub mod pingpong;
 pub mod program;
 pub mod rping;
