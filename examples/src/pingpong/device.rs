@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rdma_reactor::ProviderChoice;
 
-use super::cli::{DeviceArgs, Provider};
+use super::cli::DeviceArgs;
 use super::failure::Failure;
 use crate::doctor::device::Device;
 use crate::doctor::netdev::Netdevs;
@@ -132,6 +132,7 @@ fn no_device(name: &str, what: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pingpong::cli::Provider;
     use crate::doctor::port::Port;
 
     fn device(name: &str, state: &str, addresses: &[&str]) -> Device {

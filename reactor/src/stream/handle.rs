@@ -88,14 +88,12 @@ impl Read for Stream<'_> {
     /// Reads what is there, up to the length of `out`. `Ok(0)`: the peer has finished, or `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
-        while len < out.len() {
-            let front = match self.fill_buf() {
-                Ok([]) => break,
-                Err(_) if len > 0 => break,
-                Err(error) => return Err(error),
-                Ok(front) => front,
-            };
+        while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.inbox.is_empty())) {
+            let front = self.fill_buf()?;
             let part = front.len().min(out.len() - len);
+            if part == 0 {
+                break;
+            }
             out[len..len + part].copy_from_slice(&front[..part]);
             self.consume(part);
             len += part;
@@ -107,9 +105,12 @@ impl Read for Stream<'_> {
 impl BufRead for Stream<'_> {
     /// What comes next, in the buffer it arrived in. Empty: the peer has finished.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        let record = self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
+        let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
+        if !record.inbox.is_empty() {
+            return Ok(record.inbox.front());
+        }
+        record.read_out = record.reason.is_some();
         match &record.reason {
-            _ if !record.inbox.is_empty() => Ok(record.inbox.front()),
             _ if record.peer_finished || record.deaf => Ok(&[]),
             Some(reason) => Err(reason.clone().into()),
             None => Err(ErrorKind::WouldBlock.into()),

@@ -182,21 +182,21 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             return;
         }
         let finished = message.is_empty();
-        let listens = record.listens();
         // Closed here or shut down for reading: the buffer is posted again when this returns.
+        let listens = record.listens();
         let edge = listens && record.inbox.is_empty();
         if finished {
             record.peer_finished = true;
         } else if listens {
             record.inbox.push(message.detach());
         }
-        let closed = record.closed;
         let (handler, mut cx) = self.split(cx);
         if edge {
             handler.on_readable(&mut cx, id);
         }
         if finished {
-            if !closed {
+            // That callback may have closed it.
+            if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }
             cx.table.close_if_finished(cx.core, id);

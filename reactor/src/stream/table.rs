@@ -37,6 +37,8 @@ pub(crate) struct Record {
     linger: Option<TimerId>,
     /// Why the connection is gone.
     pub(crate) reason: Option<DisconnectReason>,
+    /// The program has read to the end.
+    pub(crate) read_out: bool,
 }
 
 impl Record {
@@ -50,6 +52,7 @@ impl Record {
             closed: false,
             linger: None,
             reason: None,
+            read_out: false,
         }
     }
 
@@ -177,6 +180,8 @@ impl Table {
         };
         record.reason = Some(reason.clone());
         if !record.closed {
+            // Those that nobody will come back for make room.
+            self.ended.retain(|_, record| !record.read_out);
             self.ended.insert(id, record);
         }
         Some(orderly)
