@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, SendId,
-    SendKind, TimerId,
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, SendErrorKind,
+    SendId, SendKind, TimerId,
 };
 
 use super::reader::{Found, Reader};
@@ -141,8 +141,12 @@ impl Bench {
                     value.clear();
                     let words = hello.geometry.max_value as usize / 8;
                     value.extend(std::iter::repeat_n(sent.to_le_bytes(), words).flatten());
-                    cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)).map_err(Failure::new)?;
-                    *sent += 1;
+                    match cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)) {
+                        Ok(_) => *sent += 1,
+                        // `on_writable` follows.
+                        Err(SendErrorKind::WouldBlock) => break,
+                        Err(error) => return Err(Failure::new(error)),
+                    }
                 }
             }
             Role::Reader(looks) => looks.reader.look(cx, conn, &key(looks.key))?,
@@ -193,6 +197,12 @@ impl Handler for Bench {
             let result = self.read(cx, conn);
             self.check(cx, result);
         }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // Only writers are ever refused: a reader has one read on its way.
+        let result = self.go(cx, conn);
+        self.check(cx, result);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {

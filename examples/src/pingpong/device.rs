@@ -132,8 +132,8 @@ fn no_device(name: &str, what: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pingpong::cli::Provider;
     use crate::doctor::port::Port;
+    use crate::pingpong::cli::Provider;
 
     fn device(name: &str, state: &str, addresses: &[&str]) -> Device {
         let port = Port {
