@@ -14,7 +14,7 @@ use rdma_reactor_examples::kv::server;
 use rdma_reactor_examples::kv::table::{Geometry, MAX_VALUE};
 use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
-use rdma_reactor_examples::pingpong::failure::Failure;
+use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
 
@@ -118,7 +118,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    program::main("kv", run)
+    program::main(std::env::args_os(), |cli: Cli| run(cli).map(|()| Ending::Complete))
 }
 
 #[cfg(test)]

@@ -94,8 +94,8 @@ impl Job {
 
     /// How long a test of rstream's kind should be, in about as many bytes.
     fn iterations(size: u64, transfers: u64) -> u64 {
-        let bytes = if transfers == 1 { 64 << 20 } else { 1 << 30 };
-        (bytes / (size * transfers)).clamp(10, 20_000)
+        let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
+        (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
     }
 
     fn all(cli: &Cli) -> Vec<Self> {
