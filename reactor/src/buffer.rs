@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use rdma_transport::slab::Key;
 
+use crate::core::Core;
 use crate::frame::HEADER_LEN;
 use crate::id::ConnectionId;
 use crate::pool::{Buffer, Slabs};
@@ -123,6 +124,16 @@ impl DetachedMessage {
         match &mut self.content {
             Kept::Region(region) => region.take().ok_or(self),
             Kept::Pooled { .. } => Err(self),
+        }
+    }
+
+    /// Gives the buffer back at once, from the reactor's own thread: no wake-up, no waiting for a turn.
+    pub(crate) fn give_back(mut self, core: &mut Core) {
+        if let Kept::Pooled { buffer, home, .. } = &mut self.content
+            && home.channel.same_channel(&core.return_to)
+            && let Some(buffer) = buffer.take()
+        {
+            core.take_home(home.pool, buffer, Some(self.connection));
         }
     }
 }

@@ -186,6 +186,11 @@ impl Connection {
         self.send_slots.saturating_sub(self.sends.len() + CONTROL_SENDS as usize + self.transfers.slots())
     }
 
+    /// Places in the send queue that the user's sends ever get.
+    pub(crate) const fn most_slots(&self) -> usize {
+        self.send_slots - CONTROL_SENDS as usize
+    }
+
     /// Whether a send like the one that was refused would be taken now.
     pub(crate) fn is_unblocked(&self) -> bool {
         self.blocked

@@ -184,7 +184,8 @@ impl Context<'_> {
         self.core.read(conn, remote, &mut [(local, range)])
     }
 
-    /// As [`Context::read`], into several ranges, one after another: 1 to 4.
+    /// As [`Context::read`], into several ranges, one after another: 1 to 4, and no more than
+    /// `Config::send_depth`.
     ///
     /// # Errors
     /// As [`Context::read`].
@@ -226,7 +227,8 @@ impl Context<'_> {
     }
 
     /// As [`Context::write`], and the peer's `on_immediate` is called with 32 bits when the bytes are there. Takes a
-    /// credit like a message. Where the device has no such operation, a write and a small message do the same.
+    /// credit like a message. Where the device has no such operation, a write and a small message do the same,
+    /// which takes a `Config::send_depth` of 2.
     ///
     /// # Errors
     /// As [`Context::read`]; with [`Framing::Raw`], the device must have it.

@@ -419,7 +419,7 @@ impl Core {
 
     /// Queues a data message whose payload is in place.
     #[inline]
-    fn queue_send(&mut self, id: ConnectionId, mut buffer: Buffer, len: usize) -> SendId {
+    pub(crate) fn queue_send(&mut self, id: ConnectionId, mut buffer: Buffer, len: usize) -> SendId {
         let c = self.connections.get_mut(id.0).expect("checked by the caller");
         let device = self.devices[c.device].as_mut().expect("an open connection has a device");
         if c.framing == Framing::Credits {

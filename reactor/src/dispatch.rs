@@ -227,10 +227,15 @@ impl Core {
     }
 
     fn violation(&mut self, id: ConnectionId, buffer: Buffer, violation: PeerViolation) {
+        self.recycle(id, buffer);
+        self.violated(id, violation);
+    }
+
+    /// Ends the connection of a peer that has broken the protocol.
+    pub(crate) fn violated(&mut self, id: ConnectionId, violation: PeerViolation) {
         if let Some(c) = self.connections.get(id.0) {
             log::warn!("{id}: {} broke the protocol: {violation}", c.peer);
         }
-        self.recycle(id, buffer);
         self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(violation)));
     }
 
@@ -288,23 +293,20 @@ impl Core {
         slabs: &mut Arc<Slabs>,
         home: &Home,
     ) {
-        if !self.connections.get(id.0).is_some_and(crate::connection::Connection::delivers) {
+        let Some(c) = self.connections.get_mut(id.0).filter(|c| c.delivers()) else {
             self.recycle(id, buffer);
             return;
-        }
+        };
+        // In the user's hands from here on: what is detached may come back before the callback returns.
+        c.detached += 1;
         self.stats.messages_received += 1;
         self.stats.bytes_received += (end - start) as u64;
         let mut slot = Some(buffer);
         let message =
             Message { connection: id, content: Content::Pooled { start, end, buffer: &mut slot, slabs, home } };
         handler.on_recv(&mut Context { core: self }, id, message);
-        match slot {
-            Some(buffer) => self.recycle(id, buffer),
-            None => {
-                if let Some(c) = self.connections.get_mut(id.0) {
-                    c.detached += 1;
-                }
-            }
+        if let Some(buffer) = slot {
+            self.take_home(home.pool, buffer, Some(id));
         }
         // The callback may have grown the pool.
         if let Some(device) = self.devices[home.pool].as_ref()
@@ -381,22 +383,25 @@ impl Core {
     pub(crate) fn take_returned(&mut self) {
         while let Ok(returned) = self.returned.try_recv() {
             match returned {
-                Returned::Buffer { pool, buffer, receive_of } => {
-                    match receive_of.and_then(|id| self.connections.get_mut(id.0)) {
-                        Some(c) => {
-                            c.detached -= 1;
-                            let id = c.id;
-                            self.recycle(id, buffer);
-                        }
-                        None => {
-                            if let Some(device) = self.devices.get_mut(pool).and_then(Option::as_mut) {
-                                device.pool.unlend();
-                                device.pool.give(buffer);
-                            }
-                        }
-                    }
-                }
+                Returned::Buffer { pool, buffer, receive_of } => self.take_home(pool, buffer, receive_of),
                 Returned::Region(key) => self.drop_region(key),
+            }
+        }
+    }
+
+    /// A buffer is back from the user's hands.
+    pub(crate) fn take_home(&mut self, pool: usize, buffer: Buffer, receive_of: Option<ConnectionId>) {
+        match receive_of.and_then(|id| self.connections.get_mut(id.0)) {
+            Some(c) => {
+                c.detached -= 1;
+                let id = c.id;
+                self.recycle(id, buffer);
+            }
+            None => {
+                if let Some(device) = self.devices.get_mut(pool).and_then(Option::as_mut) {
+                    device.pool.unlend();
+                    device.pool.give(buffer);
+                }
             }
         }
     }

@@ -222,6 +222,23 @@ impl fmt::Display for DisconnectReason {
     }
 }
 
+impl std::error::Error for DisconnectReason {}
+
+impl From<DisconnectReason> for io::Error {
+    fn from(reason: DisconnectReason) -> Self {
+        let kind = match &reason {
+            DisconnectReason::Local => io::ErrorKind::NotConnected,
+            DisconnectReason::Peer => io::ErrorKind::ConnectionReset,
+            DisconnectReason::KeepaliveTimeout => io::ErrorKind::TimedOut,
+            DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
+            DisconnectReason::Transport(_) | DisconnectReason::DeviceRemoved | DisconnectReason::Internal(_) => {
+                io::ErrorKind::ConnectionAborted
+            }
+        };
+        Self::new(kind, reason)
+    }
+}
+
 /// What a peer did that an honest one does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const fn raw(self) -> u8 {
+    pub(crate) const fn raw(self) -> u8 {
         match self {
             Self::Data => 0,
             Self::Hello => 1,

@@ -5,6 +5,7 @@
 //! - [`Context`] is what a callback may do: connect, listen, send, close, set timers.
 //! - [`Message`] is what arrived, in the registered buffer it arrived in.
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
+//! - [`stream`] is ordered bytes instead of messages, for programs that know sockets.
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
 //! - [`Remote`] is what other threads may do.
 //!
@@ -37,6 +38,7 @@ mod region;
 mod remote;
 mod rendezvous;
 mod stats;
+pub mod stream;
 mod teardown;
 mod timer;
 

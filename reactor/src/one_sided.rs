@@ -287,8 +287,10 @@ impl Core {
         locals: &mut [(&mut Region, Range<usize>)],
     ) -> Result<SendId, SendErrorKind> {
         self.check(id, remote, locals.iter().map(|(region, range)| (&**region, range)), false)?;
-        if self.connections.get(id.0).is_some_and(|c| c.free_slots() < locals.len()) {
-            return Err(self.would_block(id, true));
+        if let Some(c) = self.connections.get(id.0).filter(|c| c.free_slots() < locals.len()) {
+            let (count, max) = (locals.len(), c.most_slots());
+            let never = count > max;
+            return Err(if never { SendErrorKind::TooManyRegions { count, max } } else { self.would_block(id, true) });
         }
         // One Read for each range: a Read on iWARP has one sink, and many an adapter takes no more.
         let count = locals.len();
@@ -320,9 +322,13 @@ impl Core {
         let len = self.check(id, remote, parts, immediate.is_some())?;
         let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
         if let Some(c) = self.connections.get(id.0).filter(|_| immediate.is_some() && !native) {
-            if c.framing == Framing::Raw {
-                let provider = self.provider.name();
-                return Err(SendErrorKind::Unsupported { provider, feature: "writes with immediate data" });
+            let lack = match c.framing {
+                Framing::Raw => Some("writes with immediate data"),
+                Framing::Credits if c.most_slots() < 2 => Some("writes with immediate data while send_depth is 1"),
+                Framing::Credits => None,
+            };
+            if let Some(feature) = lack {
+                return Err(SendErrorKind::Unsupported { provider: self.provider.name(), feature });
             }
             if c.free_slots() < 2 {
                 return Err(self.would_block(id, false));

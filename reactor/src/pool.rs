@@ -36,7 +36,12 @@ pub(crate) struct Posted(Buffer);
 impl Posted {
     /// Changes bytes of a send that is not posted yet: the provider has not seen it.
     pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
-        slabs.bytes_mut(&mut self.0)[at..at + bytes.len()].copy_from_slice(bytes);
+        self.unposted(slabs)[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The whole buffer of a send that is not posted yet.
+    pub(crate) fn unposted<'a>(&'a mut self, slabs: &'a Slabs) -> &'a mut [u8] {
+        slabs.bytes_mut(&mut self.0)
     }
 
     /// The work request is done, or its queue pair is destroyed.
@@ -207,12 +212,20 @@ impl Pool {
     /// Hands the first `len` bytes of a buffer to a work request.
     #[inline]
     pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
+        let posted = Posted(buffer);
+        let sge = self.sge(&posted, len);
+        (posted, sge)
+    }
+
+    /// The entry for the first `len` bytes of a buffer that a work request has.
+    #[inline]
+    pub(crate) fn sge(&self, posted: &Posted, len: usize) -> Sge {
+        let buffer = &posted.0;
         let key = self.keys[usize::from(buffer.slab)];
         let len = len.min(self.slabs.stride) as u32;
         // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered; the
-        // Buffer goes into Posted, which gives no access until the work request is done.
-        let sge = unsafe { Sge::new(self.slabs.base(&buffer), len, key) };
-        (Posted(buffer), sge)
+        // Buffer is in Posted, which gives no access until the work request is done.
+        unsafe { Sge::new(self.slabs.base(buffer), len, key) }
     }
 
     /// Bytes of one buffer.

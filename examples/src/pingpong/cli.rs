@@ -152,7 +152,7 @@ impl From<Provider> for ProviderChoice {
     }
 }
 
-/// A size in bytes, with an optional suffix K, M or G.
+/// A size in bytes, 1 to 1G, with an optional suffix K, M or G.
 ///
 /// # Errors
 /// What to say instead.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rdma_reactor::ProviderChoice;
 
-use super::cli::{DeviceArgs, Provider};
+use super::cli::DeviceArgs;
 use super::failure::Failure;
 use crate::doctor::device::Device;
 use crate::doctor::netdev::Netdevs;
@@ -33,11 +33,7 @@ impl Carrier {
     }
 
     fn among(args: &DeviceArgs, has_verbs: bool, devices: impl Fn() -> Vec<Device>) -> Result<Self, Failure> {
-        let provider = match args.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-            Provider::Verbs => ProviderChoice::Verbs,
-        };
+        let provider = args.provider.into();
         let Some(name) = args.ib_dev.as_deref() else { return Ok(Self { provider, device: None }) };
         if name == EMBEDDED && provider != ProviderChoice::Verbs {
             return Ok(Self { provider: ProviderChoice::Iwarp, device: None });
@@ -137,6 +133,7 @@ fn no_device(name: &str, what: &str) -> Failure {
 mod tests {
     use super::*;
     use crate::doctor::port::Port;
+    use crate::pingpong::cli::Provider;
 
     fn device(name: &str, state: &str, addresses: &[&str]) -> Device {
         let port = Port {

@@ -10,6 +10,7 @@ pub mod io;
 pub mod large;
 pub mod one_sided;
 pub mod scale;
+pub mod stream;
 pub mod threads;
 pub mod traffic;
 
@@ -34,9 +35,13 @@ macro_rules! conformance {
                     both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
-                    dropped_regions_are_given_back;
+                    what_never_fits_does_not_wait,                    dropped_regions_are_given_back;
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
+                stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
+                    a_dead_peer_is_an_error_after_its_bytes, a_stream_closes_in_every_callback,
+                    small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
+                    bytes_after_the_end_are_a_violation;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;

@@ -247,6 +247,32 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
+/// What no wait would make possible is refused for good, not told to wait.
+pub fn what_never_fits_does_not_wait(setup: &Setup) {
+    let config = setup.config().send_depth(1);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let here = p.connect();
+    let there = p.s.connection().expect("the server was told");
+    let remote = shared(&mut p, there, 64, BOTH);
+    let (mut a, mut b) = (own(&mut p, here, 64), own(&mut p, here, 64));
+    let name = remote.remote();
+    let refusal = p.client.context().read_vectored(here, name, &mut [(&mut a, 0..8), (&mut b, 0..8)]);
+    assert_eq!(refusal, Err(SendErrorKind::TooManyRegions { count: 2, max: 1 }));
+    let native = p.client.context().capabilities(here).expect("connected").features;
+    match p.client.context().write_with_immediate(here, name, &a, 0..8, 1) {
+        Ok(write) => {
+            assert!(native.contains(Features::WRITE_WITH_IMMEDIATE));
+            done(&mut p, write);
+        }
+        Err(SendErrorKind::Unsupported { feature, .. }) => assert!(feature.contains("send_depth"), "{feature}"),
+        Err(other) => panic!("{other}"),
+    }
+    let read = p.client.context().read(here, name, &mut a, 0..8).expect("one fits");
+    assert_eq!(p.client.context().read(here, name, &mut b, 0..8), Err(SendErrorKind::WouldBlock));
+    done(&mut p, read);
+    p.finish();
+}
+
 /// Regions dropped in any state, and user memory, are given back; operations under way are not disturbed.
 pub fn dropped_regions_are_given_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);

@@ -1,0 +1,133 @@
+//! A hash table that clients read by RDMA Read: `kv server`, `kv put ADDR KEY VALUE`, `kv get ADDR KEY`, `kv bench ADDR`.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use rdma_reactor::Config;
+use rdma_reactor_examples::kv::bench::{self, Plan};
+use rdma_reactor_examples::kv::once::{self, Wish};
+use rdma_reactor_examples::kv::server;
+use rdma_reactor_examples::kv::table::{Geometry, MAX_VALUE};
+use rdma_reactor_examples::pingpong::address::resolve;
+use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
+use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
+use rdma_reactor_examples::pingpong::output::Output;
+use rdma_reactor_examples::program;
+
+/// A hash table that clients read out of the server's memory.
+#[derive(Debug, Parser)]
+#[command(name = "kv", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// The port
+    #[arg(short, long, default_value_t = 7473, global = true)]
+    port: u16,
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto, global = true)]
+    provider: Provider,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a table until Ctrl-C
+    Server {
+        /// Address to listen on, with or without a port
+        #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
+        bind: String,
+        /// Slots of the table: about twice as many as keys
+        #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+        slots: u32,
+        /// Longest value, bytes, up to 16M; each slot has room for one
+        #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_value)]
+        max_value: u32,
+    },
+    /// Store a value
+    Put {
+        /// The server's host name or address, with or without a port
+        #[arg(value_name = "ADDR")]
+        address: String,
+        /// The key, 1 to 64 bytes
+        key: String,
+        /// The value
+        value: String,
+    },
+    /// Print the value of a key
+    Get {
+        /// The server's host name or address, with or without a port
+        #[arg(value_name = "ADDR")]
+        address: String,
+        /// The key
+        key: String,
+    },
+    /// Read while one connection writes without a pause; every value must be whole
+    Bench {
+        /// The server's host name or address, with or without a port
+        #[arg(value_name = "ADDR")]
+        address: String,
+        /// Connections that read
+        #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        readers: u32,
+        /// Keys that are written and read
+        #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        keys: u32,
+        /// How long
+        #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        seconds: u64,
+    },
+}
+
+fn parse_value(text: &str) -> Result<u32, String> {
+    match parse_size(text) {
+        Ok(size) if size <= MAX_VALUE => Ok(size),
+        _ => Err("say 1 to 16M bytes, such as 64, 4K or 1M".into()),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let config = Config::default().provider(cli.provider.into());
+    let server = |text: &str| -> Result<SocketAddr, Failure> { Ok(resolve(text, cli.port)?[0]) };
+    match cli.command {
+        Command::Server { bind, slots, max_value } => {
+            server::run(server(&bind)?, Geometry { slots, max_value }, config)
+        }
+        Command::Put { address, key, value } => {
+            once::run(server(&address)?, Wish::Put(key.into_bytes(), value.into_bytes()), config).map(drop)
+        }
+        Command::Get { address, key } => {
+            let value = once::run(server(&address)?, Wish::Get(key.into_bytes()), config)?;
+            Output::stdout().line(String::from_utf8_lossy(&value));
+            Ok(())
+        }
+        Command::Bench { address, readers, keys, seconds } => {
+            let plan = Plan { readers, keys, time: Duration::from_secs(seconds) };
+            let figures = bench::run(server(&address)?, plan, config)?;
+            let per_second = |count: u64| count as f64 * 1e9 / figures.nanos as f64;
+            let mut output = Output::stdout();
+            output.line(format!("reads   {:>12}  {:>10.0}/s", figures.reads, per_second(figures.reads)));
+            output.line(format!("torn    {:>12}  read again", figures.torn));
+            output.line(format!("writes  {:>12}  {:>10.0}/s", figures.writes, per_second(figures.writes)));
+            output.line("every value was whole, and none older than the one before it");
+            Ok(())
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    program::main(std::env::args_os(), |cli: Cli| run(cli).map(|()| Ending::Complete))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

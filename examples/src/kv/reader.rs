@@ -1,0 +1,101 @@
+//! A client's look into the table: one RDMA Read after another, until an entry is found in one piece.
+
+use rdma_reactor::{ConnectionId, Context, Region, RegionOptions};
+
+use super::table::{HEADER, Slot};
+use super::wire::Hello;
+use crate::pingpong::failure::Failure;
+
+/// Torn reads in a row after which something else is wrong.
+const PATIENCE: u32 = 100_000;
+
+/// Looks one key up at a time.
+#[derive(Debug)]
+pub struct Reader {
+    hello: Hello,
+    /// A copy of one slot: the target of the reads.
+    copy: Region,
+    key: Vec<u8>,
+    /// Places of the key not looked at yet, the current one first.
+    places: Vec<u64>,
+    torn: u32,
+    /// Reads that were repeated, over all keys.
+    pub retries: u64,
+}
+
+/// How a look has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found<'a> {
+    /// Another read is on its way.
+    NotYet,
+    /// There is no such key.
+    Nothing,
+    /// The value.
+    Value(&'a [u8]),
+}
+
+impl Reader {
+    /// A reader of the table that a server has told of.
+    ///
+    /// # Errors
+    /// No memory could be registered.
+    pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: Hello) -> Result<Self, Failure> {
+        let copy = cx.register(conn, hello.geometry.slot_len(), &RegionOptions::new())?;
+        Ok(Self { hello, copy, key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
+    }
+
+    /// Starts looking for a key. Call [`Reader::completed`] when the read has ended.
+    ///
+    /// # Errors
+    /// The read was refused.
+    pub fn look(&mut self, cx: &mut Context<'_>, conn: ConnectionId, key: &[u8]) -> Result<(), Failure> {
+        self.key.clear();
+        self.key.extend_from_slice(key);
+        self.places.clear();
+        self.places.extend(self.hello.geometry.places(key));
+        // Taken from the end.
+        self.places.reverse();
+        self.torn = 0;
+        self.read(cx, conn)
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let len = self.hello.geometry.slot_len();
+        let place = self.places.last().and_then(|&offset| self.hello.region.part(offset, len as u64));
+        let place = place.ok_or_else(|| Failure::new("the server's table is smaller than it says"))?;
+        cx.read(conn, place, &mut self.copy, 0..len).map_err(Failure::new)?;
+        Ok(())
+    }
+
+    /// A read has ended well: what was there.
+    ///
+    /// # Errors
+    /// The next read was refused, or the entry is never in one piece.
+    pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Found<'_>, Failure> {
+        let bytes = self.copy.bytes().ok_or_else(|| Failure::new("a read is still on its way"))?;
+        let value = match Slot::parse(bytes) {
+            Slot::Empty => return Ok(Found::Nothing),
+            Slot::Entry { key, value, .. } if key == self.key => Some(value.len()),
+            Slot::Entry { .. } => {
+                self.places.pop();
+                if self.places.is_empty() {
+                    return Ok(Found::Nothing);
+                }
+                None
+            }
+            Slot::Torn if self.torn == PATIENCE => {
+                return Err(Failure::new(format!("an entry was torn {PATIENCE} times in a row")));
+            }
+            Slot::Torn => {
+                (self.torn, self.retries) = (self.torn + 1, self.retries + 1);
+                None
+            }
+        };
+        let Some(len) = value else {
+            self.read(cx, conn)?;
+            return Ok(Found::NotYet);
+        };
+        let start = HEADER + self.key.len();
+        Ok(Found::Value(self.copy.bytes().map_or(&[], |bytes| &bytes[start..start + len])))
+    }
+}

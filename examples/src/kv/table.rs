@@ -1,0 +1,224 @@
+//! The table: slots of equal length, each with one entry that changes in place while others read it.
+//!
+//! ```text
+//!  0  8  version: 0 never used, odd while it is written, even otherwise
+//!  8  8  checksum of the version and all that follows it
+//! 16  4  length of the key        20  4  length of the value
+//! 24  K  the key, then the value
+//! ```
+//!
+//! All little-endian. A reader believes an entry only if the checksum is right. The order in which a device reads the bytes
+//! of a slot is its own affair, so versions alone would prove nothing; the odd one saves the checksum of what is
+//! known to be half written.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use rdma_reactor::Region;
+
+use crate::pingpong::failure::Failure;
+
+/// Longest key, bytes.
+pub const MAX_KEY: usize = 64;
+/// Largest value that a table can be made for, bytes.
+pub const MAX_VALUE: u32 = 16 << 20;
+/// Bytes in front of a key.
+pub(super) const HEADER: usize = 24;
+/// Slots that a key may be in, one after another.
+const PROBES: u32 = 8;
+
+/// How many slots of which length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Slots.
+    pub slots: u32,
+    /// Longest value, bytes.
+    pub max_value: u32,
+}
+
+impl Geometry {
+    /// Bytes of a slot.
+    #[must_use]
+    pub const fn slot_len(self) -> usize {
+        (HEADER + MAX_KEY + self.max_value as usize).next_multiple_of(8)
+    }
+
+    /// Bytes of the table.
+    #[must_use]
+    pub const fn table_len(self) -> u64 {
+        self.slot_len() as u64 * self.slots as u64
+    }
+
+    /// Offsets of the slots that a key may be in, the first choice first.
+    pub fn places(self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
+        let hash = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, key);
+        let slots = u64::from(self.slots.max(1));
+        (0..u64::from(PROBES).min(slots)).map(move |i| (hash % slots + i) % slots * self.slot_len() as u64)
+    }
+}
+
+/// What was in a slot.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Slot<'a> {
+    /// Nothing yet.
+    Empty,
+    /// Half of one entry and half of another: to be read again.
+    Torn,
+    /// An entry.
+    Entry {
+        /// Its version.
+        version: u64,
+        /// Its key.
+        key: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+    },
+}
+
+impl<'a> Slot<'a> {
+    /// Looks at the bytes of a slot.
+    #[must_use]
+    pub fn parse(bytes: &'a [u8]) -> Self {
+        Self::entry(bytes).unwrap_or(Self::Torn)
+    }
+
+    /// `None`: it is not in one piece.
+    fn entry(bytes: &'a [u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let (version, sum, lengths) = (word(0)?, word(8)?, word(16)?);
+        if version == 0 {
+            return Some(Self::Empty);
+        }
+        let (key_len, value_len) = (lengths as u32 as usize, (lengths >> 32) as usize);
+        let end = HEADER.checked_add(key_len)?.checked_add(value_len)?;
+        let content = bytes.get(16..end)?;
+        if version % 2 == 1 || key_len > MAX_KEY || checksum(version, content) != sum {
+            return None;
+        }
+        let (key, value) = bytes[HEADER..end].split_at(key_len);
+        Some(Self::Entry { version, key, value })
+    }
+}
+
+fn checksum(version: u64, content: &[u8]) -> u64 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(&version.to_le_bytes());
+    digest.update(content);
+    digest.finalize()
+}
+
+/// The server's table.
+#[derive(Debug)]
+pub struct Table {
+    geometry: Geometry,
+    region: Region,
+    /// The next entry, while it is put together.
+    draft: Vec<u8>,
+}
+
+impl Table {
+    /// An empty table in zeroed memory of this length that nobody but the server writes.
+    #[must_use]
+    pub fn new(geometry: Geometry, region: Region) -> Self {
+        Self { geometry, region, draft: Vec::new() }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Stores a value, under the eyes of those who read.
+    ///
+    /// # Errors
+    /// A key or a value that is too long, or no slot for the key.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Failure> {
+        if key.is_empty() || key.len() > MAX_KEY {
+            return Err(Failure::new(format!("a key of {} bytes: say 1 to {MAX_KEY}", key.len())));
+        }
+        if value.len() > self.geometry.max_value as usize {
+            let max = self.geometry.max_value;
+            return Err(Failure::new(format!("a value of {} bytes: this table takes at most {max}", value.len())));
+        }
+        let bytes = self.region.bytes().ok_or_else(|| Failure::new("somebody else may write the table"))?;
+        let place = self.geometry.places(key).find_map(|offset| {
+            let offset = offset as usize;
+            match Slot::parse(&bytes[offset..offset + self.geometry.slot_len()]) {
+                Slot::Empty => Some((offset, 0)),
+                Slot::Entry { version, key: other, .. } if other == key => Some((offset, version)),
+                Slot::Entry { .. } | Slot::Torn => None,
+            }
+        });
+        let Some((offset, before)) = place else {
+            return Err(Failure::new("no slot left for this key: start the server with more --slots"));
+        };
+        let version = before.wrapping_add(2).max(2);
+        self.draft.clear();
+        self.draft.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        self.draft.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        self.draft.extend_from_slice(key);
+        self.draft.extend_from_slice(value);
+        self.region.store(offset, (version - 1).to_le());
+        self.region.store(offset + 8, checksum(version, &self.draft).to_le());
+        self.region.copy_from(offset + 16, &self.draft);
+        self.region.store(offset, version.to_le());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(version: u64, key: &[u8], value: &[u8]) -> Vec<u8> {
+        let lengths = [(key.len() as u32).to_le_bytes(), (value.len() as u32).to_le_bytes()].concat();
+        let content = [&lengths[..], key, value].concat();
+        [&version.to_le_bytes()[..], &checksum(version, &content).to_le_bytes(), &content, &[0; 50]].concat()
+    }
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written() {
+        let bytes = slot(4, b"key", b"value");
+        assert_eq!(Slot::parse(&bytes), Slot::Entry { version: 4, key: b"key", value: b"value" });
+        assert_eq!(Slot::parse(&slot(2, b"k", b"")), Slot::Entry { version: 2, key: b"k", value: b"" });
+        assert_eq!(Slot::parse(&[0; 100]), Slot::Empty);
+    }
+
+    #[test]
+    fn any_mixture_of_two_versions_is_torn() {
+        let (old, new) = (slot(4, b"key", b"old value"), slot(6, b"key", b"new value"));
+        let end = 24 + 3 + 9;
+        for cut in 1..end {
+            for (front, back) in [(&old, &new), (&new, &old)] {
+                let mixed = [&front[..cut], &back[cut..]].concat();
+                let whole = mixed == old || mixed == new;
+                assert_eq!(Slot::parse(&mixed) == Slot::Torn, !whole, "cut at {cut}");
+            }
+        }
+        assert_eq!(Slot::parse(&slot(5, b"key", b"value")), Slot::Torn);
+    }
+
+    #[test]
+    fn nonsense_is_torn_and_never_a_panic() {
+        for len in 0..40 {
+            assert_eq!(Slot::parse(&vec![0xff; len]), Slot::Torn, "{len} bytes");
+        }
+        let mut long = slot(2, b"key", b"value");
+        long[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Slot::parse(&long), Slot::Torn);
+    }
+
+    #[test]
+    fn places_are_slots_of_the_table_and_differ() {
+        for slots in [1, 2, 7, 8, 9, 1000] {
+            let geometry = Geometry { slots, max_value: 100 };
+            for key in [&b"a"[..], b"b", b"something longer"] {
+                let mut places: Vec<_> = geometry.places(key).collect();
+                assert_eq!(places.len(), slots.min(8) as usize);
+                assert!(places.iter().all(|at| at % geometry.slot_len() as u64 == 0 && *at < geometry.table_len()));
+                places.sort_unstable();
+                places.dedup();
+                assert_eq!(places.len(), slots.min(8) as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! `kv` as a user runs it.
+#![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+/// The program, killed when it takes too long.
+fn start(args: &[&str]) -> Child {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_kv")]).args(args).args(["--provider", "iwarp"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+    command.spawn().expect("it starts")
+}
+
+fn run(args: &[&str]) -> Output {
+    start(args).wait_with_output().expect("it ends")
+}
+
+/// A server, and its address. Ends with the test.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut child = start(&[&["server", "--bind", "127.0.0.1", "-p", "0"], args].concat());
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let address = line.trim().strip_prefix("listening on ").expect("an address").to_owned();
+        Self { child, address }
+    }
+
+    #[track_caller]
+    fn succeeds(&self, command: &str, args: &[&str]) -> String {
+        let output = run(&[&[command, &self.address], args].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    #[track_caller]
+    fn fails(&self, command: &str, args: &[&str], words: &str) {
+        failed_with(&run(&[&[command, &self.address], args].concat()), words);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // `timeout` passes it on to the program it watches.
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+/// One line on standard error with these words, and status 1.
+#[track_caller]
+fn failed_with(output: &Output, words: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.starts_with("kv: ") && stderr.contains(words), "no {words:?} in {stderr}");
+}
+
+#[test]
+fn what_was_put_is_read() {
+    let server = Server::start(&["--slots", "64"]);
+    server.fails("get", &["nothing"], "no such key");
+    for i in 0..20 {
+        server.succeeds("put", &[&format!("key {i}"), &format!("value {i}")]);
+    }
+    server.succeeds("put", &["key 7", "another value"]);
+    server.succeeds("put", &["empty", ""]);
+    for i in 0..20 {
+        let value = if i == 7 { "another value\n".to_owned() } else { format!("value {i}\n") };
+        assert_eq!(server.succeeds("get", &[&format!("key {i}")]), value);
+    }
+    assert_eq!(server.succeeds("get", &["empty"]), "\n");
+    server.fails("get", &["key 20"], "no such key");
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let server = Server::start(&["--slots", "2", "--max-value", "10"]);
+    server.fails("put", &["key", "eleven bytes"], "a value of 12 bytes: this table takes at most 10");
+    server.fails("put", &[&"k".repeat(65), "v"], "a key of 65 bytes: say 1 to 64");
+    server.fails("put", &["", "v"], "a key of 0 bytes");
+    server.succeeds("put", &["one", "1"]);
+    server.succeeds("put", &["two", "2"]);
+    server.fails("put", &["three", "3"], "no slot left for this key: start the server with more --slots");
+    assert_eq!(server.succeeds("get", &["one"]) + &server.succeeds("get", &["two"]), "1\n2\n");
+    failed_with(&run(&["get", "127.0.0.1:1", "key"]), "is `kv server` there?");
+    failed_with(&run(&["server", "--max-value", "17M"]), "say 1 to 16M bytes");
+}
+
+#[test]
+fn readers_under_a_writer_see_whole_values() {
+    for max_value in ["64", "64K"] {
+        let server = Server::start(&["--slots", "64", "--max-value", max_value]);
+        let text = server.succeeds("bench", &["--seconds", "1", "--readers", "3", "--keys", "2"]);
+        let count = |what: &str| {
+            let line = text.lines().find(|line| line.starts_with(what)).expect("a line");
+            line.split_whitespace().nth(1).and_then(|count| count.parse::<u64>().ok()).expect("a count")
+        };
+        assert!(count("reads") > 100 && count("writes") > 100, "{text}");
+        println!("values of {max_value}:\n{text}");
+    }
+}

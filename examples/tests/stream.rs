@@ -1,0 +1,138 @@
+//! `stream-pipe` and `stream-bench` as a user runs them.
+#![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::thread;
+
+/// A program, killed when it takes too long.
+fn start(program: &str, args: &str) -> Child {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "60", program]).args(args.split_whitespace()).args(["--provider", "iwarp"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+    command.spawn().expect("it starts")
+}
+
+const PIPE: &str = env!("CARGO_BIN_EXE_stream-pipe");
+const BENCH: &str = env!("CARGO_BIN_EXE_stream-bench");
+
+/// The address that a server says it has.
+fn address(from: impl Read) -> String {
+    let mut line = String::new();
+    BufReader::new(from).read_line(&mut line).expect("a line");
+    line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}")).to_owned()
+}
+
+fn pipe_server() -> (Child, String) {
+    let mut server = start(PIPE, "server --bind 127.0.0.1 -p 0");
+    let address = address(server.stderr.take().expect("piped"));
+    (server, address)
+}
+
+fn feed(mut stdin: ChildStdin, bytes: Vec<u8>) -> thread::JoinHandle<()> {
+    thread::spawn(move || stdin.write_all(&bytes).expect("it reads all of its input"))
+}
+
+/// Bytes that are not the same anywhere.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// One line on standard error with these words, and status 1.
+#[track_caller]
+fn failed_with(output: &Output, words: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.contains(words), "no {words:?} in {stderr}");
+}
+
+#[test]
+fn a_pipe_carries_both_directions_and_ends_each_on_its_own() {
+    for (up, down) in [(3_000_001, 2_000_003), (0, 1_000_000), (1_000_000, 0), (1, 1), (0, 0)] {
+        let (mut server, address) = pipe_server();
+        let mut client = start(PIPE, &format!("client {address}"));
+        let feeders = [
+            feed(client.stdin.take().expect("piped"), noise(1, up)),
+            feed(server.stdin.take().expect("piped"), noise(2, down)),
+        ];
+        let server = thread::spawn(move || server.wait_with_output().expect("it ends"));
+        let client = client.wait_with_output().expect("it ends");
+        let server = server.join().expect("a thread");
+        feeders.into_iter().for_each(|feeder| feeder.join().expect("a feeder"));
+        let stderr = String::from_utf8_lossy(&client.stderr).into_owned();
+        assert_eq!((server.status.code(), client.status.code(), &*stderr), (Some(0), Some(0), ""));
+        assert!(server.stdout == noise(1, up), "{} of {up} bytes up", server.stdout.len());
+        assert!(client.stdout == noise(2, down), "{} of {down} bytes down", client.stdout.len());
+    }
+}
+
+#[test]
+fn an_answer_comes_before_the_end_of_the_question() {
+    let (mut server, address) = pipe_server();
+    let mut client = start(PIPE, &format!("client {address}"));
+    let (mut asks, mut answers) = (client.stdin.take().expect("piped"), server.stdin.take().expect("piped"));
+    let mut asked = BufReader::new(server.stdout.take().expect("piped"));
+    let mut answered = BufReader::new(client.stdout.take().expect("piped"));
+    for i in 0..20 {
+        let mut line = String::new();
+        writeln!(asks, "question {i}").expect("it reads");
+        asked.read_line(&mut line).expect("a line");
+        writeln!(answers, "{} answered", line.trim()).expect("it reads");
+        line.clear();
+        answered.read_line(&mut line).expect("a line");
+        assert_eq!(line, format!("question {i} answered\n"));
+    }
+    drop((asks, answers));
+    assert_eq!(server.wait().expect("it ends").code(), Some(0));
+    assert_eq!(client.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn a_peer_that_dies_is_one_line() {
+    let (mut server, address) = pipe_server();
+    let mut client = start(PIPE, &format!("client {address}"));
+    let stdin = client.stdin.as_mut().expect("piped");
+    stdin.write_all(b"here\n").expect("it reads");
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "here\n");
+    // `timeout` passes this on to the program it watches, which has not finished writing.
+    let pid = nix::unistd::Pid::from_raw(server.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it is there");
+    let stdin = client.stdin.take();
+    failed_with(&client.wait_with_output().expect("it ends"), "the connection has ended: ");
+    drop(stdin);
+    let _ = server.wait();
+}
+
+#[test]
+fn nobody_there_and_nonsense_are_one_line() {
+    let output = start(PIPE, "client 127.0.0.1:1").wait_with_output().expect("it ends");
+    failed_with(&output, "stream-pipe: no connection: ");
+    let output = start(PIPE, "client nowhere.invalid").wait_with_output().expect("it ends");
+    failed_with(&output, "unknown host \"nowhere.invalid\"");
+    let output = start(BENCH, "-s 127.0.0.1:1").wait_with_output().expect("it ends");
+    failed_with(&output, "stream-bench: no connection: ");
+    let output = start(BENCH, "-S 0").wait_with_output().expect("it ends");
+    failed_with(&output, "say 1 to 1G bytes");
+}
+
+#[test]
+fn a_benchmark_prints_its_table() {
+    let mut server = start(BENCH, "-b 127.0.0.1 -p 0 --clients 2 --wait event");
+    let address = address(server.stdout.take().expect("piped"));
+    for (args, names) in [("-I 30 -C 1", &["64_lat", "65536_lat"][..]), ("-I 3 -C 50", &["64_bw", "65536_bw"])] {
+        let output = start(BENCH, &format!("-s {address} --wait event {args}")).wait_with_output().expect("it ends");
+        let stdout = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let rows: Vec<_> = stdout.lines().skip(1).map(|line| line.split_whitespace().next().unwrap_or("")).collect();
+        assert_eq!(rows, names, "{stdout}");
+    }
+    let output = server.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}

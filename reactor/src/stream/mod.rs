@@ -1,0 +1,244 @@
+//! Ordered bytes over one connection, for programs that know sockets: readiness, half close, and [`std::io`].
+//!
+//! [`Streams`] is a [`Handler`] that turns the connections of a reactor into streams and calls a [`StreamHandler`]. In
+//! its callbacks, and between turns, [`StreamContext::stream`] gives a [`Stream`] to read and write:
+//!
+//! ```
+//! use std::io::{BufRead, Write};
+//!
+//! use rdma_reactor::ConnectionId;
+//! use rdma_reactor::stream::{StreamContext, StreamHandler};
+//!
+//! struct Upper;
+//!
+//! impl StreamHandler for Upper {
+//!     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+//!         loop {
+//!             let bytes = match cx.stream(id).fill_buf() {
+//!                 Ok([]) => return cx.stream(id).close(),
+//!                 Ok(bytes) => bytes.to_ascii_uppercase(),
+//!                 Err(_) => return,
+//!             };
+//!             // What is not taken stays unread, and in the end makes the peer wait: on_writable follows.
+//!             let Ok(taken) = cx.stream(id).write(&bytes) else { return };
+//!             cx.stream(id).consume(taken);
+//!         }
+//!     }
+//!
+//!     fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+//!         self.on_readable(cx, id);
+//!     }
+//! }
+//! ```
+//!
+//! # Readiness is edge-triggered
+//!
+//! - `on_readable` comes when there is something to read where there was nothing: bytes, or the peer's end. It comes
+//!   again only after everything was read. Who leaves bytes unread must come back for them on its own account.
+//! - `on_writable` comes once after a write took less than it was given, when there is room again. A new stream is
+//!   writable.
+//! - `on_hangup` comes once, when the peer has finished writing. What it wrote may still have to be read; reads say
+//!   `Ok(0)` after the last byte.
+//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. What came before can be read even
+//!   then; the id is stale for all else.
+//!
+//! # Memory
+//!
+//! What was received stays in the registered buffers it arrived in until it is read; then the peer gets its credit
+//! back. So unread bytes take at most the receives of the connection, and stop the peer. Writes fill the buffers that
+//! go out at the end of the turn, several small ones the same buffer.
+
+mod append;
+mod handle;
+mod inbox;
+mod table;
+
+use std::fmt;
+
+pub use self::handle::Stream;
+use self::table::Table;
+use crate::buffer::Message;
+use crate::context::Context;
+use crate::core::Core;
+use crate::error::{ConnectError, DisconnectReason, PeerViolation};
+use crate::handler::{ConnectRequest, Decision, Handler};
+use crate::id::{ConnectionId, TimerId};
+use crate::io::{IoId, Readiness};
+
+/// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be
+/// called in any of them, for any stream.
+#[allow(unused_variables)]
+pub trait StreamHandler<M = ()> {
+    /// A peer wants a connection. Default: accept.
+    fn on_connect_request(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Decision {
+        Decision::Accept
+    }
+
+    /// A stream is open, either way. It is writable.
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
+
+    /// There is something to read where there was nothing: read until nothing is left.
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
+
+    /// There is room again after a write took less than it was given.
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
+
+    /// The peer has finished writing.
+    fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
+
+    /// The stream is over: both sides have finished, the peer has closed it after it had finished, or it was closed here.
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
+
+    /// The stream has ended before its time. Reads fail with this reason after the bytes that came before.
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {}
+
+    /// A connection of [`Context::connect`] did not come up.
+    fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, error: ConnectError) {}
+
+    /// A timer of [`Context::set_timer`] is due.
+    fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
+
+    /// Something is new on a descriptor of [`Context::register_io`].
+    fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
+
+    /// Another thread has sent a message, see [`crate::Remote::post`].
+    fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
+}
+
+/// Makes streams of all connections of a reactor: give it to [`crate::Reactor::run`] or [`crate::Reactor::turn`]. A
+/// handler that wants streams on some connections only has one of these, and passes their callbacks on, timers included.
+///
+/// For connections with [`crate::Framing::Credits`]; without credits nothing would stop a writer.
+pub struct Streams<H> {
+    /// The program.
+    pub handler: H,
+    table: Table,
+}
+
+impl<H: fmt::Debug> fmt::Debug for Streams<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams").field("handler", &self.handler).finish_non_exhaustive()
+    }
+}
+
+impl<H> Streams<H> {
+    /// No streams yet.
+    pub fn new(handler: H) -> Self {
+        Self { handler, table: Table::default() }
+    }
+
+    /// What a callback has, outside of callbacks: with the [`crate::Reactor::context`] of the one reactor whose streams
+    /// these are. What is written goes out in the next turn.
+    pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
+        StreamContext { table: &mut self.table, core: cx.core }
+    }
+
+    fn split<'a>(&'a mut self, cx: &'a mut Context<'_>) -> (&'a mut H, StreamContext<'a>) {
+        (&mut self.handler, StreamContext { table: &mut self.table, core: cx.core })
+    }
+}
+
+/// The streams and their reactor, inside a callback or from [`Streams::context`]. Nothing here blocks.
+pub struct StreamContext<'a> {
+    table: &'a mut Table,
+    core: &'a mut Core,
+}
+
+impl StreamContext<'_> {
+    /// A stream, to use. An id that is stale, or was closed, gives one where everything fails.
+    pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
+        Stream { table: self.table, core: self.core, id }
+    }
+
+    /// The reactor: connecting, listening, timers, stopping. Messages sent from here would be bytes of the stream.
+    pub fn context(&mut self) -> Context<'_> {
+        Context { core: self.core }
+    }
+}
+
+impl fmt::Debug for StreamContext<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamContext").finish_non_exhaustive()
+    }
+}
+
+impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_connect_request(&mut cx, request)
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        self.table.open(id);
+        let (handler, mut cx) = self.split(cx);
+        handler.on_open(&mut cx, id);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, id: ConnectionId, message: Message<'_>) {
+        let Some(record) = self.table.live(id) else { return };
+        if record.peer_finished {
+            log::warn!("{id}: the peer has written after its end");
+            cx.core.violated(id, PeerViolation::MalformedMessage);
+            return;
+        }
+        let finished = message.is_empty();
+        // Closed here or shut down for reading: the buffer is posted again when this returns.
+        let listens = record.listens();
+        let edge = listens && record.inbox.is_empty();
+        if finished {
+            record.peer_finished = true;
+        } else if listens {
+            record.inbox.push(message.detach());
+        }
+        let (handler, mut cx) = self.split(cx);
+        if edge {
+            handler.on_readable(&mut cx, id);
+        }
+        if finished {
+            // That callback may have closed it.
+            if cx.table.get(id).is_some() {
+                handler.on_hangup(&mut cx, id);
+            }
+            cx.table.close_if_finished(cx.core, id);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        if !self.table.finish(cx.core, id) {
+            let (handler, mut cx) = self.split(cx);
+            handler.on_writable(&mut cx, id);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, id: ConnectionId, reason: DisconnectReason) {
+        let Some(orderly) = self.table.ended(cx.core, id, &reason) else { return };
+        let (handler, mut cx) = self.split(cx);
+        match orderly {
+            true => handler.on_close(&mut cx, id),
+            false => handler.on_error(&mut cx, id, reason),
+        }
+        cx.table.forget_read(id);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, id: ConnectionId, error: ConnectError) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_connect_error(&mut cx, id, error);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
+        if !self.table.lingered(cx.core, timer, token) {
+            let (handler, mut cx) = self.split(cx);
+            handler.on_timer(&mut cx, timer, token);
+        }
+    }
+
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_io_ready(&mut cx, io, readiness);
+    }
+
+    fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_wake(&mut cx, message);
+    }
+}

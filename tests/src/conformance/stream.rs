@@ -1,0 +1,521 @@
+//! Byte streams: what a sockets program relies on.
+
+use std::cell::Cell;
+use std::io::{BufRead, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, PeerViolation, Reactor};
+
+use super::harness::{Event, Probe, Setup, now, pattern};
+
+/// What a stream's handler was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum News {
+    Open,
+    Readable,
+    Writable,
+    Hangup,
+    Close,
+    Error(DisconnectReason),
+    ConnectError(ConnectError),
+}
+
+type React = Box<dyn FnMut(&mut StreamContext<'_>, ConnectionId, &News)>;
+
+/// Writes down what it is told of its one stream, after reacting to it.
+struct Script {
+    news: Vec<News>,
+    id: Option<ConnectionId>,
+    react: React,
+}
+
+impl Script {
+    fn new(react: impl FnMut(&mut StreamContext<'_>, ConnectionId, &News) + 'static) -> Self {
+        Self { news: Vec::new(), id: None, react: Box::new(react) }
+    }
+
+    fn quiet() -> Self {
+        Self::new(|_, _, _| {})
+    }
+
+    fn count(&self, what: &News) -> usize {
+        self.news.iter().filter(|news| *news == what).count()
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.news.last(), Some(News::Close | News::Error(_) | News::ConnectError(_)))
+    }
+
+    fn tell(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, news: News) {
+        assert!(!self.is_over(), "{news:?} after the end: {:?}", self.news);
+        assert_eq!(news == News::Open, self.news.is_empty(), "{news:?} after {:?}", self.news);
+        self.id = Some(id);
+        (self.react)(cx, id, &news);
+        self.news.push(news);
+    }
+}
+
+impl StreamHandler for Script {
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.tell(cx, id, News::Open);
+    }
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.tell(cx, id, News::Readable);
+    }
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.tell(cx, id, News::Writable);
+    }
+    fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.tell(cx, id, News::Hangup);
+    }
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.tell(cx, id, News::Close);
+    }
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {
+        self.tell(cx, id, News::Error(reason));
+    }
+    fn on_connect_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
+        self.news.push(News::ConnectError(error));
+    }
+}
+
+/// A server and a client, with one stream.
+struct Duo {
+    server: Reactor,
+    s: Streams<Script>,
+    client: Reactor,
+    c: Streams<Script>,
+}
+
+impl Duo {
+    fn new(setup: &Setup, config: Config, s: Script, c: Script) -> Self {
+        let mut server = Reactor::new(config.clone()).expect("the server's reactor");
+        let mut client = Reactor::new(config).expect("the client's reactor");
+        let listener = server.context().listen(setup.address).expect("listening");
+        let address = server.context().local_address(listener).expect("the listener's address");
+        client.context().connect(address).expect("connecting");
+        let mut duo = Self { server, s: Streams::new(s), client, c: Streams::new(c) };
+        duo.until("both sides are open", |d| d.s.handler.id.is_some() && d.c.handler.id.is_some());
+        duo
+    }
+
+    fn here(&mut self) -> (StreamContext<'_>, ConnectionId) {
+        let id = self.c.handler_id();
+        (self.c.context(self.client.context()), id)
+    }
+
+    fn there(&mut self) -> (StreamContext<'_>, ConnectionId) {
+        let id = self.s.handler_id();
+        (self.s.context(self.server.context()), id)
+    }
+
+    fn turn(&mut self) {
+        let server = self.server.turn(&mut self.s, Some(Duration::ZERO)).expect("the server's turn");
+        let client = self.client.turn(&mut self.c, Some(Duration::ZERO)).expect("the client's turn");
+        if !(server.progressed || server.more || client.progressed || client.more) {
+            self.client.turn(&mut self.c, Some(Duration::from_millis(1))).expect("the client's turn");
+        }
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let deadline = now() + Duration::from_secs(30);
+        while !condition(self) {
+            let (s, c) = (&self.s.handler.news, &self.c.handler.news);
+            assert!(now() < deadline, "not in time: {what}\nserver {s:?}\nclient {c:?}");
+            self.turn();
+        }
+    }
+
+    /// Both streams come to their ends, and all buffers home.
+    #[track_caller]
+    fn finish(mut self) {
+        self.until("both streams are over", |d| d.s.handler.is_over() && d.c.handler.is_over());
+        self.until("all buffers are home", |d| {
+            [&d.server, &d.client].iter().all(|r| r.pool_levels().0 == r.pool_levels().1)
+        });
+        assert_eq!(self.server.context().connections() + self.client.context().connections(), 0);
+    }
+}
+
+/// The name of the one stream.
+trait HandlerId {
+    fn handler_id(&self) -> ConnectionId;
+}
+
+impl HandlerId for Streams<Script> {
+    fn handler_id(&self) -> ConnectionId {
+        self.handler.id.expect("it was open")
+    }
+}
+
+/// Reads a stream until it would block, in pieces of this size; whether the peer has finished.
+fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &mut Vec<u8>) -> bool {
+    let mut bytes = vec![0; piece];
+    loop {
+        match cx.stream(id).read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(len) => into.extend_from_slice(&bytes[..len]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Writes until it would block; how many bytes were taken.
+fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) -> usize {
+    let mut taken = 0;
+    loop {
+        match cx.stream(id).write(&bytes[taken..]) {
+            Ok(0) => panic!("there were not enough bytes to fill a window"),
+            Ok(len) => taken += len,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return taken,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A side that writes all of `out` in odd pieces, shuts down, and checks that it reads `expected`, driven by edges only.
+fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (Script, Rc<Cell<usize>>) {
+    let read = Rc::new(Cell::new(0));
+    let count = Rc::clone(&read);
+    let (mut written, mut step) = (0, seed);
+    let script = Script::new(move |cx, id, news| {
+        // Sizes around those of messages and segments.
+        let mut piece = |most: usize| {
+            step = step.wrapping_mul(25_214_903_917).wrapping_add(11);
+            1 + (step >> 16) % [7, 100, 1500, 8191, 8192, 8193, most][(step >> 40) % 7]
+        };
+        match news {
+            News::Open | News::Writable => {
+                while written < out.len() {
+                    let end = (written + piece(50_000)).min(out.len());
+                    match cx.stream(id).write(&out[written..end]) {
+                        Ok(len) => written += len,
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                            return;
+                        }
+                    }
+                }
+                cx.stream(id).shutdown(shuts).expect("open");
+            }
+            News::Readable => loop {
+                let mut bytes = vec![0; piece(50_000)];
+                match cx.stream(id).read(&mut bytes) {
+                    Ok(0) => return,
+                    Ok(len) => {
+                        let at = count.get();
+                        assert!(bytes[..len] == expected[at..at + len], "{len} bytes at {at}");
+                        count.set(at + len);
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                        return;
+                    }
+                }
+            },
+            _ => {}
+        }
+    });
+    (script, read)
+}
+
+/// Megabytes in odd pieces, both ways at once, byte by byte; small windows and large ones.
+pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
+    for (depth, max_message, len) in [(64, 8192, 4 << 20), (4, 100, 50_000), (8, 65_536, 3 << 20)] {
+        let (up, down) = (pattern(1, len), pattern(2, len + len / 3));
+        let config = setup.config().receive_depth(depth).max_message(max_message);
+        let (s, s_read) = exchanger(down.clone(), up.clone(), 7, Shutdown::Write);
+        let (c, c_read) = exchanger(up.clone(), down.clone(), 8, Shutdown::Write);
+        let mut d = Duo::new(setup, config, s, c);
+        d.until("both have finished", |d| d.s.handler.is_over() && d.c.handler.is_over());
+        assert_eq!((s_read.get(), c_read.get()), (up.len(), down.len()));
+        for script in [&d.s.handler, &d.c.handler] {
+            assert_eq!((script.count(&News::Hangup), script.news.last()), (1, Some(&News::Close)));
+        }
+        d.finish();
+    }
+}
+
+/// A reader that does not read stops the writer with bounded memory; one that reads lets it go on, with one edge.
+pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
+    let config = setup.config().receive_depth(8).send_depth(16).max_message(1000);
+    let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+    let bytes = pattern(3, 1 << 20);
+    let (mut sent, mut got) = (0, Vec::new());
+    for round in 0..10 {
+        let (mut cx, id) = d.here();
+        sent += write_until_full(&mut cx, id, &bytes[sent..]);
+        // What the reader does not read occupies its receives; two of them are never taken.
+        loop {
+            let before = sent;
+            for _ in 0..20 {
+                d.turn();
+            }
+            let (mut cx, id) = d.here();
+            sent += write_until_full(&mut cx, id, &bytes[sent..]);
+            if sent == before && d.server.stats().bytes_received == sent as u64 {
+                break;
+            }
+        }
+        assert!(sent - got.len() <= 8 * 1000, "round {round}: {} unread", sent - got.len());
+        let (mut cx, id) = d.here();
+        assert!(!cx.stream(id).readiness().writable);
+        let edges = (d.s.handler.count(&News::Readable), d.c.handler.count(&News::Writable));
+        let (mut cx, id) = d.there();
+        assert!(!read_all(&mut cx, id, 333, &mut got));
+        assert_eq!(got.len(), sent);
+        d.until("on_writable", |d| d.c.handler.count(&News::Writable) == edges.1 + 1);
+        assert_eq!(d.s.handler.count(&News::Readable), edges.0, "nothing new to read");
+    }
+    assert!(got == bytes[..sent]);
+    let (mut cx, id) = d.here();
+    cx.stream(id).close();
+    d.until("the end", |d| d.s.handler.count(&News::Hangup) == 1);
+    let (mut cx, id) = d.there();
+    cx.stream(id).close();
+    d.finish();
+}
+
+/// Each direction ends on its own; the other goes on. The end waits for room.
+pub fn half_close_each_way(setup: &Setup) {
+    for full in [false, true] {
+        let config = setup.config().receive_depth(8);
+        let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+        let bytes = pattern(4, 1 << 20);
+        let mut sent = 0;
+        let (mut cx, id) = d.here();
+        if full {
+            sent = write_until_full(&mut cx, id, &bytes);
+        }
+        cx.stream(id).shutdown(Shutdown::Write).expect("open");
+        cx.stream(id).shutdown(Shutdown::Write).expect("open");
+        assert_eq!(cx.stream(id).write(b"x").expect_err("shut down").kind(), ErrorKind::BrokenPipe);
+        let mut got = Vec::new();
+        let deadline = now() + Duration::from_secs(10);
+        loop {
+            d.turn();
+            let (mut cx, id) = d.there();
+            if read_all(&mut cx, id, 5000, &mut got) {
+                break;
+            }
+            assert!(now() < deadline, "no end after {} of {sent} bytes", got.len());
+        }
+        assert!(got == bytes[..sent]);
+        // A reader that is done does not see the edge twice.
+        assert_eq!(d.s.handler.count(&News::Hangup), 1);
+        let (mut cx, id) = d.there();
+        let answered = write_until_full(&mut cx, id, &bytes);
+        let mut back = Vec::new();
+        while back.len() < answered {
+            d.turn();
+            let (mut cx, id) = d.here();
+            assert!(!read_all(&mut cx, id, 777, &mut back));
+        }
+        assert!(back == bytes[..answered]);
+        assert!(!d.c.handler.is_over() && !d.s.handler.is_over());
+        let (mut cx, id) = d.there();
+        cx.stream(id).shutdown(Shutdown::Both).expect("open");
+        d.until("both are over", |d| d.s.handler.is_over() && d.c.handler.is_over());
+        assert_eq!((d.s.handler.news.last(), d.c.handler.news.last()), (Some(&News::Close), Some(&News::Close)));
+        d.finish();
+    }
+}
+
+/// A peer that dies: what came before is read, then an error, then nothing is there any more.
+pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
+    let mut d = Duo::new(setup, setup.config(), Script::quiet(), Script::quiet());
+    let bytes = pattern(5, 100_000);
+    let (mut cx, id) = d.there();
+    assert_eq!(cx.stream(id).write(&bytes).expect("room"), bytes.len());
+    d.until("the bytes are there", |d| d.client.stats().bytes_received == 100_000);
+    let Duo { server, s, mut client, mut c } = d;
+    drop((server, s));
+    let deadline = now() + Duration::from_secs(20);
+    while !c.handler.is_over() {
+        assert!(now() < deadline, "no end: {:?}", c.handler.news);
+        client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
+    }
+    assert_eq!(c.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    let id = c.handler_id();
+    let mut cx = c.context(client.context());
+    assert_eq!(cx.stream(id).write(b"x").expect_err("gone").kind(), ErrorKind::BrokenPipe);
+    let mut got = vec![0; bytes.len()];
+    cx.stream(id).read_exact(&mut got).expect("what came before");
+    assert!(got == bytes);
+    let error = cx.stream(id).read(&mut got).expect_err("the peer had not finished");
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::ConnectionReset, "closed by the peer".into()));
+    cx.stream(id).close();
+    assert_eq!(cx.stream(id).read(&mut got).expect_err("closed").kind(), ErrorKind::NotConnected);
+    while client.pool_levels().0 != client.pool_levels().1 {
+        client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
+    }
+}
+
+/// `close` is legal in every callback, and nothing but the one end follows.
+pub fn a_stream_closes_in_every_callback(setup: &Setup) {
+    type Condition = fn(&News, bool) -> bool;
+    let conditions: [Condition; 6] = [
+        |news, _| *news == News::Open,
+        |news, _| *news == News::Readable,
+        // The peer's end, seen by reading: no hang-up follows.
+        |news, at_end| *news == News::Readable && at_end,
+        |news, _| *news == News::Writable,
+        |news, _| *news == News::Hangup,
+        |news, _| *news == News::Close,
+    ];
+    for condition in conditions {
+        for server_closes in [false, true] {
+            let closed_here = Rc::new(Cell::new(false));
+            let side = |closes: bool| {
+                let closed = Rc::clone(&closed_here);
+                Script::new(move |cx, id, news| {
+                    let over = matches!(news, News::Close | News::Error(_));
+                    assert!(!(closes && closed.get()) || over, "{news:?} after close");
+                    if *news == News::Open {
+                        write_until_full(cx, id, &[7; 1 << 20]);
+                    }
+                    let at_end = *news == News::Readable && read_to_the_end(cx, id);
+                    if closes && condition(news, at_end) {
+                        closed.set(true);
+                        cx.stream(id).close();
+                        cx.stream(id).close();
+                        for error in [
+                            cx.stream(id).read(&mut [0]).expect_err("closed"),
+                            cx.stream(id).write(&[0]).expect_err("closed"),
+                            cx.stream(id).shutdown(Shutdown::Both).expect_err("closed"),
+                        ] {
+                            assert_eq!(error.kind(), ErrorKind::NotConnected);
+                        }
+                    } else if *news == News::Writable {
+                        cx.stream(id).shutdown(Shutdown::Write).expect("open");
+                    }
+                })
+            };
+            let config = setup.config().receive_depth(8);
+            Duo::new(setup, config, side(server_closes), side(!server_closes)).finish();
+            assert!(closed_here.get());
+        }
+    }
+}
+
+/// Reads all that there is; whether the peer has finished.
+fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
+    let mut bytes = [0; 10_000];
+    loop {
+        match cx.stream(id).read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Small writes of one turn share a message; pieces of any size come out as they went in, without a copy in between.
+pub fn small_writes_share_a_message(setup: &Setup) {
+    let mut d = Duo::new(setup, setup.config().max_message(1000), Script::quiet(), Script::quiet());
+    let before = d.client.stats().messages_sent;
+    let bytes = pattern(6, 2500);
+    let (mut cx, id) = d.here();
+    for piece in bytes.chunks(3) {
+        assert_eq!(cx.stream(id).write(piece).expect("room"), piece.len());
+        assert_eq!(cx.stream(id).write_with(|_| 0).expect("room"), 0);
+        assert_eq!(cx.stream(id).write(b"").expect("nothing to do"), 0);
+    }
+    d.until("all is there", |d| d.server.stats().bytes_received == 2500);
+    assert_eq!(d.client.stats().messages_sent - before, 3);
+    let (mut cx, id) = d.there();
+    for message in bytes.chunks(1000) {
+        let mut stream = cx.stream(id);
+        assert!(stream.fill_buf().expect("bytes") == message);
+        stream.consume(message.len());
+    }
+    assert_eq!(cx.stream(id).fill_buf().expect_err("empty").kind(), ErrorKind::WouldBlock);
+    // An answer in the same turn as a question that nobody reads: thrown away with the stream, and told so.
+    let (mut cx, id) = d.here();
+    cx.stream(id).write_all(b"unread").expect("room");
+    d.until("it is there", |d| d.server.stats().bytes_received == 2506);
+    let (mut cx, id) = d.there();
+    cx.stream(id).close();
+    d.until("the client knows", |d| d.c.handler.is_over());
+    assert_eq!(d.c.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    d.finish();
+}
+
+/// What was written before `close` arrives, however slowly the peer reads, and then an end.
+pub fn close_delivers_what_was_written(setup: &Setup) {
+    let config = setup.config().receive_depth(8);
+    let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+    let bytes = pattern(8, 1 << 20);
+    let (mut cx, id) = d.here();
+    let sent = write_until_full(&mut cx, id, &bytes);
+    cx.stream(id).close();
+    let mut got = Vec::new();
+    while got.len() < sent {
+        d.turn();
+        let (mut cx, id) = d.there();
+        let mut piece = [0; 2000];
+        match cx.stream(id).read(&mut piece) {
+            Ok(len) => got.extend_from_slice(&piece[..len]),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    assert!(got == bytes[..sent]);
+    d.until("the end", |d| d.s.handler.is_over());
+    assert_eq!(d.s.handler.count(&News::Hangup), 1);
+    assert_eq!((d.s.handler.news.last(), d.c.handler.news.last()), (Some(&News::Close), Some(&News::Close)));
+    d.finish();
+}
+
+/// Nobody reads what comes before the end of a closed stream: it goes all the same, after the close timeout.
+pub fn close_does_not_wait_for_ever(setup: &Setup) {
+    let config = setup.config().receive_depth(8).close_timeout(Duration::from_millis(100));
+    let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+    let (mut cx, id) = d.here();
+    let sent = write_until_full(&mut cx, id, &[1; 1 << 20]);
+    let start = now();
+    cx.stream(id).close();
+    d.until("the end", |d| d.s.handler.is_over() && d.c.handler.is_over());
+    assert!(now() - start >= Duration::from_millis(100));
+    assert_eq!(d.c.handler.news.last(), Some(&News::Close));
+    assert_eq!(d.s.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    let (mut cx, id) = d.there();
+    let mut got = vec![0; sent];
+    cx.stream(id).read_exact(&mut got).expect("what came before");
+    assert_eq!(cx.stream(id).read(&mut got).expect_err("no end").kind(), ErrorKind::ConnectionReset);
+    cx.stream(id).close();
+    d.finish();
+}
+
+/// Bytes after the end break the protocol.
+pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
+    let mut server = Reactor::new(setup.config()).expect("a reactor");
+    let mut s = Streams::new(Script::new(|cx, id, news| {
+        if *news == News::Readable {
+            read_to_the_end(cx, id);
+        }
+    }));
+    let listener = server.context().listen(setup.address).expect("listening");
+    let address = server.context().local_address(listener).expect("an address");
+    let mut client = Reactor::new(setup.config()).expect("a reactor");
+    let mut c = Probe::new(|cx, event| {
+        if let Event::Connect(conn, _) = event {
+            for message in [&b"bytes"[..], b"", b"more"] {
+                cx.send(*conn, message).expect("room");
+            }
+        }
+    });
+    client.context().connect(address).expect("connecting");
+    let deadline = now() + Duration::from_secs(20);
+    while !s.handler.is_over() {
+        assert!(now() < deadline, "no end: {:?}", s.handler.news);
+        client.turn(&mut c, Some(Duration::from_millis(1))).expect("a turn");
+        server.turn(&mut s, Some(Duration::from_millis(1))).expect("a turn");
+    }
+    let violation = DisconnectReason::PeerViolation(PeerViolation::MalformedMessage);
+    assert_eq!(s.handler.news, [News::Open, News::Readable, News::Readable, News::Hangup, News::Error(violation)]);
+}
