@@ -11,7 +11,7 @@ use rdma_transport::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use crate::config::{CONTROL_SENDS, Framing};
 use crate::credit::{ReceiveWindow, SendWindow};
-use crate::error::{ConnectError, DisconnectReason, SendErrorKind};
+use crate::error::{ConnectError, DisconnectReason, Outcome, SendErrorKind};
 use crate::fair::Allowance;
 use crate::frame::{HEADER_LEN, Kind};
 use crate::id::{ConnectionId, SendId, SendKind, WorkId, WorkKind};
@@ -48,7 +48,7 @@ pub(crate) enum Ending {
 }
 
 /// A send that has not completed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Send {
     /// Of a message.
     pub(crate) buffer: Option<Posted>,
@@ -58,6 +58,10 @@ pub(crate) struct Send {
     pub(crate) id: Option<SendId>,
     /// Bytes of a large message that it reads.
     pub(crate) piece: u32,
+    /// It waits for the peer's answer, and ends with its own completion only: on siw a later send may complete before.
+    pub(crate) answered: bool,
+    /// How it ended, when one before it has not.
+    pub(crate) ended: Option<Outcome>,
 }
 
 /// The regions that one work request uses.
@@ -103,6 +107,8 @@ pub(crate) struct Connection {
 
     /// Posted and not completed, then chained and not posted, in order.
     pub(crate) sends: VecDeque<Send>,
+    /// Those of `sends` that wait for an answer.
+    pub(crate) answers: usize,
     /// Regions of those sends that use any, in order.
     pub(crate) holds: VecDeque<Holds>,
     /// Position of the front of `sends` among all sends.
@@ -229,7 +235,7 @@ impl Connection {
     /// Adds a message to the chain; takes its credit.
     #[inline]
     pub(crate) fn push_send(&mut self, buffer: Posted, sge: Sge, id: Option<SendId>) {
-        self.push_message(Send { buffer: Some(buffer), holds: false, id, piece: 0 }, SendOp::Send, SgeList::one(sge));
+        self.push_message(Send { buffer: Some(buffer), id, ..Send::default() }, SendOp::Send, SgeList::one(sge));
     }
 
     /// Adds a work request that uses a receive of the peer's; takes its credit.
@@ -244,13 +250,16 @@ impl Connection {
 
     /// Adds a work request to the chain.
     #[inline]
-    pub(crate) fn push(&mut self, send: Send, op: SendOp, sges: SgeList) {
+    pub(crate) fn push(&mut self, mut send: Send, op: SendOp, sges: SgeList) {
+        send.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.answers += usize::from(send.answered);
+        let answered = send.answered;
         let sequence = self.sends_done.wrapping_add(self.sends.len() as u16);
         let wr_id = WorkId { kind: WorkKind::Send, connection: self.id, sequence }.pack();
         self.sends.push_back(send);
         // An unsignaled send frees its slot only with a later signaled one: never more than half a queue of them.
         self.unsignaled += 1;
-        let signaled = self.unsignaled * 2 >= self.send_slots;
+        let signaled = answered || self.unsignaled * 2 >= self.send_slots;
         if signaled {
             self.unsignaled = 0;
         }
@@ -273,10 +282,23 @@ impl Connection {
         (count <= self.posted_sends()).then_some(count)
     }
 
+    /// Notes a completion that ends `count` sends, except those that wait for an answer.
+    pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
+        for (nth, send) in self.sends.iter_mut().take(count).enumerate() {
+            if nth + 1 == count {
+                send.ended = Some(outcome);
+            } else if !send.answered {
+                // Sends before the one that failed were only not signaled.
+                send.ended.get_or_insert(Outcome::Sent);
+            }
+        }
+    }
+
     /// Ends the oldest send.
     #[inline]
     pub(crate) fn pop_send(&mut self) -> Option<Send> {
         let send = self.sends.pop_front()?;
+        self.answers -= usize::from(send.answered);
         self.sends_done = self.sends_done.wrapping_add(1);
         Some(send)
     }

@@ -233,6 +233,7 @@ impl Core {
             transfers: crate::rendezvous::Transfers::default(),
             send_slots: self.config.send_slots() as usize,
             sends: std::collections::VecDeque::new(),
+            answers: 0,
             holds: std::collections::VecDeque::new(),
             sends_done: 0,
             chain: Vec::new(),

@@ -77,10 +77,20 @@ impl Core {
             self.stats.stale_completions += 1;
             return;
         };
-        for nth in 1..=count {
-            // Sends before the one that failed were only not signaled.
-            let outcome = if status.is_success() || nth < count { Outcome::Sent } else { Outcome::Failed(status) };
-            self.end_send(handler, id, outcome);
+        let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
+        let answers = self.connections.get(id.0).is_some_and(|c| c.answers > 0);
+        if answers {
+            if let Some(c) = self.connections.get_mut(id.0) {
+                c.note_ends(count, last);
+            }
+            while let Some(outcome) = self.connections.get(id.0).and_then(|c| c.sends.front()?.ended) {
+                self.end_send(handler, id, outcome);
+            }
+        } else {
+            for nth in 1..=count {
+                // Sends before the one that failed were only not signaled.
+                self.end_send(handler, id, if nth < count { Outcome::Sent } else { last });
+            }
         }
         let Some(c) = self.connections.get_mut(id.0) else { return };
         self.endings_moved |= c.phase > Phase::Open;

@@ -303,7 +303,7 @@ impl Core {
         let mut from = remote.address();
         for (i, (sge, hold)) in sges.as_slice().iter().zip(holds).enumerate() {
             c.holds.push_back([hold, None, None, None]);
-            let send = Send { buffer: None, holds: true, id: (i + 1 == count).then_some(name), piece: 0 };
+            let send = Send { holds: true, id: (i + 1 == count).then_some(name), ..Send::default() };
             c.push(send, SendOp::Read(from), SgeList::one(*sge));
             from.address += sge.len() as u64;
         }
@@ -423,7 +423,7 @@ impl Core {
     fn push_operation(&mut self, id: ConnectionId, op: SendOp, locals: Locals, kind: SendKind) -> SendId {
         let c = self.connections.get_mut(id.0).expect("checked by the caller");
         let name = c.next_send_id(kind);
-        let send = Send { buffer: None, holds: true, id: Some(name), piece: 0 };
+        let send = Send { holds: true, id: Some(name), ..Send::default() };
         c.holds.push_back(locals.holds);
         match op {
             SendOp::WriteWithImmediate(..) => c.push_message(send, op, locals.sges),
@@ -438,7 +438,7 @@ impl Core {
         let c = self.connections.get_mut(id.0).expect("checked by the caller");
         let name = c.next_send_id(SendKind::Write);
         c.holds.push_back(locals.holds);
-        c.push(Send { buffer: None, holds: true, id: None, piece: 0 }, op, locals.sges);
+        c.push(Send { holds: true, ..Send::default() }, op, locals.sges);
         self.queue_message(id, Kind::Immediate, &immediate.emit(), Some(name));
         name
     }

@@ -28,8 +28,17 @@ pub(crate) const MAX_TRANSFERS: usize = 16;
 /// Bytes of one read.
 const PIECE: u64 = 1 << 20;
 
+/// Bytes that are not left for a last read of their own: siw of Linux 6.1 answers a read of at most 32 bytes that crosses
+/// a page with others.
+const CRUMB: u64 = 64;
+
 /// Reads of a connection on their way.
 const PIECES: usize = 4;
+
+/// How much of what is left to read next.
+fn piece(left: u64) -> u64 {
+    if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
+}
 
 /// What an offer says: `id:4 | zero:4 | region:20`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +205,7 @@ impl Core {
         }
         let pushed = sges.push(sge);
         debug_assert!(pushed.is_ok(), "room for two");
-        c.push_message(Send { buffer: header, holds: true, id: Some(name), piece: 0 }, SendOp::Send, sges);
+        c.push_message(Send { buffer: header, holds: true, id: Some(name), ..Send::default() }, SendOp::Send, sges);
         self.stats.messages_sent += 1;
         self.stats.bytes_sent += len as u64;
         self.mark_dirty(id);
@@ -350,7 +359,7 @@ impl Core {
                 }
                 let transfer = &mut c.transfers.incoming[at];
                 let Some(region) = transfer.region.as_mut() else { break 'transfers };
-                let (from, len) = (transfer.asked, (transfer.offer.region.len - transfer.asked).min(PIECE));
+                let (from, len) = (transfer.asked, piece(transfer.offer.region.len - transfer.asked));
                 if len == 0 {
                     break;
                 }
@@ -361,7 +370,7 @@ impl Core {
                 transfer.asked += len;
                 c.transfers.pieces += 1;
                 c.holds.push_back(holds);
-                let send = Send { buffer: None, holds: true, id: None, piece: len as u32 };
+                let send = Send { holds: true, piece: len as u32, ..Send::default() };
                 c.push(send, SendOp::Read(remote), SgeList::one(sge));
             }
         }

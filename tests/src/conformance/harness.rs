@@ -18,6 +18,8 @@ pub struct Setup {
     pub address: SocketAddr,
     /// How much the tests of scale do.
     pub scale: Scale,
+    /// A defect of the device: it serves reads of regions that only allow writes.
+    pub reads_anything: bool,
 }
 
 /// How much the tests of scale do: an emulated machine gets less.
@@ -36,7 +38,8 @@ impl Setup {
     #[must_use]
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
-        Self { provider: ProviderChoice::Iwarp, address: SocketAddr::from(([127, 0, 0, 1], 0)), scale }
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false }
     }
 
     /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
@@ -49,7 +52,9 @@ impl Setup {
         let address = std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
         let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
         let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
-        Self { provider: ProviderChoice::Verbs, address: SocketAddr::new(ip, 0), scale }
+        // The kernel's siw never asks for the right to read.
+        let reads_anything = kind == "SIW";
+        Self { provider: ProviderChoice::Verbs, address: SocketAddr::new(ip, 0), scale, reads_anything }
     }
 
     /// Default settings on this provider.

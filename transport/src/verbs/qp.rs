@@ -241,12 +241,10 @@ impl Chains {
     fn push_sges(&mut self, list: &SgeList) -> (*mut ibv_sge, c_int) {
         let start = self.sges.len();
         debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "room was made before");
-        self.sges.extend(list.as_slice().iter().map(|sge| ibv_sge {
-            addr: sge.address() as u64,
-            length: sge.len() as u32,
-            lkey: sge.local_key().0,
-        }));
-        (self.sges.as_mut_ptr().wrapping_add(start), list.as_slice().len() as c_int)
+        // An entry of nothing between others crashes the kernel's siw.
+        let entries = list.as_slice().iter().filter(|sge| !sge.is_empty());
+        self.sges.extend(entries.map(entry));
+        (self.sges.as_mut_ptr().wrapping_add(start), (self.sges.len() - start) as c_int)
     }
 
     fn sends(&mut self, chain: &[SendWr], max_inline: usize, addresses: &Slab<Address>) -> *mut ibv_send_wr {
@@ -269,15 +267,22 @@ impl Chains {
         self.recvs.reserve(chain.len());
         let base = self.recvs.as_mut_ptr();
         for (index, wr) in chain.iter().enumerate() {
-            // Siw wants an entry, if of nothing.
-            let nothing = SgeList::one(Sge::default());
-            let (sg_list, num_sge) = self.push_sges(if wr.sges.as_slice().is_empty() { &nothing } else { &wr.sges });
+            let (sg_list, mut num_sge) = self.push_sges(&wr.sges);
+            if num_sge == 0 {
+                // Siw wants an entry, if of nothing.
+                self.sges.push(entry(&Sge::default()));
+                num_sge = 1;
+            }
             let last = index + 1 == chain.len();
             let next = if last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
             self.recvs.push(ibv_recv_wr { wr_id: wr.wr_id, next, sg_list, num_sge });
         }
         self.recvs.as_mut_ptr()
     }
+}
+
+fn entry(sge: &Sge) -> ibv_sge {
+    ibv_sge { addr: sge.address() as u64, length: sge.len() as u32, lkey: sge.local_key().0 }
 }
 
 fn send(
@@ -311,6 +316,8 @@ fn send(
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())
         }
+        // Siw answers a read of nothing with what an earlier one asked for; a write of nothing does as well.
+        SendOp::Read(remote) if num_sge == 0 => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(remote), 0),
         SendOp::CompareSwap { remote, expected, swap } => {
             (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, atomic(remote, expected, swap), 0)
