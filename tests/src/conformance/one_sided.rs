@@ -59,6 +59,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
     let mut remote = shared(&mut p, there, room, BOTH);
     let (mut source, mut sink) = (own(&mut p, here, room), own(&mut p, here, room));
     for (i, len) in [0, 1, 7, 8, 1024, 1447, 1448, 1449, 4096, 65_536, 1 << 20].into_iter().enumerate() {
+        println!("{len} bytes");
         remote.copy_from(0, &vec![0xee; room]);
         sink.bytes_mut().expect("nobody uses it").fill(0xee);
         source.bytes_mut().expect("nobody uses it")[..len].copy_from_slice(&pattern(i, len));

@@ -326,12 +326,14 @@ fn send(
     };
     let takes_inline = !matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
     let mut flags = 0;
+    // Siw takes no fence on a read; answers come in order anyway.
+    let wanted = if matches!(wr.op, SendOp::Read(_)) { wr.flags - SendFlags::FENCE } else { wr.flags };
     for (ours, theirs) in [
         (SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED),
         (SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED),
         (SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE),
     ] {
-        if wr.flags.contains(ours) {
+        if wanted.contains(ours) {
             flags |= theirs.0;
         }
     }
