@@ -312,7 +312,7 @@ fn short_writes() {
     let mut target = Target::on(plain(), TcpNet::with_config(settings).unwrap());
     let region = target.region(200_000, REMOTE);
     let mut peer = target.connect(0, true);
-    let content: Vec<u8> = (0..200_000_u32).map(|at| (at * 7 >> 3) as u8).collect();
+    let content: Vec<u8> = (0..200_000_u32).map(|at| ((at * 7) >> 3) as u8).collect();
     for (part, octets) in content.chunks(40_000).enumerate() {
         peer.send(&write(&region, region.base + part as u64 * 40_000, octets, true));
         for _ in 0..10 {
