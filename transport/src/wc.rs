@@ -69,7 +69,7 @@ pub enum WcOpcode {
     Send,
     /// An RDMA Write.
     Write,
-    /// An RDMA Read.
+    /// An RDMA Read. One of nothing may be reported as a Write: not every device can be asked for nothing.
     Read,
     /// An atomic operation.
     Atomic,
