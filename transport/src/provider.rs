@@ -17,7 +17,9 @@
 //! has passed, while spinning, and again soon when it says that there is more.
 //!
 //! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled
-//! send is done when a later one of its queue completes. A receive may complete before `Established` is delivered.
+//! send is done when a later one of its queue completes. On some devices (siw) a Read is an exception: later sends may
+//! complete before it. Signal each Read and atomic, and wait for its own completion. A receive may complete before
+//! `Established` is delivered.
 //!
 //! *Posting.* A chain is taken front to back; on failure [`PostError::posted`] says how many were. Post receives
 //! before `connect` and `accept`.
