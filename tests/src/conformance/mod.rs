@@ -13,6 +13,7 @@ pub mod scale;
 pub mod stream;
 pub mod threads;
 pub mod traffic;
+pub mod violations;
 
 pub use harness::{Scale, Setup};
 
@@ -42,6 +43,8 @@ macro_rules! conformance {
                     a_dead_peer_is_an_error_after_its_bytes, a_stream_closes_in_every_callback,
                     small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
                     bytes_after_the_end_are_a_violation;
+                violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
+                    sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;

@@ -1,0 +1,198 @@
+//! Peers that speak the framing by hand, and break its rules: the connection ends for that reason, and the others go on.
+
+use std::time::Duration;
+
+use rdma_reactor::{
+    ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Framing, PeerViolation, RejectReason, SendErrorKind,
+};
+
+use super::harness::{Event, Pair, Probe, Setup};
+
+/// A greeting that is right: `docs/wire.md`.
+fn greeting(window: u32) -> Vec<u8> {
+    let mut bytes = b"RDXR\x01\0\0\0".to_vec();
+    for word in [window, 8192, 1024] {
+        bytes.extend_from_slice(&u32::to_le_bytes(word));
+    }
+    bytes
+}
+
+fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
+    [&[kind, 0, 0, 0], &grant.to_le_bytes()[..], payload].concat()
+}
+
+const DATA: u8 = 0;
+const HELLO: u8 = 1;
+const CREDIT: u8 = 2;
+const IMMEDIATE: u8 = 5;
+const OFFER: u8 = 6;
+const FETCHED: u8 = 7;
+/// Receives that the honest side believes its peer has.
+const WINDOW: u32 = 64;
+
+/// An offer of `len` bytes.
+fn offer(id: u32, len: u64) -> Vec<u8> {
+    let words = [&id.to_le_bytes()[..], &[0; 4], &0x1000_u64.to_le_bytes(), &len.to_le_bytes(), &[0; 4]];
+    message(OFFER, WINDOW, &words.concat())
+}
+
+/// Connects by hand, says hello; names of the connection on the rude and on the honest side.
+fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
+    let known = p.s.count(|e| matches!(e, Event::Connect(..)));
+    let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
+    let here = p.client.context().connect_with(p.address, options).expect("connecting");
+    p.until("the rude side is connected", |p| {
+        p.c.count(|e| matches!(e, Event::Connect(conn, _) if *conn == here)) == 1
+    });
+    p.client.context().send(here, &message(HELLO, WINDOW, &[])).expect("room");
+    p.until("the honest side is connected", |p| p.s.count(|e| matches!(e, Event::Connect(..))) == known + 1);
+    let there = p.s.events.iter().rev().find_map(|e| if let Event::Connect(conn, _) = e { Some(*conn) } else { None });
+    (here, there.expect("just seen"))
+}
+
+fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
+    p.s.events.iter().find_map(|event| match event {
+        Event::Disconnect(of, reason) if *of == conn => Some(reason.clone()),
+        _ => None,
+    })
+}
+
+/// Each message that no honest peer sends ends its connection with the reason, and no other.
+pub fn rude_messages_end_their_connection(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config().largest_message(1 << 20), Probe::echo(), Probe::default());
+    p.c.record_messages = false;
+    let honest = p.connect();
+    let (_, first) = rude(&mut p);
+    let malformed = PeerViolation::MalformedMessage;
+    let cases = [
+        ("an unknown kind", vec![message(99, WINDOW, &[])], malformed),
+        ("a reserved bit", vec![vec![DATA, 1, 0, 0, 64, 0, 0, 0]], malformed),
+        ("no whole header", vec![vec![DATA, 0, 0]], malformed),
+        ("nothing at all", vec![vec![]], malformed),
+        ("a second hello", vec![message(HELLO, WINDOW, &[])], malformed),
+        ("a credit with a payload", vec![message(CREDIT, WINDOW, b"x")], malformed),
+        ("half an immediate", vec![message(IMMEDIATE, WINDOW, b"1234567")], malformed),
+        ("half an offer", vec![message(OFFER, WINDOW, b"1234567")], malformed),
+        ("fetched what was not offered", vec![message(FETCHED, WINDOW, &7_u32.to_le_bytes())], malformed),
+        ("an absurd grant", vec![message(DATA, 1 << 20, &[])], PeerViolation::InvalidGrant),
+        ("an offer of nothing", vec![offer(0, 0)], PeerViolation::InvalidOffer),
+        ("an offer past the limit", vec![offer(0, (1 << 20) + 1)], PeerViolation::InvalidOffer),
+    ];
+    for (what, messages, violation) in cases {
+        let (here, there) = rude(&mut p);
+        for bytes in &messages {
+            p.client.context().send(here, bytes).expect("room");
+        }
+        p.until(what, |p| reason(p, there).is_some());
+        assert_eq!(reason(&p, there), Some(DisconnectReason::PeerViolation(violation)), "{what}");
+    }
+    // The others are as they were.
+    let before = p.c.received;
+    p.client.context().send(honest, b"still here").expect("room");
+    p.until("the echo", |p| p.c.received == before + 1);
+    assert_eq!(reason(&p, first), None);
+    p.finish();
+}
+
+/// More offers than may be under way end the connection, before anything was spent on them.
+pub fn a_flood_of_offers_is_refused(setup: &Setup) {
+    // There is no memory for any of them: the first waits.
+    let config = setup.config().largest_message(1 << 20).transfer_memory(1 << 20);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let (here, there) = rude(&mut p);
+    let mut sent = 0;
+    while sent < 17 && p.client.context().send(here, &offer(sent, 1 << 20)).is_ok() {
+        sent += 1;
+    }
+    assert_eq!(sent, 17);
+    p.until("the end", |p| reason(p, there).is_some());
+    // Its keys are made up: reading the first may fail before the last offer is looked at.
+    let reason = reason(&p, there).expect("just seen");
+    assert!(
+        matches!(
+            reason,
+            DisconnectReason::PeerViolation(PeerViolation::InvalidOffer)
+                | DisconnectReason::Transport(_)
+                | DisconnectReason::Peer
+        ),
+        "{reason:?}"
+    );
+    p.until("its memory is free", |p| p.server.stats().regions == 0);
+    p.finish();
+}
+
+/// A peer that sends without credits loses its connection one way or the other; a neighbour does not notice.
+pub fn sending_without_credits_is_noticed(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config().receive_depth(4), Probe::echo(), Probe::default());
+    p.c.record_messages = false;
+    let honest = p.connect();
+    let (here, there) = rude(&mut p);
+    // Far more at once than there are receives.
+    let mut cx = p.client.context();
+    for _ in 0..40 {
+        cx.send(here, &message(DATA, WINDOW, b"flood")).expect("room");
+    }
+    // Where the network waits for receives they all arrive: nobody overran anything in the end.
+    p.until("it ended, or all arrived", |p| reason(p, there).is_some() || p.s.received >= 40);
+    if let Some(reason) = reason(&p, there) {
+        let blamed = !matches!(reason, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout);
+        assert!(blamed, "{reason:?}");
+    }
+    let before = p.c.received;
+    p.client.context().send(honest, b"still here").expect("room");
+    p.until("the echo", |p| p.c.received > before);
+    p.finish();
+}
+
+/// A peer that never grants anything stops what is sent to it, and as it does not answer either, is given up.
+pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
+    let config = setup.config().keepalive(Duration::from_millis(100), Duration::from_millis(600));
+    let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
+    let (_, there) = rude(&mut p);
+    let mut taken = 0;
+    while p.server.context().send(there, b"to the void").is_ok() {
+        taken += 1;
+        if taken % 16 == 0 {
+            p.turn();
+        }
+    }
+    assert_eq!(taken, WINDOW as usize - 2, "the window, without what is kept for control");
+    assert_eq!(p.server.context().send(there, b"more"), Err(SendErrorKind::WouldBlock));
+    p.until("it is given up", |p| reason(p, there).is_some());
+    assert_eq!(reason(&p, there), Some(DisconnectReason::KeepaliveTimeout));
+    p.finish();
+}
+
+/// A greeting that is wrong is refused with its reason.
+pub fn wrong_greetings_are_refused(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let with = |at: usize, byte: u8| {
+        let mut bytes = greeting(WINDOW);
+        bytes[at] = byte;
+        bytes
+    };
+    let cases = [
+        (b"hello".to_vec(), RejectReason::NotOurs),
+        (Vec::new(), RejectReason::NotOurs),
+        (with(0, b'X'), RejectReason::NotOurs),
+        (with(4, 2), RejectReason::Version),
+        (greeting(3), RejectReason::Limits),
+        (greeting(1 << 20), RejectReason::Limits),
+        (greeting(0), RejectReason::Limits),
+    ];
+    for (bytes, wanted) in cases {
+        let options = ConnectOptions::new().framing(Framing::Raw).private_data(bytes);
+        let conn = p.client.context().connect_with(p.address, options).expect("connecting");
+        let answer = move |p: &Pair| {
+            p.c.events.iter().find_map(|event| match event {
+                Event::ConnectError(of, error) if *of == conn => Some(error.clone()),
+                _ => None,
+            })
+        };
+        p.until("the answer", |p| answer(p).is_some());
+        let error = answer(&p).expect("just seen");
+        assert!(matches!(&error, ConnectError::Rejected { reason, .. } if *reason == wanted), "{wanted:?}: {error:?}");
+    }
+    assert_eq!(p.s.count(|e| matches!(e, Event::Request(_) | Event::Connect(..))), 0, "the handler was not asked");
+    p.finish();
+}
