@@ -146,6 +146,8 @@ pub(crate) struct Connection {
     /// Bytes that had come when the keepalive last looked.
     pub(crate) received: u64,
     pub(crate) pinged: bool,
+    /// The peer has said nothing since its hello was sent.
+    pub(crate) unheard: bool,
     /// Deadline of the current phase.
     pub(crate) phase_timer: Option<Key>,
     pub(crate) keepalive_timer: Option<Key>,

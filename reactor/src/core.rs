@@ -256,6 +256,7 @@ impl Core {
             last_heard: self.now,
             received: 0,
             pinged: false,
+            unheard: false,
             phase_timer: None,
             keepalive_timer: None,
         });

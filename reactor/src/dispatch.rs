@@ -164,6 +164,7 @@ impl Core {
         }
         c.last_heard = self.now;
         c.pinged = false;
+        c.unheard = false;
         if let Some(key) = wc.invalidated {
             self.invalidated(key);
         }

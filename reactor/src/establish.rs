@@ -1,6 +1,7 @@
 //! Stage 4: connection-manager events, from resolving an address to a connection that is up.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rdma_transport::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause};
@@ -15,6 +16,10 @@ use crate::error::{ConnectError, DisconnectReason, Error};
 use crate::frame::{Greeting, MAX_USER_PRIVATE_DATA, RejectReason};
 use crate::handler::{ConnectRequest, Decision, Handler};
 use crate::id::{ConnectionId, ListenerId};
+
+/// An active side that has heard nothing for this long after its hello asks once: the kernel's siw may sit on the first
+/// frame of a connection until a second one comes.
+const NUDGE: Duration = Duration::from_millis(100);
 
 /// Events handled in one turn before the other stages get theirs.
 const EVENTS_PER_TURN: usize = 256;
@@ -285,7 +290,9 @@ impl Core {
             self.timers.cancel(timer);
         }
         if c.framing == Framing::Credits {
-            c.keepalive_timer = Some(self.timers.insert(self.now + interval, TimerKind::Keepalive(id)));
+            c.unheard = c.active;
+            let first = if c.active { interval.min(NUDGE) } else { interval };
+            c.keepalive_timer = Some(self.timers.insert(self.now + first, TimerKind::Keepalive(id)));
         }
         self.stats.connected += 1;
         self.mark_dirty(id);

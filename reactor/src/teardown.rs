@@ -86,7 +86,11 @@ impl Core {
             self.mark_dirty(id);
             next
         } else {
-            c.last_heard + interval
+            if std::mem::take(&mut c.unheard) {
+                c.owes.ping = true;
+                self.mark_dirty(id);
+            }
+            self.connections.get(id.0).map_or(now, |c| c.last_heard) + interval
         };
         let timer = self.timers.insert(next, TimerKind::Keepalive(id));
         if let Some(c) = self.connections.get_mut(id.0) {
