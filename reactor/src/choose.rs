@@ -46,6 +46,12 @@ pub(crate) fn for_address(address: SocketAddr, usage: Use) -> Option<Box<dyn Pro
     }
 }
 
+/// For `Auto` in a group: the provider that a connect request of another reactor is of.
+pub(crate) fn named(name: &'static str) -> Result<Box<dyn Provider>, Error> {
+    log::info!("provider {name}: as another reactor of the group");
+    devices::open()
+}
+
 fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
     let net = TcpNet::new().map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
     let mut settings = IwarpConfig::default();

@@ -18,6 +18,7 @@ use crate::id::{ConnectionId, ListenerId, SendId, SendKind, TimerId};
 use crate::io::{Interest, IoId};
 use crate::region::{Region, RegionOptions, RemoteRegion};
 use crate::stats::Stats;
+use crate::timer::FOREVER;
 
 /// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing here blocks, and nothing calls back:
 /// what a call sets off is reported later, from the loop.
@@ -335,7 +336,7 @@ impl Context<'_> {
     /// Calls `on_timer` with `token` once, after `delay`. Resolution is about a millisecond while asleep.
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
         // A delay past what the clock can express never fires in anyone's life.
-        let at = self.core.now.checked_add(delay).unwrap_or(self.core.now + Duration::from_secs(86_400 * 365 * 30));
+        let at = self.core.now.checked_add(delay).unwrap_or(self.core.now + FOREVER);
         TimerId(self.core.timers.insert(at, TimerKind::User(token)))
     }
 
@@ -360,6 +361,18 @@ impl Context<'_> {
     /// Stops watching; no `on_io_ready` follows. `false` when it was not watched any more.
     pub fn deregister_io(&mut self, io: IoId) -> bool {
         self.core.io.remove(&mut *self.core.poller, io)
+    }
+
+    /// Closes every connection as [`Context::close`] does.
+    pub fn close_all(&mut self) {
+        self.core.close_all();
+    }
+
+    /// Drains the reactor: nothing comes in any more, [`crate::Handler::on_drain`] sees to it that connections end, and
+    /// [`crate::Reactor::run`] returns when none is left. After `deadline`, counted in whole milliseconds from the start,
+    /// what is left is cut off, with the usual `on_disconnect`, and `connect` fails. Ignored while it drains already.
+    pub fn drain(&mut self, deadline: Duration) {
+        self.core.want_drain(deadline);
     }
 
     /// Makes [`crate::Reactor::run`] return after this turn.

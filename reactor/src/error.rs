@@ -40,6 +40,17 @@ pub enum Error {
     /// A connection, listener or timer that is gone.
     #[error("the {0} is gone")]
     Gone(&'static str),
+    /// The reactor was drained.
+    #[error("the reactor is drained: it opens no connections")]
+    Drained,
+    /// A thread could not be bound to a core.
+    #[error("thread {index} is not bound to a core: {reason}")]
+    Pin {
+        /// What was asked for.
+        index: usize,
+        /// Why not.
+        reason: &'static str,
+    },
     /// A limit of the configuration is reached.
     #[error("{limit} is reached ({value})")]
     Limit {

@@ -14,7 +14,8 @@ use crate::core::{Core, Owner, TimerKind};
 use crate::credit::{MAX_WINDOW, MIN_WINDOW, SendWindow};
 use crate::error::{ConnectError, DisconnectReason, Error};
 use crate::frame::{Greeting, MAX_USER_PRIVATE_DATA, RejectReason};
-use crate::handler::{ConnectRequest, Decision, Handler};
+use crate::handler::{Decision, Handler};
+use crate::handover::Incoming;
 use crate::id::{ConnectionId, ListenerId};
 
 /// An active side that has heard nothing for this long after its hello asks once: the kernel's siw may sit on the first
@@ -118,31 +119,16 @@ impl Core {
         Ok(())
     }
 
-    /// Theirs asks: nothing is allocated before the handler has said yes.
-    fn connect_request<M, H: Handler<M> + ?Sized>(
-        &mut self,
-        handler: &mut H,
-        cm: CmId,
-        listener: CmId,
-        device: DeviceId,
-        peer: SocketAddr,
-        private_data: &[u8],
-    ) {
-        let Some(Owner::Listener(listener)) = self.owner(listener) else {
-            self.refuse(cm, Framing::Raw, RejectReason::Busy, &[]);
-            return;
-        };
-        let Some(framing) = self.listeners.get(listener.0).map(|l| l.framing) else { return };
-        let greeting = match framing {
-            Framing::Raw => Greeting::reject(RejectReason::Refused, private_data),
-            Framing::Credits => match Greeting::parse(private_data).and_then(check_limits) {
-                Ok(greeting) => greeting,
-                Err(reason) => {
-                    log::info!("{peer} is refused: {reason}");
-                    self.refuse(cm, framing, reason, &[]);
-                    return;
-                }
-            },
+    /// Theirs asks, here or at another reactor that has handed it over: nothing is allocated before the handler has said yes.
+    pub(crate) fn answer<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, cm: CmId, incoming: &Incoming<'_>) {
+        let Incoming { framing, peer, device, .. } = *incoming;
+        let greeting = match incoming.greeting() {
+            Ok(greeting) => greeting,
+            Err(reason) => {
+                log::info!("{peer} is refused: {reason}");
+                self.refuse(cm, framing, reason, &[]);
+                return;
+            }
         };
         let full = self.connections.len() >= self.config.max_connections as usize;
         if full || self.pending >= self.config.max_pending {
@@ -151,8 +137,12 @@ impl Core {
             self.refuse(cm, framing, RejectReason::Busy, &[]);
             return;
         }
-        let request = ConnectRequest { listener, peer, private_data: greeting.user };
-        let answer = match handler.on_connect_request(&mut Context { core: self }, request) {
+        if self.drain.is_on() {
+            log::debug!("{peer} is refused: the reactor is being drained");
+            self.refuse(cm, framing, RejectReason::Busy, &[]);
+            return;
+        }
+        let answer = match handler.on_connect_request(&mut Context { core: self }, incoming.request(&greeting)) {
             Decision::Accept => Vec::new(),
             Decision::AcceptWith(data) => data,
             Decision::Reject(data) => {
@@ -160,7 +150,7 @@ impl Core {
                 return;
             }
         };
-        if let Err(error) = self.accept(cm, listener, device, peer, &greeting, &answer, framing) {
+        if let Err(error) = self.accept(cm, incoming.listener, device, peer, &greeting, &answer, framing) {
             log::warn!("{peer} is refused: {error}");
             self.refuse(cm, framing, RejectReason::Busy, &[]);
         }
@@ -216,7 +206,7 @@ impl Core {
         Ok(())
     }
 
-    fn refuse(&mut self, cm: CmId, framing: Framing, reason: RejectReason, user: &[u8]) {
+    pub(crate) fn refuse(&mut self, cm: CmId, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
         if !fits {
@@ -351,7 +341,7 @@ impl Core {
 }
 
 /// A window or message size that the protocol cannot work with.
-fn check_limits(greeting: Greeting<'_>) -> Result<Greeting<'_>, RejectReason> {
+pub(crate) fn check_limits(greeting: Greeting<'_>) -> Result<Greeting<'_>, RejectReason> {
     let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&greeting.window) && greeting.max_message > 0;
     if sound { Ok(greeting) } else { Err(RejectReason::Limits) }
 }

@@ -1,12 +1,14 @@
 //! What a program implements.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::buffer::Message;
 use crate::context::Context;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
 use crate::io::{IoId, Readiness};
+use crate::reactors::Place;
 
 /// A peer that wants a connection. Nothing is allocated for it yet.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +16,8 @@ use crate::io::{IoId, Readiness};
 pub struct ConnectRequest<'a> {
     /// The listener it came to.
     pub listener: ListenerId,
+    /// Index of the reactor that listener is of, in its group; 0 without a group.
+    pub reactor: usize,
     /// Its address.
     pub peer: SocketAddr,
     /// What it has to say. Not authenticated.
@@ -66,6 +70,12 @@ pub enum Decision {
 /// `M` is what other threads send through a [`crate::Remote`]; a program that sends nothing leaves it out.
 #[allow(unused_variables)]
 pub trait Handler<M = ()> {
+    /// On the reactor of a group that listens, before `on_connect_request` on the one that takes it: which is that?
+    /// Default: the least loaded.
+    fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
+        Place::LeastLoaded
+    }
+
     /// A peer wants a connection. Default: accept.
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
@@ -84,7 +94,8 @@ pub trait Handler<M = ()> {
     /// when the peer has fetched it, maybe after some that were sent later.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
-    /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal.
+    /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal. One of another thread
+    /// ([`crate::Remote::send`]) that had to wait counts as refused, too: it is called with nothing of the handler's own to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
     /// A connection is gone. The id is stale when this returns.
@@ -99,6 +110,12 @@ pub trait Handler<M = ()> {
     /// Something is new on a descriptor of [`Context::register_io`]. Edge-triggered: read, write or accept until
     /// `WouldBlock`; what is left without that is not reported again.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
+
+    /// The reactor is being drained, see [`Context::drain`]. Default: closes every connection. A handler that has something
+    /// to finish says its goodbyes here, closes in time, and leaves it to the deadline otherwise.
+    fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
+        cx.close_all();
+    }
 
     /// Another thread has sent a message, see [`crate::Remote::post`]. Those of one thread come in its order.
     fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}

@@ -8,6 +8,7 @@
 //! - [`stream`] is ordered bytes instead of messages, for programs that know sockets.
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
 //! - [`Remote`] is what other threads may do.
+//! - [`Reactors`] is several reactors with a thread each, among which connections are spread.
 //!
 //! One thread drives a reactor; no call but `run` and `turn` blocks. What the loop does, stage by stage, is in
 //! `docs/loop.md`; what goes over the wire in `docs/wire.md`.
@@ -22,25 +23,32 @@ mod core;
 mod credit;
 mod device;
 mod dispatch;
+mod drain;
+mod ending;
 mod error;
 mod establish;
 mod fair;
 mod frame;
 mod handler;
+mod handover;
 mod id;
 mod io;
 mod listener;
 mod one_sided;
 mod poller;
 mod pool;
+mod posting;
 mod reactor;
+mod reactors;
 mod region;
 mod remote;
 mod rendezvous;
+mod sending;
 mod stats;
 pub mod stream;
 mod teardown;
 mod timer;
+mod waiting;
 
 pub use crate::buffer::{DetachedMessage, Message, SendBuffer};
 pub use crate::config::{Config, ConnectOptions, Framing, ProviderChoice, Wait};
@@ -52,6 +60,7 @@ pub use crate::id::{ConnectionId, ListenerId, SendId, SendKind, TimerId};
 pub use crate::io::{Interest, IoId, Readiness};
 pub use crate::poller::{Clock, Edge, Entropy, MioPoller, Poller, SystemClock, system_entropy};
 pub use crate::reactor::{Parts, Reactor, Turn};
+pub use crate::reactors::{Place, Reactors};
 pub use crate::region::{Region, RegionOptions, RemoteRegion};
 pub use crate::remote::{Remote, RemoteError, Wake};
 pub use crate::stats::Stats;

@@ -10,9 +10,10 @@ use rdma_transport::provider::{DeviceId, Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
 use crate::adaptive::Adaptive;
-use crate::config::{Config, ProviderChoice, Wait};
+use crate::config::{Config, ProviderChoice};
 use crate::context::Context;
 use crate::core::Core;
+use crate::drain::Drain;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::io::{self, Interest};
@@ -21,10 +22,7 @@ use crate::remote::{Inbox, Remote, WakeFlag};
 use crate::stats::Stats;
 
 /// Completions taken from a queue at a time.
-const BATCH: usize = 256;
-
-/// While there is always work, the operating system is still asked this often for edges.
-const LOOK_AROUND: Duration = Duration::from_micros(50);
+pub(crate) const BATCH: usize = 256;
 
 /// The poller's token of the connection-manager channel; completion channels follow, by device.
 const CM_CHANNEL: usize = 0;
@@ -56,29 +54,31 @@ pub struct Parts {
 /// [`Reactor::turn`] blocks. Dropping it closes every connection at once, without callbacks; see
 /// [`Reactor::shutdown`] for the polite way. `M` is what other threads send to it, see [`Reactor::remote`].
 pub struct Reactor<M = ()> {
-    core: Core,
-    inbox: Inbox<M>,
-    clock: Box<dyn Clock>,
-    adaptive: Adaptive,
+    pub(crate) core: Core,
+    pub(crate) inbox: Inbox<M>,
+    pub(crate) clock: Box<dyn Clock>,
+    pub(crate) adaptive: Adaptive,
     /// This turn's edges.
-    edges: Vec<Edge>,
+    pub(crate) edges: Vec<Edge>,
     /// Those of the program's descriptors.
-    io_edges: Vec<Edge>,
-    batch: Vec<WorkCompletion>,
+    pub(crate) io_edges: Vec<Edge>,
+    pub(crate) batch: Vec<WorkCompletion>,
     /// The queue that `batch` was polled from, before its turn came.
-    batch_of: Option<(usize, usize)>,
+    pub(crate) batch_of: Option<(usize, usize)>,
     /// Completion queues to poll: device, index. Round robin.
-    ready: VecDeque<(usize, usize)>,
+    pub(crate) ready: VecDeque<(usize, usize)>,
     /// The connection-manager stage stopped at its bound, or may have events without an edge.
-    cm_pending: bool,
+    pub(crate) cm_pending: bool,
     /// The provider stopped at its bound.
-    provider_pending: bool,
-    timers_pending: bool,
+    pub(crate) provider_pending: bool,
+    pub(crate) timers_pending: bool,
     /// This turn has asked the operating system for edges.
-    looked: bool,
+    pub(crate) looked: bool,
     /// When this turn's edges came, until its first callback.
-    edge: Option<Instant>,
-    last_wait: Instant,
+    pub(crate) edge: Option<Instant>,
+    /// Completions there had been when an edge led to some in this turn.
+    pub(crate) woken: Option<u64>,
+    pub(crate) last_wait: Instant,
 }
 
 impl Reactor {
@@ -134,6 +134,7 @@ impl<M> Reactor<M> {
             timers_pending: false,
             looked: false,
             edge: None,
+            woken: None,
             last_wait: now,
         };
         reactor.register_channels()?;
@@ -215,6 +216,12 @@ impl<M> Reactor<M> {
         Ok(turn)
     }
 
+    /// Whether it was drained and nothing is left, see [`Context::drain`]: for who calls [`Reactor::turn`].
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.core.drain == Drain::Done
+    }
+
     /// Closes every listener and connection, and turns until all are gone or `deadline` has passed.
     ///
     /// # Errors
@@ -276,18 +283,28 @@ impl<M> Reactor<M> {
             self.inbox.pending = true;
             self.core.take_returned();
             self.core.stop |= self.core.wake.take_stop();
+            self.core.look_for_others();
         }
+        self.core.arrivals(handler, &mut progressed);
         self.inbox.serve(&mut self.core, handler, &mut progressed);
+        self.core.begin_drain(handler, &mut progressed);
+        // A callback may have brought a provider or a device into use.
+        self.register_channels()?;
         // 10. ends
         self.core.finish_endings(handler, &mut progressed);
+        self.core.finish_drain();
         // 11. flush
         self.core.flush();
         self.edge = None;
+        if let Some(before) = self.woken.take() {
+            self.core.stats.wake_completions += self.core.stats.completions - before;
+        }
         Ok(Turn { progressed, more: self.has_more() })
     }
 
-    fn has_more(&self) -> bool {
+    pub(crate) fn has_more(&self) -> bool {
         self.cm_pending
+            || self.core.awaits_turn()
             || self.provider_pending
             || self.timers_pending
             || self.inbox.pending
@@ -295,7 +312,7 @@ impl<M> Reactor<M> {
             || self.has_completions()
     }
 
-    fn has_completions(&self) -> bool {
+    pub(crate) fn has_completions(&self) -> bool {
         self.has_unseen() || self.core.fair.is_behind()
     }
 
@@ -341,139 +358,6 @@ impl<M> Reactor<M> {
             }
         }
         self.io_edges = edges;
-    }
-
-    /// Stage 1: polls without sleeping while the budget lasts.
-    fn spin(&mut self, sleep_until: Option<Option<Instant>>) -> Result<(), Error> {
-        if self.has_more() {
-            return Ok(());
-        }
-        let from = self.core.now;
-        let adaptive = self.core.config.wait == Wait::Adaptive;
-        let budget = match self.core.config.wait {
-            Wait::Event => return Ok(()),
-            Wait::Spin(budget) => budget,
-            Wait::Adaptive => {
-                // Who does not want to wait wants no polling either; what the flush has completed ends no idle time.
-                if sleep_until == Some(Some(from)) || self.poll_any()? {
-                    return Ok(());
-                }
-                let budget = self.adaptive.budget(from);
-                if budget.is_zero() {
-                    return Ok(());
-                }
-                budget
-            }
-        };
-        let mut until = from.checked_add(budget);
-        for deadline in [sleep_until.flatten(), self.next_deadline()].into_iter().flatten() {
-            until = Some(until.map_or(deadline, |until| until.min(deadline)));
-        }
-        let hit = self.spin_until(until)?;
-        self.core.stats.spin_hits += u64::from(hit);
-        self.core.stats.spin_misses += u64::from(!hit);
-        if adaptive {
-            self.adaptive.polled(self.core.now.saturating_duration_since(from), hit);
-        }
-        Ok(())
-    }
-
-    /// Polls until there is a completion, and says so; or something else to do.
-    fn spin_until(&mut self, until: Option<Instant>) -> Result<bool, Error> {
-        loop {
-            self.core.stats.spins += 1;
-            let more = self.core.provider.progress(self.core.now, Drive::Spin);
-            self.provider_pending |= more;
-            if self.poll_any()? {
-                return Ok(true);
-            }
-            self.core.now = self.clock.now();
-            if until.is_some_and(|until| self.core.now >= until) || more {
-                return Ok(false);
-            }
-            if self.core.now.saturating_duration_since(self.last_wait) > LOOK_AROUND {
-                self.look(Some(Duration::ZERO))?;
-                if !self.edges.is_empty() || self.core.wake.is_pending() {
-                    return Ok(false);
-                }
-            }
-        }
-    }
-
-    /// Polls the completion queues until one has something; whether one has.
-    fn poll_any(&mut self) -> Result<bool, Error> {
-        if self.has_completions() {
-            return Ok(true);
-        }
-        let most = BATCH.min(self.core.config.completions_per_turn as usize);
-        for (d, device) in self.core.devices.iter_mut().enumerate() {
-            let Some(device) = device else { continue };
-            for (i, cq) in device.cqs.iter_mut().enumerate() {
-                self.batch.clear();
-                if self.core.provider.poll_cq(cq.id, most, &mut self.batch)? > 0 {
-                    self.batch_of = Some((d, i));
-                    return Ok(true);
-                }
-                cq.drained();
-            }
-        }
-        Ok(false)
-    }
-
-    /// Stages 2 and 3: arms what is not armed, looks once more, and sleeps only if there is nothing to do.
-    fn arm_and_wait(&mut self, sleep_until: Option<Option<Instant>>) -> Result<(), Error> {
-        let mut timeout = None;
-        let mut busy = self.has_more() || !self.edges.is_empty() || self.poll_any()?;
-        if !busy {
-            self.arm()?;
-            if self.poll_any()? {
-                self.core.stats.arm_races += 1;
-                busy = true;
-            }
-        }
-        if busy || self.core.wake.is_pending() {
-            // A flood that has to wait for its next share must not keep the others' edges from being seen.
-            let recent = self.core.now.saturating_duration_since(self.last_wait) < LOOK_AROUND;
-            if recent && !self.core.fair.is_behind() {
-                return Ok(());
-            }
-            timeout = Some(Duration::ZERO);
-        } else {
-            for deadline in [sleep_until.flatten(), self.next_deadline()].into_iter().flatten() {
-                let left = deadline.saturating_duration_since(self.core.now);
-                timeout = Some(timeout.map_or(left, |t: Duration| t.min(left)));
-            }
-            self.adaptive.sleeps();
-        }
-        self.look(timeout)
-    }
-
-    fn arm(&mut self) -> Result<(), Error> {
-        for device in self.core.devices.iter_mut().flatten() {
-            for cq in &mut device.cqs {
-                if !cq.armed {
-                    self.core.provider.req_notify(cq.id)?;
-                    cq.armed = true;
-                    self.core.stats.arms += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks the operating system for edges.
-    fn look(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
-        let before = self.edges.len();
-        self.looked = true;
-        self.core.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
-        self.core.stats.waits += 1;
-        self.core.stats.empty_waits += u64::from(self.edges.len() == before);
-        self.core.now = self.clock.now();
-        self.last_wait = self.core.now;
-        if self.edges.len() > before {
-            self.edge = Some(self.core.now);
-        }
-        Ok(())
     }
 
     /// Stage 6: lets the provider move, and takes completion events until there are none.
@@ -562,7 +446,7 @@ impl<M> Reactor<M> {
             self.core.stats.wakes += 1;
             self.core.stats.wake_time += time;
             self.core.stats.wake_time_max = self.core.stats.wake_time_max.max(time);
-            self.core.stats.wake_completions += self.batch.len() as u64;
+            self.woken = Some(self.core.stats.completions);
         }
         self.core.completions(handler, d, &self.batch);
     }

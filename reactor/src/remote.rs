@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -28,12 +29,14 @@ pub trait Wake: Send + Sync + fmt::Debug {
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
     stop: AtomicBool,
+    /// Time to drain in, ms, plus 1; 0 when nobody asked for it.
+    drain: AtomicU64,
     waker: Arc<dyn Wake>,
 }
 
 impl WakeFlag {
     pub(crate) fn new(waker: Arc<dyn Wake>) -> Self {
-        Self { pending: AtomicBool::new(false), stop: AtomicBool::new(false), waker }
+        Self { pending: AtomicBool::new(false), stop: AtomicBool::new(false), drain: AtomicU64::new(0), waker }
     }
 
     pub(crate) fn wake(&self) {
@@ -72,6 +75,19 @@ impl WakeFlag {
 
     pub(crate) fn take_stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed) && self.stop.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn drain(&self, deadline: Duration) {
+        let ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        self.drain.store(ms.saturating_add(1), Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn take_drain(&self) -> Option<Duration> {
+        if self.drain.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.drain.swap(0, Ordering::AcqRel).checked_sub(1).map(Duration::from_millis)
     }
 }
 
@@ -150,6 +166,11 @@ impl<M> Remote<M> {
     /// Makes [`crate::Reactor::run`] return after its current turn.
     pub fn stop(&self) {
         self.flag.stop();
+    }
+
+    /// Drains it, see [`crate::Context::drain`]. Ignored while it drains already.
+    pub fn drain(&self, deadline: Duration) {
+        self.flag.drain(deadline);
     }
 
     /// Makes a sleeping reactor take a turn.

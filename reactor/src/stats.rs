@@ -24,7 +24,7 @@ pub struct Stats {
     pub completion_edges: u64,
     /// Wake-ups by an edge after which there were completions.
     pub wakes: u64,
-    /// Completions handled in the turns of those wake-ups.
+    /// Completions polled in the turns of those wake-ups.
     pub wake_completions: u64,
     /// Time from those edges to the first callback, all together.
     pub wake_time: Duration,
@@ -36,6 +36,8 @@ pub struct Stats {
     pub remote_commands: u64,
     /// Completion events.
     pub completion_events: u64,
+    /// Calls that acknowledged them, in batches, each under a lock; none on the embedded provider.
+    pub acknowledgements: u64,
     /// Times a completion queue was armed.
     pub arms: u64,
     /// Times polling after arming found what would have been missed.
@@ -50,6 +52,10 @@ pub struct Stats {
     pub connected: u64,
     /// Connections that came up and went.
     pub disconnected: u64,
+    /// Connect requests handed over to other reactors of the group.
+    pub handed_over: u64,
+    /// Connect requests taken over from other reactors of the group.
+    pub taken_over: u64,
     /// Outgoing connections that did not come up.
     pub connect_errors: u64,
     /// Incoming connections that were refused or did not come up.

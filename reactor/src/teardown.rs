@@ -31,6 +31,7 @@ impl Core {
                 TimerKind::Keepalive(id) => self.keepalive(id, behind),
                 TimerKind::Region(key) => self.revoke_region(key),
                 TimerKind::Listen(id) => self.listen_again(id),
+                TimerKind::Drain => self.drain_overdue(),
             }
         }
         true
@@ -190,6 +191,7 @@ impl Core {
     fn release(&mut self, id: ConnectionId) {
         self.drop_transfers(id);
         let Some(mut c) = self.connections.remove(id.0) else { return };
+        self.note_load();
         for timer in [c.phase_timer.take(), c.keepalive_timer.take()].into_iter().flatten() {
             self.timers.cancel(timer);
         }

@@ -2,7 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Later than anything that happens.
+pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 

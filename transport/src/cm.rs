@@ -1,5 +1,6 @@
 //! Connection management: ids, parameters, events.
 
+use std::any::Any;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,6 +27,41 @@ pub struct ReadDepth {
     pub responder_resources: u16,
     /// Of ours, at the peer (ORD).
     pub initiator_depth: u16,
+}
+
+/// A connect request between two providers: [`crate::Provider::detach`] of one made it, [`crate::Provider::attach`] of
+/// another takes it, on whatever thread. Dropping it ends the peer's attempt.
+pub struct Detached {
+    provider: &'static str,
+    state: Box<dyn Any + Send>,
+}
+
+impl Detached {
+    /// What a provider wants to find again.
+    pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
+        Self { provider, state: Box::new(state) }
+    }
+
+    /// Name of the provider it comes from.
+    #[must_use]
+    pub const fn provider(&self) -> &'static str {
+        self.provider
+    }
+
+    /// What its provider put in.
+    ///
+    /// # Errors
+    /// It is of a provider of another kind; it comes back.
+    pub fn into_state<T: Any>(self) -> Result<T, Self> {
+        let Self { provider, state } = self;
+        state.downcast().map(|state| *state).map_err(|state| Self { provider, state })
+    }
+}
+
+impl fmt::Debug for Detached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Detached({})", self.provider)
+    }
 }
 
 /// Something the connection manager has to say.

@@ -34,7 +34,7 @@ pub mod wc;
 pub mod wr;
 
 pub use caps::{Capabilities, Features};
-pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ReadDepth};
+pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause, ReadDepth};
 pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};
 pub use error::{Error, Result};
 pub use event::{DeviceEvent, DeviceEventKind};

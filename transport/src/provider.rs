@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::caps::Capabilities;
-use crate::cm::{CmEvent, ConnectParam};
+use crate::cm::{CmEvent, ConnectParam, Detached};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
@@ -60,6 +60,7 @@ pub struct DeviceInfo {
 }
 
 const DATAGRAMS: &str = "datagrams";
+const HANDING_OVER: &str = "connect requests to hand over";
 
 /// Why [`Provider::progress`] is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +166,26 @@ pub trait Provider: Send + fmt::Debug {
     /// The next completion queue that had an event.
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>>;
 
+    /// Calls that acknowledged completion events so far, each for a batch of them (`ibv_ack_cq_events`(3)).
+    fn acknowledgements(&self) -> u64 {
+        0
+    }
+
     // What not every provider has: asking for it is an error that names the provider.
+
+    /// Takes a connect request that has no queue pair yet out of this provider, to be attached to another of the same
+    /// kind. The id is gone afterwards; on failure nothing has changed.
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        let _ = id;
+        Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
+    }
+
+    /// Takes a detached connect request in. What comes next is as after `ConnectRequest`: a queue pair and `accept`, or
+    /// `reject`. On failure the peer's attempt ends.
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        let _ = (request, now);
+        Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
+    }
 
     /// As [`Provider::register`], for a part of the memory. The rest stays out of the region's reach.
     fn register_range(

@@ -54,6 +54,7 @@ mod inbox;
 mod table;
 
 use std::fmt;
+use std::time::Duration;
 
 pub use self::handle::Stream;
 use self::table::Table;
@@ -64,6 +65,7 @@ use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 use crate::handler::{ConnectRequest, Decision, Handler};
 use crate::id::{ConnectionId, TimerId};
 use crate::io::{IoId, Readiness};
+use crate::reactors::Place;
 
 /// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be
 /// called in any of them, for any stream.
@@ -72,6 +74,16 @@ pub trait StreamHandler<M = ()> {
     /// A peer wants a connection. Default: accept.
     fn on_connect_request(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
+    }
+
+    /// As [`Handler::on_place`].
+    fn on_place(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Place {
+        Place::LeastLoaded
+    }
+
+    /// As [`Handler::on_drain`]. Default: closes every stream.
+    fn on_drain(&mut self, cx: &mut StreamContext<'_>, deadline: Duration) {
+        cx.close_all();
     }
 
     /// A stream is open, either way. It is writable.
@@ -150,6 +162,13 @@ impl StreamContext<'_> {
         Stream { table: self.table, core: self.core, id }
     }
 
+    /// Closes every stream, as [`Stream::close`] does.
+    pub fn close_all(&mut self) {
+        for key in self.core.connections.keys() {
+            self.stream(ConnectionId(key)).close();
+        }
+    }
+
     /// The reactor: connecting, listening, timers, stopping. Messages sent from here would be bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
         Context { core: self.core }
@@ -166,6 +185,16 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         let (handler, mut cx) = self.split(cx);
         handler.on_connect_request(&mut cx, request)
+    }
+
+    fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_place(&mut cx, request)
+    }
+
+    fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_drain(&mut cx, deadline);
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, id: ConnectionId) {

@@ -9,6 +9,7 @@ pub mod harness;
 pub mod io;
 pub mod large;
 pub mod one_sided;
+pub mod reactors;
 pub mod scale;
 pub mod stream;
 pub mod threads;
@@ -47,6 +48,8 @@ macro_rules! conformance {
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
+                reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
+                    one_is_drained_and_the_others_go_on, draining_has_a_deadline, a_reactor_that_is_gone_is_passed_over;
                 threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;
             );
         }

@@ -13,6 +13,7 @@
 //! | `resources` | what queue pairs share |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
 //! | `handshake`, `drive` | what happens on an edge or a deadline |
+//! | `handover` | connect requests that move to another provider |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
@@ -24,6 +25,7 @@ mod cq;
 mod drive;
 mod endpoint;
 mod fault;
+mod handover;
 mod handshake;
 mod linger;
 mod markers;

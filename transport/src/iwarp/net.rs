@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use crate::slab::Key;
 
@@ -59,6 +59,18 @@ pub trait Net: Send + fmt::Debug {
 
     /// Moves a socket to the completion channel; what is ready on it now counts as a new edge there.
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
+
+    /// Lets go of a socket, for another [`Net::adopt`]. On failure it stays. Not every network has descriptors.
+    fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd> {
+        let _ = socket;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes a released socket in, on the CM channel; what is ready on it counts as a new edge.
+    fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId> {
+        let _ = socket;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Address the socket is bound to.
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr>;

@@ -19,7 +19,7 @@ use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, MAX_READ_DEPTH, Te
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
 use crate::caps::{Capabilities, Features};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause};
 use crate::error::{Error, Result};
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
@@ -31,10 +31,10 @@ use crate::wr::{RecvWr, SendWr};
 
 /// Name of the provider.
 pub(crate) const NAME: &str = "iwarp";
-const DEVICE: DeviceId = DeviceId(0);
+pub(super) const DEVICE: DeviceId = DeviceId(0);
 /// Bytes received at a time for all connections together.
 const STAGING: usize = 256 * 1024;
-const STALE_ID: Error = Error::Stale { object: "connection id" };
+pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
 
 /// A source of randomness: fills what it gets.
@@ -160,12 +160,16 @@ impl<N: Net> Iwarp<N> {
         self.owners[slot] = Some((socket, owner));
     }
 
-    pub(super) fn close(&mut self, socket: SocketId, reset: bool) {
+    pub(super) fn disown(&mut self, socket: SocketId) {
         if let Some(owner) = self.owners.get_mut(socket.0.slot() as usize)
             && owner.is_some_and(|(id, _)| id == socket)
         {
             *owner = None;
         }
+    }
+
+    pub(super) fn close(&mut self, socket: SocketId, reset: bool) {
+        self.disown(socket);
         self.net.close(socket, reset);
     }
 
@@ -243,7 +247,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    fn endpoint(&self, id: CmId) -> Result<&Endpoint> {
+    pub(super) fn endpoint(&self, id: CmId) -> Result<&Endpoint> {
         self.endpoints.get(id.0).filter(|e| !matches!(e.state, State::Requesting { .. })).ok_or(STALE_ID)
     }
 
@@ -453,6 +457,14 @@ impl<N: Net> Provider for Iwarp<N> {
         self.within_cm = false;
         self.wake_completions();
         event
+    }
+
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        self.hand_out(id)
+    }
+
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        self.take_in(request, now)
     }
 
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {

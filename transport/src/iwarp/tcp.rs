@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use mio::unix::SourceFd;
@@ -236,6 +236,17 @@ impl Net for TcpNet {
         self.completion.poll.registry().register(&mut SourceFd(&fd), token(socket.0), interest)?;
         entry.channel = Channel::Completion;
         self.cm.poll.registry().deregister(&mut SourceFd(&fd))
+    }
+
+    fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd> {
+        let entry = self.sockets.get(socket.0).ok_or_else(gone)?;
+        let fd = entry.socket.as_raw_fd();
+        self.set(entry.channel).poll.registry().deregister(&mut SourceFd(&fd))?;
+        self.sockets.remove(socket.0).map(|entry| entry.socket.into()).ok_or_else(gone)
+    }
+
+    fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId> {
+        self.add(socket.into(), Interest::READABLE | Interest::WRITABLE)
     }
 
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {

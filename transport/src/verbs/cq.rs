@@ -98,11 +98,13 @@ impl RawCq {
         check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, 0) })
     }
 
-    /// Counts an event, to be acknowledged together with others.
-    fn took_event(&self) {
-        if self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH {
+    /// Counts an event, to be acknowledged together with others; whether that was done.
+    fn took_event(&self) -> bool {
+        let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
+        if due {
             self.acknowledge();
         }
+        due
     }
 
     fn acknowledge(&self) {
@@ -240,7 +242,12 @@ impl Cq {
 }
 
 /// Takes the next event from a device's completion channel: the key of its queue, `None` when there is none now.
-pub(super) fn next_event(device: &RawDevice, owned: impl Fn(Key) -> Option<Arc<RawCq>>) -> Result<Option<Key>> {
+/// Counts the calls that acknowledge.
+pub(super) fn next_event(
+    device: &RawDevice,
+    acknowledgements: &mut u64,
+    owned: impl Fn(Key) -> Option<Arc<RawCq>>,
+) -> Result<Option<Key>> {
     let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
     loop {
         // SAFETY: a live channel and places for the results.
@@ -255,11 +262,15 @@ pub(super) fn next_event(device: &RawDevice, owned: impl Fn(Key) -> Option<Arc<R
         }
     }
     let key = key_of(context);
-    match owned(key) {
+    let acknowledged = match owned(key) {
         Some(raw) => raw.took_event(),
-        // SAFETY: a queue that is being destroyed waits for this acknowledgement.
-        None => unsafe { ibv_ack_cq_events(cq, 1) },
-    }
+        None => {
+            // SAFETY: a queue that is being destroyed waits for this acknowledgement.
+            unsafe { ibv_ack_cq_events(cq, 1) }
+            true
+        }
+    };
+    *acknowledgements += u64::from(acknowledged);
     Ok(Some(key))
 }
 

@@ -9,8 +9,8 @@ use std::time::Instant;
 use rdma_sys::{
     ibv_context, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_accept,
     rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id,
-    rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_notify,
-    rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
+    rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_migrate_id,
+    rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
 use super::channel::EventChannel;
@@ -103,6 +103,17 @@ impl RawId {
         // SAFETY: a live id; the address is read during the call. It waits for events about the group to be acknowledged,
         // which they are when they are read.
         check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
+    }
+
+    /// Moves an id without a queue pair to another event channel, off its device's books. Who calls this reads neither
+    /// channel meanwhile.
+    pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
+        // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. It waits for events of
+        // the id to be acknowledged, which they are when they are read.
+        check("rdma_migrate_id", unsafe { rdma_migrate_id(self.raw, to.as_ptr()) })?;
+        self._channel = Arc::clone(to);
+        self.device = OnceLock::new();
+        Ok(())
     }
 
     /// Names the id in its events from now on.

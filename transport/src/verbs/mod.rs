@@ -11,6 +11,7 @@
 //! | `status` | what the codes of the libraries mean |
 //! | `open` | [`Verbs::open`], and which provider reaches an address |
 //! | `events` | what an event does to an id |
+//! | `handover` | connect requests that move to another provider |
 //! | `datagram` | address handles, multicast groups |
 //! | `landing` | ids on devices, and what is closed when the last one goes |
 //! | `queues` | queues made and accounted |
@@ -56,6 +57,7 @@ mod datagram;
 mod device;
 mod events;
 mod ffi;
+mod handover;
 mod id;
 mod landing;
 mod mr;

@@ -22,7 +22,7 @@ use super::qp::Chains;
 use super::srq::Srq;
 use super::status::{connect_failure, is_unreachable};
 use crate::caps::Features;
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, ReadDepth};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, ReadDepth};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
@@ -81,6 +81,7 @@ pub struct Verbs {
     pub(super) events: VecDeque<CmEvent>,
     pub(super) device_events: VecDeque<DeviceEvent>,
     chains: Chains,
+    acknowledgements: u64,
     /// The latest time anybody told.
     now: Option<Instant>,
 }
@@ -129,6 +130,7 @@ impl Verbs {
             events: VecDeque::new(),
             device_events: VecDeque::new(),
             chains: Chains::default(),
+            acknowledgements: 0,
             now: None,
         })
     }
@@ -407,6 +409,15 @@ impl Provider for Verbs {
         }
     }
 
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        self.hand_out(id)
+    }
+
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        self.now = Some(now);
+        self.take_in(request)
+    }
+
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         self.now = Some(now);
         self.next_event(now)
@@ -545,6 +556,10 @@ impl Provider for Verbs {
         Ok(stashed + taken)
     }
 
+    fn acknowledgements(&self) -> u64 {
+        self.acknowledgements
+    }
+
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
         let cq = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
         let Some(raw) = &cq.raw else { return Ok(()) };
@@ -564,7 +579,9 @@ impl Provider for Verbs {
         while device.armed > 0 {
             let Some(raw) = &device.raw else { break };
             let cqs = &self.cqs;
-            let Some(key) = cq::next_event(raw, |key| cqs.get(key)?.raw.clone())? else { break };
+            let Some(key) = cq::next_event(raw, &mut self.acknowledgements, |key| cqs.get(key)?.raw.clone())? else {
+                break;
+            };
             if let Some(cq) = self.cqs.get_mut(key) {
                 device.armed -= usize::from(cq.armed);
                 cq.armed = false;

@@ -1,0 +1,145 @@
+//! Four reactors on two cores serve 1,000 connections: the load is within 10 % of even, in connections and in messages,
+//! also after many have gone and others have come.
+#![allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message, ProviderChoice,
+    Reactor, Reactors,
+};
+use rdma_reactor_tests::conformance::harness::{now, with_watchdog};
+
+const REACTORS: usize = 4;
+const CONNECTIONS: usize = 1000;
+const ECHOES: usize = 100;
+
+struct Echo(u8, Arc<AtomicUsize>);
+
+impl Handler for Echo {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
+        Decision::AcceptWith(vec![self.0])
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        cx.send(conn, &message).expect("an echo has room");
+    }
+}
+
+/// One message at a time on each connection, so many on each.
+#[derive(Default)]
+struct Client {
+    live: Vec<ConnectionId>,
+    echoes: usize,
+    wanted: usize,
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.live.push(conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.echoes += 1;
+        let left = message[0];
+        if left > 1 {
+            cx.send(conn, &[left - 1; 64]).expect("one at a time");
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
+        self.live.retain(|&live| live != conn);
+    }
+}
+
+fn config() -> Config {
+    Config::default().provider(ProviderChoice::Iwarp).receive_depth(8).send_depth(4).max_message(256)
+}
+
+fn until(reactor: &mut Reactor, client: &mut Client, what: &str, mut holds: impl FnMut(&Client) -> bool) {
+    let end = now() + Duration::from_secs(60);
+    while !holds(client) {
+        assert!(now() < end, "{what}: {} live, {} echoes", client.live.len(), client.echoes);
+        reactor.turn(client, Duration::from_millis(5)).expect("a turn");
+    }
+}
+
+#[track_caller]
+fn assert_even(what: &str, parts: &[usize], all: usize) {
+    println!("{what}: {parts:?}");
+    assert_eq!(parts.iter().sum::<usize>(), all, "{what}");
+    let even = all as f64 / parts.len() as f64;
+    assert!(parts.iter().all(|&part| (part as f64 - even).abs() <= 0.1 * even), "{what}: {parts:?}, {even} is even");
+}
+
+fn open(reactor: &mut Reactor, client: &mut Client, address: SocketAddr, loads: impl Fn() -> Vec<usize>, count: usize) {
+    for _ in 0..count {
+        reactor.context().connect(address).expect("connecting");
+    }
+    until(reactor, client, "connecting", |client| {
+        client.live.len() == CONNECTIONS && loads().iter().sum::<usize>() == CONNECTIONS
+    });
+}
+
+#[test]
+fn a_thousand_connections_are_shared_evenly() {
+    with_watchdog("a_thousand_connections_are_shared_evenly", || {
+        rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
+        let mut reactors: Vec<_> = (0..REACTORS).map(|_| Reactor::new(config()).expect("a reactor")).collect();
+        let group = Reactors::of(&mut reactors);
+        let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = reactors[0].context().local_address(listener).expect("it listens");
+        let counts: Vec<Arc<AtomicUsize>> = (0..REACTORS).map(|_| Arc::default()).collect();
+        let spawn = |(index, mut reactor): (usize, Reactor)| {
+            let mut echo = Echo(index as u8, Arc::clone(&counts[index]));
+            thread::spawn(move || {
+                // Two of them on a core, where there are two.
+                Reactors::pin(index % 2).expect("a core");
+                reactor.run(&mut echo).map(|()| reactor.stats())
+            })
+        };
+        let threads: Vec<_> = reactors.into_iter().enumerate().map(spawn).collect();
+        let loads = || (0..REACTORS).map(|index| group.load(index).expect("it takes connections")).collect::<Vec<_>>();
+        let (mut reactor, mut client) = (Reactor::new(config()).expect("a reactor"), Client::default());
+
+        open(&mut reactor, &mut client, address, loads, CONNECTIONS);
+        assert_even("connections", &loads(), CONNECTIONS);
+        for round in 0..2 {
+            let start = now();
+            client.wanted += CONNECTIONS * ECHOES;
+            for conn in client.live.clone() {
+                reactor.context().send(conn, &[ECHOES as u8; 64]).expect("room");
+            }
+            until(&mut reactor, &mut client, "echoes", |client| client.echoes == client.wanted);
+            println!("{} echoes in {:?}", CONNECTIONS * ECHOES, now() - start);
+            let messages: Vec<_> = counts.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect();
+            assert_even("messages", &messages, CONNECTIONS * ECHOES);
+            if round == 0 {
+                // All of one reactor's, and a tenth of the others'.
+                let mut gone = client.live.clone();
+                gone.retain(|&conn| reactor.context().private_data(conn) == [1] || conn.to_string().ends_with("0.1"));
+                gone.iter().for_each(|&conn| reactor.context().close(conn));
+                let left = CONNECTIONS - gone.len();
+                until(&mut reactor, &mut client, "closing", |client| {
+                    client.live.len() == left && loads().iter().sum::<usize>() == left
+                });
+                println!("{} connections have gone: {:?}", gone.len(), loads());
+                open(&mut reactor, &mut client, address, loads, gone.len());
+                assert_even("connections", &loads(), CONNECTIONS);
+            }
+        }
+
+        group.drain_all(Duration::from_secs(20));
+        until(&mut reactor, &mut client, "draining", |client| client.live.is_empty());
+        for (index, thread) in threads.into_iter().enumerate() {
+            let stats = thread.join().expect("a thread").expect("its run");
+            println!("reactor {index}: {stats:?}");
+            assert_eq!((stats.connections, stats.connected), (0, stats.disconnected));
+        }
+    });
+}

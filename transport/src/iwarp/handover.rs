@@ -1,0 +1,67 @@
+//! Connect requests that move from one provider to another: the socket, with its MPA request already read.
+
+use std::io;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use super::endpoint::{Endpoint, State};
+use super::net::Net;
+use super::provider::{DEVICE, Iwarp, NAME, Owner, STALE_ID};
+use super::startup::{self, Asked};
+use crate::cm::{CmId, Detached};
+use crate::error::{Error, Result};
+use crate::provider::DeviceId;
+
+/// What moves. No queue pair exists yet.
+#[derive(Debug)]
+struct Request {
+    /// Until somebody takes it.
+    socket: Option<OwnedFd>,
+    asked: Asked,
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // Nobody wants it: the peer is told no. Nothing was sent before, so there is room for this.
+        if let Some(socket) = self.socket.take()
+            && let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[]))
+        {
+            log::debug!("rejecting: {error}");
+        }
+    }
+}
+
+impl<N: Net> Iwarp<N> {
+    pub(super) fn hand_out(&mut self, id: CmId) -> Result<Detached> {
+        let endpoint = self.endpoint(id)?;
+        let (State::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
+            return Err(Error::InvalidState { call: "detach", state: endpoint.state.name() });
+        };
+        if endpoint.qp.is_some() {
+            return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
+        }
+        let asked = *asked;
+        let released = self.net.release(socket).map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => Error::Unsupported { provider: NAME, feature: "sockets to hand over" },
+            _ => Error::io("detaching a socket", error),
+        })?;
+        self.disown(socket);
+        self.remove(id.0);
+        Ok(Detached::new(NAME, Request { socket: Some(released), asked }))
+    }
+
+    pub(super) fn take_in(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        let mut request: Request = request
+            .into_state()
+            .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
+        let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
+        let socket = self.net.adopt(socket).map_err(|source| Error::io("attaching a socket", source))?;
+        let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
+        self.transition(key, State::Offered(asked));
+        self.own(socket, Owner::Endpoint(key));
+        self.set_deadline(key, Some(now + self.config.accept_timeout));
+        Ok((CmId(key), DEVICE))
+    }
+}

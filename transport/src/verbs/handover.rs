@@ -1,0 +1,61 @@
+//! Connect requests that move from one provider to another, with `rdma_migrate_id`(3): nobody may read an event channel
+//! while an id leaves it, and each channel is read by its provider's thread. So the id travels on a channel of its own, and
+//! either thread makes one half of the way. Events that come meanwhile travel along.
+
+use std::sync::Arc;
+
+use super::channel::EventChannel;
+use super::id::{Id, RawId, State};
+use super::provider::{NAME, STALE_ID, Verbs};
+use crate::cm::{CmId, Detached, ReadDepth};
+use crate::error::{Error, Result};
+use crate::provider::DeviceId;
+
+/// What moves. No queue pair exists yet.
+#[derive(Debug)]
+struct Request {
+    id: RawId,
+    read_depth: ReadDepth,
+}
+
+impl Verbs {
+    pub(super) fn hand_out(&mut self, id: CmId) -> Result<Detached> {
+        let entry = self.id_mut(id)?;
+        if entry.state != State::Offered {
+            return Err(Error::InvalidState { call: "detach", state: entry.state.name() });
+        }
+        if entry.qp.is_some() {
+            return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
+        }
+        let channel = Arc::new(EventChannel::open()?);
+        let raw = Arc::get_mut(&mut entry.raw);
+        raw.ok_or(Error::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
+        let Id { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
+        if let Some(device) = device {
+            self.devices[device.0 as usize].ids -= 1;
+            self.close_if_unused(device);
+        }
+        let id = Arc::into_inner(raw).ok_or(STALE_ID)?;
+        Ok(Detached::new(NAME, Request { id, read_depth }))
+    }
+
+    pub(super) fn take_in(&mut self, request: Detached) -> Result<(CmId, DeviceId)> {
+        let Request { mut id, read_depth } = request
+            .into_state()
+            .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
+        id.migrate(&self.channel)?;
+        let mut entry = Id::new(Arc::new(id), State::Offered);
+        entry.read_depth = read_depth;
+        let key = self.add(entry);
+        // Events that came along made no edge.
+        self.channel_ready = true;
+        self.connector.wake();
+        match self.land(key) {
+            Ok(device) => Ok((CmId(key), device)),
+            Err(error) => {
+                self.remove(key);
+                Err(error)
+            }
+        }
+    }
+}
