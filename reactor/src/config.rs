@@ -125,8 +125,8 @@ impl Default for Config {
             overtake: false,
             completion_queue: 16 << 10,
             completions_per_turn: 1024,
-            fair_messages: 128,
-            fair_bytes: 256 << 10,
+            fair_messages: 24,
+            fair_bytes: 64 << 10,
             backlog: 1024,
             remote_queue: 65_536,
             connect_timeout: Duration::from_secs(10),
@@ -245,9 +245,9 @@ impl Config {
         self
     }
 
-    /// What one connection may have handled in one turn: completions, and bytes received; both at least 1. What is
-    /// beyond waits, in order, for the next turn, behind what has come on other connections. Default: 128 and 256
-    /// KiB.
+    /// What one connection may have handled in one turn while there are others: completions, and bytes received; both at
+    /// least 1. What is beyond waits, in order, for the next turn, behind what has come on other connections. A
+    /// connection that is alone is not bounded so. Default: 24 and 64 KiB.
     #[must_use]
     pub const fn fairness(mut self, completions: u32, bytes: usize) -> Self {
         self.fair_messages = completions;

@@ -291,15 +291,10 @@ impl Core {
             c.id = id;
         }
         self.own(cm, Owner::Connection(id));
-        self.note_load();
-        id
-    }
-
-    /// Tells the group how many connections there are.
-    pub(crate) fn note_load(&self) {
-        if let Some(membership) = &self.membership {
-            membership.note(self.connections.len());
+        if let Some(membership) = &mut self.membership {
+            membership.gained();
         }
+        id
     }
 
     /// Restarts the deadline of a connection's phase.

@@ -57,11 +57,20 @@ impl Fair {
 }
 
 impl Core {
+    /// What a connection may have handled in a turn: anything while there is no other.
+    #[inline]
+    fn share(&self) -> (u32, usize) {
+        match self.connections.len() {
+            0 | 1 => (u32::MAX, usize::MAX),
+            _ => (self.config.fair_messages, self.config.fair_bytes),
+        }
+    }
+
     /// Whether a completion is handled now; otherwise it waits in its connection's backlog.
     #[inline]
     pub(crate) fn has_its_turn(&mut self, id: ConnectionId, wc: &WorkCompletion) -> bool {
+        let limits = self.share();
         let Some(c) = self.connections.get_mut(id.0) else { return false };
-        let limits = (self.config.fair_messages, self.config.fair_bytes);
         if c.fair.backlog.is_empty() {
             if c.fair.take(self.fair.round, wc, limits) {
                 return true;
@@ -88,7 +97,7 @@ impl Core {
     }
 
     fn backlog<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, budget: &mut usize) {
-        let limits = (self.config.fair_messages, self.config.fair_bytes);
+        let limits = self.share();
         let Some(device) = self.connections.get(id.0).map(|c| c.device) else { return };
         let Some((mut slabs, mut home)) = self.home(device) else { return };
         while *budget > 0 {

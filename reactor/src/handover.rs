@@ -63,29 +63,48 @@ impl Core {
         let Some(framing) = self.listeners.get(listener.0).map(|l| l.framing) else { return };
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let incoming = Incoming { reactor, listener, framing, device, peer, private_data };
-        if !self.hand_over(handler, cm, &incoming) {
-            self.answer(handler, cm, &incoming);
+        match self.place(handler, &incoming) {
+            None => self.answer(handler, cm, &incoming),
+            Some(index) if index == reactor => self.placed(|core| core.answer(handler, cm, &incoming)),
+            Some(index) => self.hand_over(handler, cm, &incoming, index),
         }
     }
 
-    /// Hands a request to the reactor it is to go to; `false` when that is this one.
-    fn hand_over<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, cm: CmId, incoming: &Incoming<'_>) -> bool {
-        // Without a group, or of a peer that nobody takes, there is nothing to place.
-        let (true, Ok(greeting)) = (self.membership.is_some(), incoming.greeting()) else { return false };
+    /// The reactor that a request is to go to; `None` without a group, or when nobody takes it.
+    fn place<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, incoming: &Incoming<'_>) -> Option<usize> {
+        self.membership.as_ref()?;
+        let greeting = incoming.greeting().ok()?;
         let place = handler.on_place(&mut Context { core: self }, incoming.request(&greeting));
-        let Some(membership) = &self.membership else { return false };
-        let Some(index) = membership.place(place) else { return false };
-        if index == membership.index {
-            membership.arrived(index);
-            return false;
+        self.membership.as_ref()?.place(place)
+    }
+
+    /// Does with a request that was placed here what makes a connection of it, or refuses it.
+    fn placed(&mut self, act: impl FnOnce(&mut Self)) {
+        if let Some(membership) = &mut self.membership {
+            membership.begin();
         }
+        act(self);
+        if let Some(membership) = &mut self.membership {
+            membership.done();
+        }
+    }
+
+    /// Hands a request to the reactor it was placed at; it is taken here when that cannot be.
+    fn hand_over<M, H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        cm: CmId,
+        incoming: &Incoming<'_>,
+        index: usize,
+    ) {
+        let Some(membership) = &self.membership else { return };
         let Incoming { reactor, listener, framing, peer, private_data, .. } = *incoming;
         let detached = match self.provider.detach(cm) {
             Ok(detached) => detached,
             Err(error) => {
                 log::debug!("{peer} is not handed over: {error}");
-                membership.arrived(index);
-                return false;
+                membership.unplace(index);
+                return self.answer(handler, cm, incoming);
             }
         };
         let arrival = Arrival { detached, framing, reactor, listener, peer, private_data: private_data.to_vec() };
@@ -93,11 +112,10 @@ impl Core {
             Ok(()) => self.stats.handed_over += 1,
             Err(arrival) => {
                 // It has gone since it was chosen.
-                membership.arrived(index);
+                membership.unplace(index);
                 self.take_in(handler, arrival);
             }
         }
-        true
     }
 
     /// Stage 9: takes what other reactors have handed over.
@@ -110,10 +128,7 @@ impl Core {
             };
             *progressed = true;
             self.stats.taken_over += 1;
-            self.take_in(handler, arrival);
-            if let Some(membership) = &self.membership {
-                membership.arrived(membership.index);
-            }
+            self.placed(|core| core.take_in(handler, arrival));
         }
     }
 

@@ -47,8 +47,8 @@ pub struct Reactors {
 struct Member {
     arrivals: Sender<Arrival>,
     wake: Arc<WakeFlag>,
-    /// Connections in any phase.
-    connections: AtomicUsize,
+    /// Connections in any phase, and connect requests on their way to it; one that arrives is counted once all the time.
+    load: AtomicUsize,
     /// Connect requests on their way to it.
     coming: AtomicUsize,
     /// Most of those.
@@ -71,7 +71,7 @@ pub(crate) struct Arrival {
 
 impl Member {
     fn load(&self) -> usize {
-        self.connections.load(Ordering::Relaxed) + self.coming.load(Ordering::Relaxed)
+        self.load.load(Ordering::Relaxed)
     }
 
     /// Counts a request that is to come; `false` when it takes none.
@@ -79,7 +79,9 @@ impl Member {
         // First the count, then the question: who closes asks in the other order, and one of both sees the other.
         let coming = self.coming.fetch_add(1, Ordering::SeqCst);
         let takes = coming < self.max_coming && self.open.load(Ordering::SeqCst);
-        if !takes {
+        if takes {
+            self.load.fetch_add(1, Ordering::Relaxed);
+        } else {
             self.coming.fetch_sub(1, Ordering::SeqCst);
         }
         takes
@@ -100,7 +102,7 @@ impl Reactors {
                 Member {
                     arrivals: sender,
                     wake: Arc::clone(&core.wake),
-                    connections: AtomicUsize::new(core.connections.len()),
+                    load: AtomicUsize::new(core.connections.len()),
                     coming: AtomicUsize::new(0),
                     max_coming: core.config.max_pending as usize,
                     open: AtomicBool::new(true),
@@ -109,7 +111,7 @@ impl Reactors {
             .collect();
         for (index, (reactor, arrivals)) in reactors.iter_mut().zip(receivers).enumerate() {
             let group = Self { members: Arc::clone(&members) };
-            reactor.core.membership = Some(Membership { group, index, arrivals, pending: false });
+            reactor.core.membership = Some(Membership { group, index, arrivals, pending: false, counted: false });
         }
         Self { members }
     }
@@ -185,6 +187,8 @@ pub(crate) struct Membership {
     arrivals: Receiver<Arrival>,
     /// There may be more arrivals than a turn takes.
     pub(crate) pending: bool,
+    /// The next connection is counted already, since it was placed here.
+    counted: bool,
 }
 
 impl Membership {
@@ -225,14 +229,36 @@ impl Membership {
         self.arrivals.try_recv().ok()
     }
 
-    /// A request that was placed at a reactor is on its way no more.
-    pub(crate) fn arrived(&self, index: usize) {
-        self.group.members[index].coming.fetch_sub(1, Ordering::SeqCst);
+    /// A request that was placed elsewhere does not go there.
+    pub(crate) fn unplace(&self, index: usize) {
+        let member = &self.group.members[index];
+        member.load.fetch_sub(1, Ordering::Relaxed);
+        member.coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Tells the others how many connections there are.
-    pub(crate) fn note(&self, connections: usize) {
-        self.own().connections.store(connections, Ordering::Relaxed);
+    /// A request that was placed here is about to become a connection, or to be refused.
+    pub(crate) fn begin(&mut self) {
+        self.counted = true;
+    }
+
+    /// It has become one, or was refused.
+    pub(crate) fn done(&mut self) {
+        if std::mem::take(&mut self.counted) {
+            self.own().load.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.own().coming.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// There is a connection more.
+    pub(crate) fn gained(&mut self) {
+        if !std::mem::take(&mut self.counted) {
+            self.own().load.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// There is a connection less.
+    pub(crate) fn lost(&self) {
+        self.own().load.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Takes no more requests.

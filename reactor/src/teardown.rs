@@ -191,7 +191,9 @@ impl Core {
     fn release(&mut self, id: ConnectionId) {
         self.drop_transfers(id);
         let Some(mut c) = self.connections.remove(id.0) else { return };
-        self.note_load();
+        if let Some(membership) = &self.membership {
+            membership.lost();
+        }
         for timer in [c.phase_timer.take(), c.keepalive_timer.take()].into_iter().flatten() {
             self.timers.cancel(timer);
         }
