@@ -9,4 +9,5 @@ pub mod kv;
 pub mod metrics;
 pub mod pingpong;
 pub mod program;
+pub mod rcp;
 pub mod rping;

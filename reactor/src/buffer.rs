@@ -151,6 +151,14 @@ impl Deref for DetachedMessage {
     }
 }
 
+/// Without a copy: the buffer goes home when the last of the `Bytes` is dropped.
+#[cfg(feature = "bytes")]
+impl From<DetachedMessage> for bytes::Bytes {
+    fn from(message: DetachedMessage) -> Self {
+        Self::from_owner(message)
+    }
+}
+
 impl AsRef<[u8]> for DetachedMessage {
     fn as_ref(&self) -> &[u8] {
         self

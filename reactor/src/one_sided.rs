@@ -90,6 +90,7 @@ impl Core {
         let c = self.connections.get(id.0).filter(|c| c.equipped).ok_or(Error::Gone("connection"))?;
         let (device, qp) = (c.device, c.qp);
         let dev = self.devices[device].as_ref().filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        memory.prefer_huge_pages();
         let memory = Arc::new(memory);
         let access = options.access;
         let registered = self.provider.register_range(dev.id, &memory, 0..len, access)?;

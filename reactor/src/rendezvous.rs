@@ -224,7 +224,7 @@ impl Core {
     fn offer(&mut self, id: ConnectionId, region: &Region, range: Range<usize>) -> Result<SendId, SendErrorKind> {
         let len = range.len();
         let part = region.remote().part(range.start as u64, len as u64).expect("checked before");
-        let (_, hold) = region.lend(range).expect("checked before");
+        let hold = region.lend_to_peer();
         self.transfer_begins(region.key);
         let c = self.connections.get_mut(id.0).expect("checked before");
         let send = c.next_send_id(SendKind::Message);

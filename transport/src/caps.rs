@@ -61,6 +61,9 @@ pub struct Capabilities {
     pub max_datagram: u32,
     /// Outstanding RDMA Reads per queue pair, each direction.
     pub max_read_depth: u16,
+    /// The NUMA node that it is attached to, if it is to one and the system says so. Its memory is best taken there, and
+    /// its reactor run there.
+    pub numa_node: Option<u32>,
 }
 
 impl Capabilities {
@@ -79,6 +82,7 @@ impl Capabilities {
             max_shared_receives: 0,
             max_datagram: 0,
             max_read_depth: 16,
+            numa_node: None,
         }
     }
 }

@@ -31,8 +31,11 @@ unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` allows nothing but reading its address and length.
 unsafe impl Sync for Memory {}
 
+/// Size and alignment of a huge page, bytes.
+const HUGE_PAGE: usize = 2 << 20;
+
 impl Memory {
-    /// Maps `len` bytes, rounded up to whole pages.
+    /// Maps `len` bytes, rounded up to whole pages; from 2 MiB on, at a multiple of that.
     ///
     /// # Errors
     /// `ENOMEM` when the system has none; `InvalidInput` for a length of 0 or past `isize::MAX`.
@@ -40,19 +43,22 @@ impl Memory {
         const PAGE: usize = 4096;
         let len = len.checked_next_multiple_of(PAGE).filter(|&n| n > 0 && isize::try_from(n).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // Room to move the beginning to where a huge page may begin.
+        let spare = if len >= HUGE_PAGE { HUGE_PAGE - PAGE } else { 0 };
+        let all = len.checked_add(spare).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
+        let start = unsafe { libc::mmap(ptr::null_mut(), all, rights, kind, -1, 0) };
+        if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
+        }
+        let head = if spare > 0 { start.align_offset(HUGE_PAGE).min(spare) } else { 0 };
+        let base = start.wrapping_byte_add(head);
+        for (part, len) in [(start, head), (base.wrapping_byte_add(len), spare - head)] {
+            // SAFETY: whole pages at the ends of the mapping just made, which nobody knows of.
+            if len > 0 && unsafe { libc::munmap(part, len) } != 0 {
+                log::warn!("{len} bytes beside a mapping cannot be given back: {}", io::Error::last_os_error());
+            }
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Self { base, len, vector: None })
@@ -69,6 +75,28 @@ impl Memory {
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
         let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { base, len: bytes.len(), vector: Some(bytes.capacity()) })
+    }
+
+    /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be used
+    /// whole, and 2 MiB at once for memory that is not. Nothing happens below 2 MiB, to vectors, and on systems without.
+    pub fn prefer_huge_pages(&self) {
+        if self.vector.is_none() && self.len >= HUGE_PAGE {
+            // SAFETY: advice on a whole mapping of ours, which changes none of its bytes. Its failure changes nothing.
+            let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+        }
+    }
+
+    /// Has pages that are not touched yet come from a NUMA node while that has some. Nothing happens to vectors, and where
+    /// there is no such node.
+    pub fn prefer_node(&self, node: u32) {
+        const NODES: usize = 1024;
+        let mut mask = [0_u64; NODES / 64];
+        let Some(word) = mask.get_mut(node as usize / 64).filter(|_| self.vector.is_none()) else { return };
+        *word |= 1 << (node % 64);
+        let (base, len) = (self.base.as_ptr(), self.len);
+        // SAFETY: advice on a whole mapping of ours, which changes none of its bytes, with a mask of as many bits as said.
+        // Its failure changes nothing.
+        let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
     }
 
     /// Length in bytes.
@@ -296,5 +324,56 @@ impl Memory {
 
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         self.sge(offset, len).bytes().to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the system says of the mapping that an address is in.
+    fn account_of(memory: &Memory) -> String {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let address = memory.as_ptr() as usize;
+        let mut inside = false;
+        let lines = text.lines().filter(|line| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let hex = |text| usize::from_str_radix(text, 16).ok();
+            if let Some((from, to)) = range.and_then(|(from, to)| Some((hex(from)?, hex(to)?))) {
+                inside = (from..to).contains(&address);
+            }
+            inside
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn large_mappings_are_aligned_and_take_huge_pages() {
+        for len in [HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 4096] {
+            let memory = Memory::new(len).unwrap();
+            assert_eq!((memory.as_ptr() as usize % HUGE_PAGE, memory.len()), (0, len.next_multiple_of(4096)));
+            memory.prefer_huge_pages();
+            memory.write(memory.len() - 1, &[7]);
+            assert_eq!(memory.read(0, 1), [0]);
+            if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+                let account = account_of(&memory);
+                let flags = account.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+                assert!(flags.split(' ').any(|flag| flag == "hg"), "{account}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_preferred_changes_nothing() {
+        let small = Memory::new(HUGE_PAGE - 4096).unwrap();
+        let vector = Memory::from_vec(vec![1; 2 * HUGE_PAGE]).unwrap();
+        for memory in [&small, &vector] {
+            memory.prefer_huge_pages();
+            for node in [0, 63, 1023, 1024, u32::MAX] {
+                memory.prefer_node(node);
+            }
+            memory.write(5, &[9]);
+            assert_eq!(memory.read(5, 1), [9]);
+        }
     }
 }

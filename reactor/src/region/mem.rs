@@ -80,7 +80,8 @@ impl RegionMemory {
         (writes || access.contains(Access::REMOTE_READ)).then(|| self.hold(writes))
     }
 
-    fn hold(&self, writes: bool) -> Hold {
+    /// Counts one more user.
+    pub(crate) fn hold(&self, writes: bool) -> Hold {
         self.users.of(writes).fetch_add(1, Ordering::Relaxed);
         Hold { users: Arc::clone(&self.users), writes }
     }

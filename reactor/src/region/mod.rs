@@ -204,6 +204,11 @@ impl Region {
         self.memory.lend(range, self.local_key)
     }
 
+    /// For a peer that is to read it: of any length, unlike what one work request names.
+    pub(crate) fn lend_to_peer(&self) -> Hold {
+        self.memory.hold(false)
+    }
+
     pub(crate) fn lend_mut(&mut self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend_mut(range, self.local_key)
     }

@@ -1,0 +1,106 @@
+//! What the two ends say to each other, around the bytes of the file.
+//!
+//! ```text
+//! sender                               receiver
+//! Offer: length and name          ->
+//!                                 <-   Have: length and hash of what is there of it, or Refuse
+//! From: that length, or 0         ->
+//! the bytes, in any pieces        ->
+//! End: the hash of all of it      ->
+//!                                 <-   Done, or Refuse
+//! ```
+
+/// A BLAKE3 hash.
+pub type Hash = [u8; 32];
+
+/// Bytes that open an offer: another program, or version, is not mistaken for this one.
+const MAGIC: &[u8; 4] = b"RCP1";
+
+/// A message; a tag, numbers little-endian, and text to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Say<'a> {
+    /// There is a file.
+    Offer {
+        /// Its length, bytes.
+        len: u64,
+        /// What it is to be called.
+        name: &'a str,
+    },
+    /// So much of it is here.
+    Have {
+        /// Bytes.
+        len: u64,
+        /// Their hash.
+        hash: Hash,
+    },
+    /// The bytes from there follow.
+    From(u64),
+    /// That was all, with this hash.
+    End(Hash),
+    /// The copy is whole and in its place.
+    Done,
+    /// It will not be, for this reason.
+    Refuse(&'a str),
+}
+
+impl<'a> Say<'a> {
+    /// As a message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Offer { len, name } => [b"O", &MAGIC[..], &len.to_le_bytes(), name.as_bytes()].concat(),
+            Self::Have { len, hash } => [b"H", &len.to_le_bytes()[..], hash].concat(),
+            Self::From(offset) => [b"F", &offset.to_le_bytes()[..]].concat(),
+            Self::End(hash) => [b"E", &hash[..]].concat(),
+            Self::Done => b"D".to_vec(),
+            Self::Refuse(why) => [b"R", why.as_bytes()].concat(),
+        }
+    }
+
+    /// From a message; `None` if it is not one of these.
+    #[must_use]
+    pub fn decode(message: &'a [u8]) -> Option<Self> {
+        let (tag, rest) = message.split_first()?;
+        let number = |bytes: &'a [u8]| bytes.split_first_chunk().map(|(n, rest)| (u64::from_le_bytes(*n), rest));
+        match tag {
+            b'O' => {
+                let (len, name) = number(rest.strip_prefix(MAGIC)?)?;
+                Some(Self::Offer { len, name: std::str::from_utf8(name).ok()? })
+            }
+            b'H' => {
+                let (len, hash) = number(rest)?;
+                Some(Self::Have { len, hash: hash.try_into().ok()? })
+            }
+            b'F' => number(rest).filter(|(_, rest)| rest.is_empty()).map(|(offset, _)| Self::From(offset)),
+            b'E' => Some(Self::End(rest.try_into().ok()?)),
+            b'D' => rest.is_empty().then_some(Self::Done),
+            b'R' => Some(Self::Refuse(std::str::from_utf8(rest).ok()?)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let all = [
+            Say::Offer { len: 7, name: "a file" },
+            Say::Have { len: u64::MAX, hash: [3; 32] },
+            Say::From(9),
+            Say::End([4; 32]),
+            Say::Done,
+            Say::Refuse("no"),
+        ];
+        for say in all {
+            let bytes = say.encode();
+            assert_eq!(Say::decode(&bytes), Some(say));
+            let cut = Say::decode(&bytes[..bytes.len() - 1]);
+            assert!(cut.is_none() || matches!(say, Say::Offer { .. } | Say::Refuse(_)), "{cut:?}");
+        }
+        assert_eq!(Say::decode(b"ORCP2\0\0\0\0\0\0\0\0x"), None);
+        assert_eq!(Say::decode(b""), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! One message of 4 GiB between two processes, neither of which takes more than 64 MiB beyond the memory that holds it.
+//!
+//! The memory of each process is its high-water mark of resident memory (`VmHWM`), which counts every page that was ever
+//! there at once. The sender's source is a region, sent from without a copy, as the receiver's target is one: of each, the
+//! 4 GiB count as the buffer, and everything else is under the limit: program, stacks, pools, what is on its way.
+#![allow(clippy::disallowed_methods, reason = "processes and time are what is measured")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, ProviderChoice,
+    Reactor, Region, RegionOptions, SendId, TimerId,
+};
+
+const LEN: usize = 4 << 30;
+const BEYOND: usize = 64 << 20;
+/// Set in the sending process: the receiver's address.
+const ROLE: &str = "TRANSFER_TO";
+
+fn config() -> Config {
+    Config::default().provider(ProviderChoice::Iwarp).largest_message(LEN as u64).transfer_memory(LEN)
+}
+
+/// The most memory this process ever had, bytes.
+fn high_water() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the system's account of this process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a high-water mark");
+    line.trim().trim_end_matches(" kB").parse::<usize>().expect("KiB") << 10
+}
+
+/// The `nth` word of the message: all differ.
+const fn word(nth: u64) -> u64 {
+    nth.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[track_caller]
+fn judge(who: &str, time: Duration) {
+    let most = high_water();
+    let beyond = most.saturating_sub(LEN);
+    println!("{who}: {} KiB beyond the 4 GiB, {:.1} s", beyond >> 10, time.as_secs_f64());
+    assert!(most >= LEN, "{who}: {most} bytes: the message was not there at once");
+    assert!(beyond < BEYOND, "{who}: {beyond} bytes beyond the buffer");
+}
+
+#[derive(Default)]
+struct Receiver {
+    whole: bool,
+}
+
+impl Handler for Receiver {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        assert_eq!(message.len(), LEN);
+        for (nth, bytes) in message.as_chunks::<8>().0.iter().enumerate() {
+            assert!(u64::from_le_bytes(*bytes) == word(nth as u64), "word {nth} is another");
+        }
+        self.whole = true;
+    }
+
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, _: u64) {
+        panic!("nothing came for a minute");
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+}
+
+#[derive(Default)]
+struct Sender {
+    bytes: Vec<u8>,
+    region: Option<Region>,
+    outcome: Option<Outcome>,
+    started: Option<Instant>,
+    took: Duration,
+}
+
+impl Handler for Sender {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let options = RegionOptions::new().allow(Access::REMOTE_READ);
+        let region = cx.register_vec(conn, std::mem::take(&mut self.bytes), &options).expect("memory");
+        self.started = Some(Instant::now());
+        cx.send_region(conn, &region, 0..LEN).expect("a new connection has room");
+        self.region = Some(region);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
+        self.outcome = Some(outcome);
+        self.took = self.started.map_or(Duration::ZERO, |started| started.elapsed());
+        cx.close(conn);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        panic!("no connection: {error}");
+    }
+}
+
+fn send(to: SocketAddr) {
+    let mut reactor = Reactor::new(config()).expect("a reactor");
+    let bytes = (0..LEN as u64 / 8).flat_map(|nth| word(nth).to_le_bytes());
+    let mut sender = Sender { bytes: Vec::with_capacity(LEN), ..Sender::default() };
+    sender.bytes.extend(bytes);
+    reactor.context().connect(to).expect("room");
+    reactor.run(&mut sender).expect("it runs");
+    assert_eq!(sender.outcome, Some(Outcome::Sent));
+    judge("sender", sender.took);
+}
+
+#[test]
+fn four_gib_take_little_beside_their_buffers() {
+    if let Ok(to) = std::env::var(ROLE) {
+        return send(to.parse().expect("an address"));
+    }
+    let mut reactor = Reactor::new(config()).expect("a reactor");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = reactor.context().local_address(listener).expect("it listens");
+    let started = Instant::now();
+    // This test again, as the other process; killed when it takes too long.
+    let mut child = Command::new("timeout")
+        .args(["-s", "KILL", "120"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "four_gib_take_little_beside_their_buffers", "--nocapture"])
+        .env(ROLE, address.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut receiver = Receiver::default();
+    reactor.context().set_timer(Duration::from_secs(60), 0);
+    reactor.run(&mut receiver).expect("it runs");
+    for line in BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok) {
+        let _ = writeln!(std::io::stdout(), "  {line}");
+    }
+    assert!(child.wait().expect("it ends").success(), "the sender failed");
+    assert!(receiver.whole, "the message did not come");
+    judge("receiver, with filling and comparing", started.elapsed());
+}
