@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
     cargo=${CARGO:-cargo}
-    build() { "$cargo" build -p rdma-reactor-examples --features verbs --bin raw-echo "$@"; }
+    build() { "$cargo" build --profile test -p rdma-reactor-examples --features verbs --bin raw-echo "$@"; }
     build || exit 1
     echo=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*raw-echo\)".*/\1/p')
     test -n "$echo" || { echo "raw-echo was not built" >&2; exit 1; }
