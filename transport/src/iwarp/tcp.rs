@@ -302,7 +302,8 @@ impl Net for TcpNet {
 #[allow(clippy::disallowed_methods)]
 mod tests {
     use super::*;
-    use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause};
+    use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause};
+    use crate::error::Error;
     use crate::iwarp::{Iwarp, IwarpConfig};
     use crate::mem::Memory;
     use crate::provider::{CqId, DeviceId, Drive, Provider};
@@ -443,5 +444,46 @@ mod tests {
             counts.push(descriptors());
         }
         assert!(counts[19] <= counts[0] + 8, "{counts:?}");
+    }
+
+    #[test]
+    fn a_request_moves_to_another_provider_or_is_refused() {
+        for taken in [true, false] {
+            let [mut door, mut server, mut client] = [(); 3].map(|()| Side::new(IwarpConfig::default()));
+            let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), 16).unwrap();
+            assert!(matches!(door.iwarp.detach(listener), Err(Error::InvalidState { call: "detach", .. })));
+            let address = door.iwarp.local_address(listener).unwrap();
+            let out = client.iwarp.resolve(address, Instant::now() + Duration::from_secs(5)).unwrap();
+            let out_qp = client.qp(out);
+            client.iwarp.connect(out, &ConnectParam::default()).unwrap();
+            until(&mut door, &mut client, |door, _| !door.events.is_empty());
+            let asked = door.events.remove(0).id;
+            let request = door.iwarp.detach(asked).unwrap();
+            assert!(matches!(door.iwarp.detach(asked), Err(Error::Stale { .. })));
+            if !taken {
+                drop(request);
+                until(&mut door, &mut client, |_, client| client.events.len() > 1);
+                assert!(matches!(client.events[1].kind, CmEventKind::Rejected { .. }), "{:?}", client.events);
+                continue;
+            }
+            // On another thread.
+            let mut server = std::thread::spawn(move || {
+                let (id, device) = server.iwarp.attach(request, Instant::now()).unwrap();
+                assert_eq!(device, DeviceId(0));
+                server.qp(id);
+                assert!(matches!(server.iwarp.detach(id), Err(Error::InvalidState { state: "with a queue pair", .. })));
+                server.iwarp.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+                server
+            })
+            .join()
+            .unwrap();
+            drop(door);
+            until(&mut server, &mut client, |server, client| !server.events.is_empty() && client.events.len() > 1);
+            client.send(out_qp, b"hello");
+            until(&mut server, &mut client, |server, _| server.done.iter().any(|wc| wc.opcode == WcOpcode::Recv));
+        }
+        let mut side = Side::new(IwarpConfig::default());
+        let foreign = side.iwarp.attach(Detached::new("another", ()), Instant::now());
+        assert!(matches!(foreign, Err(Error::Unsupported { .. })));
     }
 }
