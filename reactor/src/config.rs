@@ -105,6 +105,7 @@ pub struct Config {
     pub(crate) keepalive_timeout: Duration,
     pub(crate) close_timeout: Duration,
     pub(crate) flush_timeout: Duration,
+    pub(crate) pool_idle: Duration,
     pub(crate) crc: bool,
 }
 
@@ -135,6 +136,7 @@ impl Default for Config {
             keepalive_timeout: Duration::from_secs(15),
             close_timeout: Duration::from_secs(2),
             flush_timeout: Duration::from_secs(1),
+            pool_idle: Duration::from_secs(30),
             crc: true,
         }
     }
@@ -308,6 +310,14 @@ impl Config {
         self
     }
 
+    /// Time after which the pool gives memory back to the system: slabs whose buffers nobody holds, and which were not
+    /// needed since. The first slab stays. Default: 30 s.
+    #[must_use]
+    pub const fn pool_idle(mut self, time: Duration) -> Self {
+        self.pool_idle = time;
+        self
+    }
+
     /// Whether the embedded provider protects every frame with a CRC32C. Off only when the peer agrees. Default: on.
     #[must_use]
     pub const fn crc(mut self, on: bool) -> Self {
@@ -350,6 +360,7 @@ impl Config {
             ("keepalive timeout", self.keepalive_timeout),
             ("close_timeout", self.close_timeout),
             ("flush_timeout", self.flush_timeout),
+            ("pool_idle", self.pool_idle),
         ] {
             if value < Duration::from_millis(1) || value > day {
                 let value = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);

@@ -117,8 +117,12 @@ pub(crate) struct Connection {
     pub(crate) chain: Vec<SendWr>,
     /// There is a message among them, to carry a grant.
     pub(crate) chained_message: bool,
+    /// The user gathers sends over turns.
+    pub(crate) corked: bool,
     /// The next work request waits for the reads before it.
     pub(crate) fence: bool,
+    /// The next message wakes a peer that waits for such only.
+    pub(crate) solicited: bool,
     /// Posted in a row without a signal.
     pub(crate) unsignaled: usize,
     /// Posted receives, in order.
@@ -206,6 +210,17 @@ impl Connection {
             && if self.blocked_for_slot { self.free_slots() > 0 } else { self.has_room() }
     }
 
+    /// Whether a cork keeps the chain from being posted: while it is less than half of a queue, and neither a refused send,
+    /// nor the peer's credit or question, nor a large message waits for it.
+    pub(crate) fn is_holding_back(&self) -> bool {
+        self.corked
+            && self.phase == Phase::Open
+            && !self.blocked
+            && self.chain.len() * 2 < self.send_slots
+            && !(self.owes.ping || self.owes.pong || self.rx.update_due())
+            && !self.transfers.is_active()
+    }
+
     /// Whether a control message can be sent now.
     pub(crate) fn has_room_for_control(&self) -> bool {
         self.tx.available() > 0 && self.sends.len() < self.send_slots
@@ -268,6 +283,10 @@ impl Connection {
         let mut flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
         if std::mem::take(&mut self.fence) {
             flags |= SendFlags::FENCE;
+        }
+        if self.solicited && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..)) {
+            self.solicited = false;
+            flags |= SendFlags::SOLICITED;
         }
         self.chain.push(SendWr { wr_id, op, sges, flags });
     }

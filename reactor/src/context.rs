@@ -287,6 +287,30 @@ impl Context<'_> {
         }
     }
 
+    /// Lets the next message, or write with immediate data, wake a peer that has asked for such completions only
+    /// (a solicited event): a program on plain verbs. Reactors ask for all.
+    pub fn solicit(&mut self, conn: ConnectionId) {
+        if let Some(c) = self.core.connections.get_mut(conn.0) {
+            c.solicited = true;
+        }
+    }
+
+    /// Gathers what is sent on a connection, over turns, until [`Context::flush`]: fewer and longer chains for who knows
+    /// that more is to come. It all goes out nevertheless, in one chain, when it fills half of the send queue, when a
+    /// send was refused, when the reactor itself has something to say (credit, keepalive, a large message), and when the
+    /// connection is closed; the cork stays in. Ignored when the connection is gone.
+    pub fn cork(&mut self, conn: ConnectionId) {
+        if let Some(c) = self.core.connections.get_mut(conn.0) {
+            c.corked = true;
+        }
+    }
+
+    /// Posts what is sent on a connection now, not at the end of the turn, and ends [`Context::cork`]: a doorbell of its
+    /// own, for what is not to wait for the rest of a long callback. Ignored when the connection is gone.
+    pub fn flush(&mut self, conn: ConnectionId) {
+        self.core.uncork(conn);
+    }
+
     /// What the device of a connection can do; `None` when the connection is gone or not on a device yet.
     #[must_use]
     pub fn capabilities(&self, conn: ConnectionId) -> Option<Capabilities> {

@@ -44,6 +44,8 @@ pub(crate) enum TimerKind {
     Listen(ListenerId),
     /// The time to drain is over.
     Drain,
+    /// Look whether pools have memory that nobody needs.
+    Trim,
 }
 
 /// Whose a connection-manager id is.
@@ -80,6 +82,8 @@ pub(crate) struct Core {
     /// Devices that came into use and whose channels are not registered yet.
     pub(crate) new_devices: Vec<DeviceId>,
     pub(crate) timers: crate::timer::Timers<TimerKind>,
+    /// One of them is to trim pools.
+    pub(crate) trimming: bool,
     pub(crate) fair: Fair,
     /// Connections with something to post.
     pub(crate) dirty: Vec<ConnectionId>,
@@ -129,6 +133,7 @@ impl Core {
             devices: Vec::new(),
             new_devices: Vec::new(),
             timers: crate::timer::Timers::default(),
+            trimming: false,
             fair: Fair::default(),
             dirty: Vec::new(),
             writable: Vec::new(),
@@ -264,7 +269,9 @@ impl Core {
             sends_done: 0,
             chain: Vec::new(),
             chained_message: false,
+            corked: false,
             fence: false,
+            solicited: false,
             unsignaled: 0,
             receives: std::collections::VecDeque::new(),
             reposts: Vec::new(),

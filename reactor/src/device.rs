@@ -36,7 +36,7 @@ impl CompletionQueue {
 pub(crate) struct Device {
     pub(crate) id: DeviceId,
     pub(crate) pool: Pool,
-    regions: Vec<MrId>,
+    regions: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
     pub(crate) home: Home,
     /// Largest payload it carries behind a header.
@@ -58,7 +58,7 @@ impl From<Exhausted> for Error {
 
 fn register(
     provider: &mut dyn Provider,
-    regions: &mut Vec<MrId>,
+    regions: &mut Vec<(LocalKey, MrId)>,
     id: DeviceId,
     bytes: usize,
 ) -> Result<(Arc<Memory>, LocalKey), Error> {
@@ -66,8 +66,14 @@ fn register(
     let memory = Arc::new(memory);
     // Local access only: a pool is never reachable from a peer.
     let region = provider.register(id, &memory, Access::LOCAL_WRITE)?;
-    regions.push(region.id);
+    regions.push((region.local_key, region.id));
     Ok((memory, region.local_key))
+}
+
+fn deregister(provider: &mut dyn Provider, region: MrId) {
+    if let Err(error) = provider.deregister(region) {
+        log::warn!("deregistering a memory region: {error}");
+    }
 }
 
 impl Device {
@@ -131,6 +137,16 @@ impl Device {
         Some(buffer)
     }
 
+    /// Gives memory of the pool back that was not needed for a while.
+    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
+        let regions = &mut self.regions;
+        self.pool.trim(|key| {
+            if let Some(at) = regions.iter().position(|&(of, _)| of == key) {
+                deregister(provider, regions.swap_remove(at).1);
+            }
+        });
+    }
+
     /// Deregisters everything. The connections are gone by now.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
         for cq in self.cqs.drain(..) {
@@ -138,10 +154,8 @@ impl Device {
                 log::warn!("destroying a completion queue: {error}");
             }
         }
-        for region in self.regions.drain(..) {
-            if let Err(error) = provider.deregister(region) {
-                log::warn!("deregistering a memory region: {error}");
-            }
+        for (_, region) in self.regions.drain(..) {
+            deregister(provider, region);
         }
     }
 }

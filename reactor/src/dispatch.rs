@@ -412,6 +412,7 @@ impl Core {
                 if let Some(device) = self.devices.get_mut(pool).and_then(Option::as_mut) {
                     device.pool.unlend();
                     device.pool.give(buffer);
+                    self.expect_trim();
                 }
             }
         }

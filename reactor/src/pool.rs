@@ -16,8 +16,7 @@ use rdma_transport::wr::Sge;
 /// [`LARGEST_SLAB`]: few registrations, and little that is locked in vain.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// Slabs that a buffer can name, and buffers of one.
-const SLABS: usize = 1 << 16;
+/// Buffers of one slab that can be named.
 const PER_SLAB: usize = 1 << 16;
 
 /// The right to touch one buffer.
@@ -97,6 +96,12 @@ pub(crate) struct Pool {
     keys: Vec<LocalKey>,
     /// Last in, first out: the buffer most likely to be in a cache.
     free: Vec<Buffer>,
+    /// Slots of slabs that were given back; they name the first slab's memory, and there is no buffer of theirs.
+    vacant: Vec<u16>,
+    /// Buffers of each slab.
+    sizes: Vec<usize>,
+    /// The most that was promised and lent at a time since the pool was trimmed.
+    high: usize,
     /// Buffers promised to connections.
     reserved: usize,
     /// Buffers in the user's hands that no promise covers.
@@ -117,6 +122,9 @@ impl Pool {
             slabs: Arc::new(Slabs { stride, memories: Vec::new() }),
             keys: Vec::new(),
             free: Vec::new(),
+            vacant: Vec::new(),
+            sizes: Vec::new(),
+            high: 0,
             reserved: 0,
             lent: 0,
             capacity: 0,
@@ -145,13 +153,16 @@ impl Pool {
             self.grow(slab, buffers, memory, key);
         }
         self.reserved += count;
+        self.high = self.high.max(wanted);
         Ok(())
     }
 
     /// Buffers of the next slab, and its number.
     fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
-        let slab = self.slabs.memories.len();
-        let slab = u16::try_from(slab).ok().filter(|_| slab < SLABS).ok_or(Exhausted)?;
+        let slab = match self.vacant.last() {
+            Some(&slab) => slab,
+            None => u16::try_from(self.slabs.memories.len()).map_err(|_| Exhausted)?,
+        };
         let stride = self.slabs.stride;
         let smallest = (SMALLEST_SLAB / stride).max(1);
         let largest = (LARGEST_SLAB / stride).clamp(1, PER_SLAB);
@@ -162,9 +173,15 @@ impl Pool {
     fn grow(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) {
         let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
-        memories.push(memory);
+        if self.vacant.pop().is_some() {
+            let slab = usize::from(slab);
+            (memories[slab], self.keys[slab], self.sizes[slab]) = (memory, key, buffers);
+        } else {
+            memories.push(memory);
+            self.keys.push(key);
+            self.sizes.push(buffers);
+        }
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
-        self.keys.push(key);
         self.capacity += buffers;
         self.free.reserve(buffers);
         self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
@@ -175,9 +192,48 @@ impl Pool {
         self.reserved -= count;
     }
 
+    /// Whether there is more than one slab, and more buffers than are promised and lent.
+    pub(crate) fn is_excessive(&self) -> bool {
+        self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
+    }
+
+    /// Gives slabs back whose buffers nobody holds, as far as what is left would have been enough since the last time.
+    /// `deregister` takes a slab from the device.
+    pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
+        let mut excess = self.capacity.saturating_sub(self.high);
+        self.high = self.reserved + self.lent;
+        if excess == 0 || self.sizes.len() < 2 {
+            return;
+        }
+        let mut idle = vec![0; self.sizes.len()];
+        for buffer in &self.free {
+            idle[usize::from(buffer.slab)] += 1;
+        }
+        // The first one stays: it stands in for those that go. Of the others, the last first.
+        let mut gone = vec![false; self.sizes.len()];
+        let mut memories = self.slabs.memories.clone();
+        for slab in (1..self.sizes.len()).rev() {
+            let size = self.sizes[slab];
+            if size == 0 || idle[slab] < size || size > excess {
+                continue;
+            }
+            deregister(self.keys[slab]);
+            memories[slab] = Arc::clone(&memories[0]);
+            (self.keys[slab], self.sizes[slab], gone[slab]) = (self.keys[0], 0, true);
+            self.vacant.push(slab as u16);
+            self.capacity -= size;
+            excess -= size;
+        }
+        self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
+        // What is used next is taken from the first slabs, so that the others fall idle.
+        self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
+    }
+
     /// Counts buffers that leave for the user without a promise.
     pub(crate) fn lend(&mut self, count: usize) {
         self.lent += count;
+        self.high = self.high.max(self.reserved + self.lent);
     }
 
     /// Counts one of them as back, or as a connection's own from now on.
@@ -302,6 +358,72 @@ mod tests {
         })
         .unwrap();
         assert_eq!(sizes, [4 << 20, 4 << 20]);
+    }
+
+    /// A key for each slab.
+    fn numbered(pool: &mut Pool, count: usize) {
+        let mut next = pool.sizes.len() as u32;
+        pool.reserve(count, |bytes| {
+            next += 1;
+            Ok::<_, Exhausted>((Arc::new(Memory::new(bytes).unwrap()), LocalKey(next - 1)))
+        })
+        .unwrap();
+    }
+
+    fn trimmed(pool: &mut Pool) -> Vec<u32> {
+        let mut gone = Vec::new();
+        pool.trim(|key| gone.push(key.0));
+        gone
+    }
+
+    #[test]
+    fn a_slab_is_given_back_when_it_was_not_needed_for_a_while() {
+        let mut pool = Pool::new(1 << 20, 64 << 20);
+        for _ in 0..3 {
+            numbered(&mut pool, 4);
+        }
+        assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
+        pool.unreserve(7);
+        assert!(pool.is_excessive());
+        assert!(trimmed(&mut pool).is_empty(), "twelve were needed since the last time");
+        assert_eq!(trimmed(&mut pool), [2]);
+        assert_eq!((pool.capacity(), pool.available()), (8, 8));
+        assert!(trimmed(&mut pool).is_empty(), "five are promised");
+        // A peak counts until the next time.
+        pool.unreserve(5);
+        pool.lend(5);
+        (0..5).for_each(|_| pool.unlend());
+        assert!(trimmed(&mut pool).is_empty());
+        assert_eq!(trimmed(&mut pool), [1]);
+        assert!(!pool.is_excessive() && trimmed(&mut pool).is_empty(), "the first one stays");
+        // The slots are used again.
+        numbered(&mut pool, 10);
+        assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
+    }
+
+    #[test]
+    fn a_slab_with_a_buffer_in_use_stays_and_what_is_read_stays_readable() {
+        let mut pool = Pool::new(1 << 20, 64 << 20);
+        numbered(&mut pool, 4);
+        numbered(&mut pool, 4);
+        let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
+        let slabs = Arc::clone(pool.slabs());
+        let at = taken.iter().position(|buffer| buffer.slab == 1).unwrap();
+        let mut kept = taken.swap_remove(at);
+        slabs.bytes_mut(&mut kept)[0] = 42;
+        taken.drain(..).for_each(|buffer| pool.give(buffer));
+        pool.unreserve(8);
+        pool.lend(1);
+        assert!(trimmed(&mut pool).is_empty() && trimmed(&mut pool).is_empty());
+        assert_eq!(pool.slabs().bytes(&kept, 1), [42]);
+        // The next ones come from the first slab.
+        let first = pool.take().unwrap();
+        assert_eq!(first.slab, 0);
+        pool.give(first);
+        pool.give(kept);
+        pool.unlend();
+        assert_eq!(trimmed(&mut pool), [1]);
+        assert_eq!((pool.capacity(), pool.available()), (4, 4));
     }
 
     #[test]

@@ -37,6 +37,13 @@ impl Core {
         }
     }
 
+    /// Takes the cork out, and posts what a connection has gathered now.
+    pub(crate) fn uncork(&mut self, id: ConnectionId) {
+        let Some(c) = self.connections.get_mut(id.0) else { return };
+        c.corked = false;
+        self.flush_one(id);
+    }
+
     fn flush_one(&mut self, id: ConnectionId) {
         let posted = self.post_receives(id).and_then(|()| {
             if self.connections.get(id.0).is_some_and(|c| c.transfers.is_active()) {
@@ -85,7 +92,7 @@ impl Core {
     fn post_sends(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
         let (Some(qp), Some(device)) = (c.qp, self.devices[c.device].as_mut()) else { return Ok(()) };
-        if c.phase > Phase::Draining || c.phase < Phase::Open {
+        if c.phase > Phase::Draining || c.phase < Phase::Open || c.is_holding_back() {
             return Ok(());
         }
         if c.framing == Framing::Credits {

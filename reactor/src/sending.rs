@@ -83,6 +83,10 @@ impl Core {
         if let Some(c) = self.connections.get_mut(id.0) {
             c.blocked_for_slot = for_slot && (!c.blocked || c.blocked_for_slot);
             c.block(self.now);
+            if c.corked {
+                // What is held back goes: room comes of nothing else.
+                self.mark_dirty(id);
+            }
         }
         self.stats.send_stalls += 1;
         SendErrorKind::WouldBlock

@@ -32,9 +32,27 @@ impl Core {
                 TimerKind::Region(key) => self.revoke_region(key),
                 TimerKind::Listen(id) => self.listen_again(id),
                 TimerKind::Drain => self.drain_overdue(),
+                TimerKind::Trim => self.trim_pools(),
             }
         }
         true
+    }
+
+    /// Pools have let go of buffers: looks later whether they needed them.
+    pub(crate) fn expect_trim(&mut self) {
+        let excessive = |device: &Device| device.pool.is_excessive();
+        if !self.trimming && self.devices.iter().flatten().any(excessive) {
+            self.trimming = true;
+            self.timers.insert(self.now + self.config.pool_idle, TimerKind::Trim);
+        }
+    }
+
+    fn trim_pools(&mut self) {
+        self.trimming = false;
+        for device in self.devices.iter_mut().flatten() {
+            device.trim(&mut *self.provider);
+        }
+        self.expect_trim();
     }
 
     fn phase_expired(&mut self, id: ConnectionId, behind: bool) {
@@ -208,6 +226,7 @@ impl Core {
             device.release(c.cq, &self.config, c.detached);
         }
         self.drop_if_abandoned(c.device);
+        self.expect_trim();
     }
 
     /// Gives up the devices that are going away, or have gone.

@@ -1,6 +1,7 @@
 //! What every provider must do, written once: each public function of the submodules is one test. The macro
 //! [`crate::conformance!`] instantiates all of them for a provider.
 
+pub mod batch;
 pub mod close;
 pub mod connect;
 pub mod embed;
@@ -46,6 +47,8 @@ macro_rules! conformance {
                     bytes_after_the_end_are_a_violation;
                 violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
+                batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
+                    a_pool_shrinks_and_grows_again, bytes_without_a_copy;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,

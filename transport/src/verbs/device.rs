@@ -2,12 +2,12 @@
 
 use std::ffi::{CStr, c_int};
 use std::fs::File;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_atomic_cap, ibv_comp_channel,
@@ -44,6 +44,8 @@ pub(super) struct RawDevice {
     removed: AtomicBool,
     /// On siw: see `guard`. Else null.
     guard: *mut ibv_cq,
+    /// The NUMA node that it is attached to.
+    numa_node: Option<u32>,
     /// An id of the provider's own on the device. While it lives, librdmacm keeps the context open.
     anchor: Option<Arc<RawId>>,
 }
@@ -54,14 +56,17 @@ const GUARD_ENTRIES: c_int = 20_000;
 /// libsiw takes the mapping at page 144 (`SIW_INVAL_UOBJ_KEY`, 0x90000) for a failure, and since the kernel hands out the
 /// lowest free page, so fails every queue from then on: with small queues, the 56th queue pair. A queue that is large
 /// enough to cover the page keeps it from being anybody's first.
-fn guard(context: *mut ibv_context) -> *mut ibv_cq {
-    // SAFETY: a live context has a live device, whose name ends in zero.
-    let name = unsafe { CStr::from_ptr((*(*context).device).name.as_ptr()) };
-    if !name.to_bytes().starts_with(b"siw") {
+fn guard(context: *mut ibv_context, name: &str) -> *mut ibv_cq {
+    if !name.starts_with("siw") {
         return ptr::null_mut();
     }
     // SAFETY: a live context; a queue of its own, on no channel. Null when there is none to be had: then it goes without.
     unsafe { ibv_create_cq(context, GUARD_ENTRIES, ptr::null_mut(), ptr::null_mut(), 0) }
+}
+
+/// What the system says of a device's NUMA node: -1 stands for none.
+fn parse_numa_node(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
 }
 
 // SAFETY: libibverbs lets any thread use a context, a domain and a channel; they are destroyed once, by the last
@@ -77,7 +82,11 @@ impl RawDevice {
         // SAFETY: a live context: an id is on it. The result is checked.
         let pd = non_null("ibv_alloc_pd", unsafe { ibv_alloc_pd(context) })?;
         let (channel, removed) = (ptr::null_mut(), AtomicBool::new(false));
-        let mut device = Self { context, pd, channel, removed, guard: guard(context), anchor: Some(anchor) };
+        // SAFETY: a live context has a live device, whose name ends in zero.
+        let name = unsafe { CStr::from_ptr((*(*context).device).name.as_ptr()) }.to_string_lossy();
+        let node = fs::read_to_string(format!("/sys/class/infiniband/{name}/device/numa_node"));
+        let (guard, numa_node) = (guard(context, &name), node.ok().and_then(|text| parse_numa_node(&text)));
+        let mut device = Self { context, pd, channel, removed, guard, numa_node, anchor: Some(anchor) };
         open_contexts().push(context.addr());
         // SAFETY: a live context; the result is checked.
         device.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
@@ -88,6 +97,10 @@ impl RawDevice {
 
     pub(super) const fn context(&self) -> *mut ibv_context {
         self.context
+    }
+
+    pub(super) const fn numa_node(&self) -> Option<u32> {
+        self.numa_node
     }
 
     pub(super) const fn protection_domain(&self) -> *mut ibv_pd {
@@ -398,6 +411,7 @@ impl Device {
         };
         let mut capabilities = capabilities(&attr, &limits);
         capabilities.max_inline = probe_inline(&raw);
+        capabilities.numa_node = raw.numa_node();
         let port_attr = port_attr(context, port)?;
         if capabilities.features.contains(Features::DATAGRAMS) {
             // A datagram is one packet. The code of 256 bytes is 1.
@@ -516,6 +530,11 @@ mod tests {
             capabilities(&attr, &Limits { iwarp: true, responder_resources: 16, initiator_depth: 16, shared_sge: 4 });
         assert_eq!(iwarp.features, Features::READ | Features::WRITE);
         assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
+    }
+
+    #[test]
+    fn a_numa_node_is_a_number_or_none() {
+        assert_eq!(["0\n", "3\n", "-1\n", "", "x"].map(parse_numa_node), [Some(0), Some(3), None, None, None]);
     }
 
     #[test]

@@ -83,6 +83,11 @@ impl Region {
             let (value, range) = (range.end as u64, "behind its start, and within the memory");
             return Err(Error::OutOfRange { what: "end of the region", value, range });
         }
+        // All of it is about to be pinned, touched or not.
+        memory.prefer_huge_pages();
+        if let Some(node) = device.numa_node() {
+            memory.prefer_node(node);
+        }
         let local = RawRegion::register(device, memory, &range, access.local())?;
         let remote = match access.intersects(Access::REMOTE) {
             true => Some(RawRegion::register(device, memory, &range, access)?),

@@ -1,0 +1,121 @@
+//! What is posted when, and memory that is given back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use rdma_reactor::SendErrorKind;
+
+use super::harness::{Pair, Probe, Setup, pattern};
+
+fn doorbells(p: &Pair) -> u64 {
+    p.client.stats().doorbells
+}
+
+/// A cork holds sends back over turns, and a flush posts them at once, in one chain.
+pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let conn = p.connect();
+    let before = doorbells(&p);
+    p.client.context().cork(conn);
+    for i in 0..3 {
+        p.client.context().send(conn, &pattern(i, 100)).expect("room");
+        p.turn();
+    }
+    assert_eq!((doorbells(&p), p.s.received), (before, 0));
+    p.client.context().flush(conn);
+    assert_eq!(doorbells(&p), before + 1, "posted before the end of a turn");
+    p.until("all three", |p| p.s.received == 3 && p.c.sent == 3);
+    // The cork is out.
+    p.client.context().send(conn, &pattern(3, 100)).expect("room");
+    p.until("the next one", |p| p.s.received == 4);
+    for (i, message) in p.s.messages().iter().enumerate() {
+        assert_eq!(*message, pattern(i, 100));
+    }
+    // On its way out a connection sends what was accepted.
+    p.client.context().cork(conn);
+    p.client.context().send(conn, b"the last").expect("room");
+    p.turn();
+    assert_eq!(p.s.received, 4);
+    p.client.context().close(conn);
+    p.until("the end", |p| p.s.live() == 0 && p.c.live() == 0);
+    assert_eq!(p.s.received, 5);
+    p.client.context().cork(conn);
+    p.client.context().flush(conn);
+    p.finish();
+}
+
+/// Nobody waits for a cork that is forgotten: half a queue goes, and so does all before a refused send.
+pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
+    for (sends, receives) in [(16, 64), (64, 8), (1, 8)] {
+        let config = setup.config().send_depth(sends).receive_depth(receives);
+        let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+        let conn = p.connect();
+        let total = 300;
+        let mut sent = 0;
+        p.client.context().cork(conn);
+        while sent < total {
+            match p.client.context().send(conn, &pattern(sent, 50)) {
+                Ok(_) => sent += 1,
+                Err(SendErrorKind::WouldBlock) => p.turn(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        p.client.context().flush(conn);
+        p.until("all have come", |p| p.s.received == total as u64 && p.c.sent == total as u64);
+        p.finish();
+    }
+}
+
+/// A pool gives memory back that was not needed for a while, and grows again.
+pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
+    let config = setup.config().pool_idle(Duration::from_millis(20)).max_message(16 << 10);
+    let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
+    let mut levels = Vec::new();
+    for round in 1..=2 {
+        let address = p.address;
+        let opened: Vec<_> = (0..5).map(|_| p.client.context().connect(address).expect("room")).collect();
+        p.until("all are up", |p| p.s.live() == 5 && p.c.live() == 5 && p.client.stats().connected == 5 * round);
+        let peak = p.client.stats().pool_buffers;
+        p.client.context().send(opened[0], &pattern(7, 9000)).expect("room");
+        p.until("the echo", |p| p.c.received == round);
+        for conn in opened {
+            p.client.context().close(conn);
+        }
+        p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
+        p.until("memory is given back", |p| {
+            [&p.client, &p.server].iter().all(|reactor| reactor.stats().pool_buffers < peak)
+        });
+        levels.push((peak, p.client.stats().pool_buffers));
+        assert_eq!(p.client.stats().pool_free, p.client.stats().pool_buffers);
+    }
+    assert_eq!(levels[0], levels[1]);
+    p.finish();
+}
+
+/// A message becomes `Bytes` without a copy, and its buffer goes home with the last of them.
+pub fn bytes_without_a_copy(setup: &Setup) {
+    let config = setup.config().receive_depth(16);
+    let mut s = Probe::default();
+    s.keep = Some(Vec::new());
+    let mut p = Pair::new(setup, config, s, Probe::default());
+    p.s.large = true;
+    let conn = p.connect();
+    for size in [100, 100_000] {
+        p.client.context().send(conn, &pattern(size, size)).expect("room");
+        p.until("it is kept", |p| p.s.keep.as_ref().is_some_and(|kept| kept.len() == 1));
+        let message = p.s.keep.as_mut().and_then(Vec::pop).expect("it is kept");
+        let address = message.as_ptr();
+        let bytes = Bytes::from(message);
+        assert_eq!((bytes.as_ptr(), &bytes[..]), (address, &pattern(size, size)[..]));
+        let part = bytes.slice(50..60);
+        drop(bytes);
+        p.turn();
+        assert_eq!(part[..], pattern(size, size)[50..60]);
+        drop(part);
+    }
+    p.until("its memory is given back", |p| p.server.stats().regions == 0);
+    p.client.context().close(conn);
+    p.until("the end", |p| p.s.live() + p.c.live() == 0);
+    p.until("all buffers are home", |p| p.server.stats().pool_free == p.server.stats().pool_buffers);
+    p.finish();
+}
