@@ -35,6 +35,7 @@ impl Core {
         if self.dirty.is_empty() {
             self.dirty = dirty;
         }
+        self.flush_endpoints();
     }
 
     fn flush_one(&mut self, id: ConnectionId) {

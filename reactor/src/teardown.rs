@@ -32,6 +32,8 @@ impl Core {
                 TimerKind::Region(key) => self.revoke_region(key),
                 TimerKind::Listen(id) => self.listen_again(id),
                 TimerKind::Drain => self.drain_overdue(),
+                TimerKind::Endpoint(id) => self.endpoint_expired(id),
+                TimerKind::Lookup(key) => self.end_lookup(handler, key, Err(ConnectError::Timeout)),
             }
         }
         true
@@ -165,6 +167,7 @@ impl Core {
         for key in self.listeners.keys() {
             self.close_listener(crate::id::ListenerId(key));
         }
+        self.teardown_endpoints();
         for key in self.connections.keys() {
             let id = ConnectionId(key);
             if let Some(c) = self.connections.get_mut(key) {
@@ -222,7 +225,7 @@ impl Core {
         }
     }
 
-    fn drop_if_abandoned(&mut self, index: usize) {
+    pub(crate) fn drop_if_abandoned(&mut self, index: usize) {
         if !self.devices[index].as_ref().is_some_and(Device::is_abandoned) {
             return;
         }

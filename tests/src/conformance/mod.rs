@@ -3,6 +3,7 @@
 
 pub mod close;
 pub mod connect;
+pub mod datagram;
 pub mod embed;
 pub mod flow;
 pub mod harness;
@@ -46,6 +47,9 @@ macro_rules! conformance {
                     bytes_after_the_end_are_a_violation;
                 violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
+                datagram: datagrams_of_every_size_both_ways, what_finds_no_receive_is_lost, a_full_send_queue_says_so_once,
+                    nobody_there_is_said, groups_reach_their_members, endpoints_close_in_every_callback,
+                    careless_datagrams_are_refused, one_endpoint_hears_many;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,

@@ -255,7 +255,8 @@ impl Verbs {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
             }
-            State::Listening | State::Watching | State::Offered | State::Disconnecting | State::Dead => {}
+            State::Listening | State::Bound | State::Watching | State::Offered | State::Disconnecting | State::Dead => {
+            }
         }
     }
 
