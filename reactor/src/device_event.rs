@@ -39,7 +39,7 @@ impl Core {
             DeviceEventKind::LastReceive(_)
             | DeviceEventKind::SharedReceivesLow(_)
             | DeviceEventKind::SharedReceiveQueueFailed(_) => return,
-            DeviceEventKind::Fatal => self.device_failed(device.0 as usize),
+            DeviceEventKind::Fatal | DeviceEventKind::Removed => self.device_failed(device.0 as usize),
             _ => {}
         }
         let device = match self.devices.get(device.0 as usize).and_then(Option::as_ref) {

@@ -147,14 +147,10 @@ impl Side {
         self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
     }
 
-    /// Waits for the `count`th event of a kind from a device, and for none of the other.
-    fn device_says(&mut self, device: Device, kind: DeviceEventKind, count: usize) {
-        let of_it = |event: &Event| {
-            matches!(event, Event::Device(told) if told.kind == kind && told.device == device.name())
-        };
-        self.until("the device says so", |side| side.probe.count(of_it) == count);
-        let others = |event: &Event| matches!(event, Event::Device(told) if told.device != device.name());
-        assert_eq!(self.probe.count(others), 0, "{:?}", self.probe.events);
+    /// How often a device has said something.
+    fn said(&self, device: Device, kind: DeviceEventKind) -> usize {
+        let name = device.name();
+        self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
     /// An endpoint for datagrams, in a group and with a peer that is itself; where there are datagrams.
@@ -182,7 +178,8 @@ impl Side {
     }
 
     fn hears_datagram(&self, endpoint: EndpointId, text: &[u8]) -> bool {
-        self.probe.count(|event| matches!(event, Event::Datagram(id, _, bytes, _) if *id == endpoint && bytes == text)) > 0
+        self.probe.count(|event| matches!(event, Event::Datagram(id, _, bytes, _) if *id == endpoint && bytes == text))
+            > 0
     }
 
     /// Ends in order; everything is home.
@@ -298,8 +295,11 @@ fn link_down(device: Device, load: Load) {
         let conns = side.connected(to[0], HIT, load);
         let others = side.connected(to[1], 2, load);
         let already = peer.count("down: ");
+        let (down, up) = (DeviceEventKind::PortDown { port: 1 }, DeviceEventKind::PortActive { port: 1 });
+        let before = side.said(device, down);
         device.link("down");
-        side.device_says(device, DeviceEventKind::PortDown { port: 1 }, round);
+        side.until("the port is said to be down", |side| side.said(device, down) == before + 1);
+        let before = side.said(device, up);
         side.until("every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
         for conn in &conns {
             let ends = side.ends(*conn);
@@ -331,7 +331,8 @@ fn link_down(device: Device, load: Load) {
         }
         device.link("up");
         side.until("the port is up", |_| device.is_active());
-        side.device_says(device, DeviceEventKind::PortActive { port: 1 }, round);
+        // rxe says so twice.
+        side.until("the port is said to be up", |side| side.said(device, up) > before);
         // Nothing was on its way: the endpoint has not noticed.
         if let Some((endpoint, peer)) = endpoint {
             let text = [round as u8; 10];
@@ -372,7 +373,7 @@ fn removed(device: Device, load: Load) {
         println!("all know after {:?}", start.elapsed());
         side.all_over(&rising);
         side.all_over(&[silent]);
-        side.device_says(device, DeviceEventKind::Fatal, round);
+        side.until("the removal is said", |side| side.said(device, DeviceEventKind::Removed) == round);
         if let Some((endpoint, peer)) = endpoint {
             let end = Event::EndpointClosed(endpoint, DisconnectReason::DeviceRemoved);
             side.until("the endpoint ends", |side| side.probe.count(|event| *event == end) == 1);

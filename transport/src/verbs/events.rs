@@ -272,10 +272,10 @@ impl Verbs {
     /// Tells every id on a device that it goes away; closes it at once when there is none.
     fn device_removed(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
-        if !entry.removed {
+        let again = std::mem::replace(&mut entry.removed, true);
+        if !again {
             log::warn!("the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
         }
-        entry.removed = true;
         if let Some(raw) = &entry.raw {
             raw.set_removed();
         }
@@ -285,6 +285,9 @@ impl Verbs {
                 id.removal_told = true;
                 self.push(key, CmEventKind::DeviceRemoval);
             }
+        }
+        if !again {
+            self.device_event(device.0 as usize, DeviceEventKind::Removed);
         }
         self.close_if_unused(device);
     }
