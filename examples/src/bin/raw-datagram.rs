@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -128,7 +128,7 @@ struct Talk {
     text: Vec<u8>,
     number: u32,
     /// An echo's clients.
-    senders: HashMap<Origin, PeerId>,
+    senders: BTreeMap<Origin, PeerId>,
     /// To be sent when there is room.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
@@ -301,7 +301,7 @@ fn run(command: Command) -> Result<(), Failure> {
         count: talk.count,
         text: (0..talk.size).map(|i| i as u8 ^ 0x5a).collect(),
         number: cx.endpoint_number(endpoint).unwrap_or(0),
-        senders: HashMap::new(),
+        senders: BTreeMap::new(),
         waiting: VecDeque::new(),
         received: 0,
         sent: 0,

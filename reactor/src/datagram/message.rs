@@ -1,5 +1,6 @@
 //! A datagram that came, and where from.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -44,6 +45,18 @@ impl PartialEq for Origin {
 }
 
 impl Eq for Origin {}
+
+impl PartialOrd for Origin {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Origin {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
 
 impl Hash for Origin {
     fn hash<S: Hasher>(&self, state: &mut S) {

@@ -1,7 +1,7 @@
 //! Datagrams and multicast groups; where there are none, the refusal that says so.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
@@ -326,7 +326,7 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
 pub fn one_endpoint_hears_many(setup: &Setup) {
     const MANY: usize = 16;
     const ROUNDS: u8 = 20;
-    let known: Rc<RefCell<HashMap<Origin, PeerId>>> = Rc::default();
+    let known: Rc<RefCell<BTreeMap<Origin, PeerId>>> = Rc::default();
     let peers = Rc::clone(&known);
     let echo = Probe::new(move |cx, event| {
         if let Event::Datagram(endpoint, origin, bytes, _) = event {
