@@ -15,6 +15,7 @@ use crate::choose::{self, Use};
 use crate::config::{Config, ConnectOptions, Framing};
 use crate::connection::{Connection, Owes, Phase};
 use crate::credit::{ReceiveWindow, SendWindow};
+use crate::datagram::{EndpointId, Endpoints};
 use crate::device::Device;
 use crate::drain::Drain;
 use crate::error::Error;
@@ -46,6 +47,10 @@ pub(crate) enum TimerKind {
     Drain,
     /// Look whether pools have memory that nobody needs.
     Trim,
+    /// A closed endpoint had its time to send.
+    Endpoint(EndpointId),
+    /// Nobody has said where datagrams are taken.
+    Lookup(Key),
 }
 
 /// Whose a connection-manager id is.
@@ -53,6 +58,9 @@ pub(crate) enum TimerKind {
 pub(crate) enum Owner {
     Connection(ConnectionId),
     Listener(ListenerId),
+    Endpoint(EndpointId),
+    /// A question where datagrams are taken.
+    Lookup(Key),
 }
 
 #[derive(Debug)]
@@ -68,6 +76,7 @@ pub(crate) struct Core {
     pub(crate) new_provider: bool,
     pub(crate) connections: Slab<Connection>,
     pub(crate) listeners: Slab<Listener>,
+    pub(crate) endpoints: Endpoints,
     pub(crate) regions: Slab<Registration>,
     /// Copies of messages that peers are to fetch.
     pub(crate) copied_bytes: usize,
@@ -125,6 +134,7 @@ impl Core {
             io: Registrations::default(),
             connections: Slab::with_generation_bits(GENERATION_BITS),
             listeners: Slab::default(),
+            endpoints: Endpoints::default(),
             regions: Slab::default(),
             copied_bytes: 0,
             fetched_bytes: 0,

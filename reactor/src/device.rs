@@ -35,13 +35,14 @@ impl CompletionQueue {
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) id: DeviceId,
+    pub(crate) name: String,
     pub(crate) pool: Pool,
     regions: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
     pub(crate) home: Home,
     /// Largest payload it carries behind a header.
     pub(crate) max_payload: u32,
-    /// Connections that have a claim.
+    /// Connections and endpoints that have a claim.
     claims: usize,
     /// It is going away: nothing new is put on it.
     pub(crate) removed: bool,
@@ -56,7 +57,8 @@ impl From<Exhausted> for Error {
     }
 }
 
-fn register(
+/// Memory for buffers, made known to a device.
+pub(crate) fn register(
     provider: &mut dyn Provider,
     regions: &mut Vec<(LocalKey, MrId)>,
     id: DeviceId,
@@ -78,10 +80,12 @@ fn deregister(provider: &mut dyn Provider, region: MrId) {
 
 impl Device {
     pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Home) -> Self {
-        let longest = provider.device(id).map_or(u64::MAX, |info| info.capabilities.max_message);
+        let info = provider.device(id);
+        let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
+        let name = info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone());
         let max_payload = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
         let pool = Pool::new(config.max_message as usize + HEADER_LEN, config.max_memory);
-        Self { id, pool, regions: Vec::new(), cqs: Vec::new(), home, max_payload, claims: 0, removed: false }
+        Self { id, name, pool, regions: Vec::new(), cqs: Vec::new(), home, max_payload, claims: 0, removed: false }
     }
 
     /// Buffers of one connection.
@@ -92,33 +96,54 @@ impl Device {
     /// Claims buffers and completion entries for a connection; returns the index of its completion queue.
     pub(crate) fn claim(&mut self, provider: &mut dyn Provider, config: &Config) -> Result<usize, Refusal> {
         let room = config.completion_room();
+        let cq = self.claim_room(provider, config, room)?;
+        let (id, regions) = (self.id, &mut self.regions);
+        let reserved: Result<(), Error> =
+            self.pool.reserve(Self::buffers(config), |bytes| register(provider, regions, id, bytes));
+        match reserved {
+            Ok(()) => Ok(cq),
+            Err(error) => {
+                self.release_room(cq, room);
+                Err(match error {
+                    Error::Limit { limit, .. } => Error::Limit { limit, value: config.max_memory as u64 },
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Claims completion entries; returns the index of their queue.
+    pub(crate) fn claim_room(
+        &mut self,
+        provider: &mut dyn Provider,
+        config: &Config,
+        room: u32,
+    ) -> Result<usize, Refusal> {
         let cq = match self.cqs.iter().position(|cq| cq.free >= room) {
             Some(index) => index,
             None => {
-                let entries = config.completion_queue;
+                let entries = config.completion_queue.max(room);
                 let id = provider.create_cq(self.id, entries)?;
                 self.cqs.push(CompletionQueue { id, free: entries, released: 0, armed: false, ready: false });
                 self.cqs.len() - 1
             }
         };
-        let (id, regions) = (self.id, &mut self.regions);
-        let reserved: Result<(), Error> =
-            self.pool.reserve(Self::buffers(config), |bytes| register(provider, regions, id, bytes));
-        reserved.map_err(|error| match error {
-            Error::Limit { limit, .. } => Error::Limit { limit, value: config.max_memory as u64 },
-            other => other,
-        })?;
         self.cqs[cq].free -= room;
         self.claims += 1;
         Ok(cq)
     }
 
+    /// Gives completion entries back.
+    pub(crate) fn release_room(&mut self, cq: usize, room: u32) {
+        self.cqs[cq].released += room;
+        self.claims -= 1;
+    }
+
     /// Gives a connection's claim back. Buffers that the user still has stay counted until they come home.
     pub(crate) fn release(&mut self, cq: usize, config: &Config, detached: usize) {
-        self.cqs[cq].released += config.completion_room();
+        self.release_room(cq, config.completion_room());
         self.pool.unreserve(Self::buffers(config));
         self.pool.lend(detached);
-        self.claims -= 1;
     }
 
     /// Whether it is going away and nothing is left on it.

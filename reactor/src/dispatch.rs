@@ -30,7 +30,7 @@ impl Core {
         let Some((mut slabs, mut home)) = self.home(device) else { return };
         for wc in batch {
             let Some(work) = WorkId::unpack(wc.wr_id) else {
-                self.stats.stale_completions += 1;
+                self.endpoint_completed(handler, wc);
                 continue;
             };
             if self.connections.get(work.connection.0).is_none() {

@@ -63,6 +63,7 @@ impl Core {
             self.close(id);
             self.start_flush(id);
         }
+        self.close_endpoints(true);
     }
 
     /// After stage 10: whether nothing is left.
@@ -77,14 +78,16 @@ impl Core {
         for key in self.listeners.keys() {
             self.close_listener(ListenerId(key));
         }
-        if self.connections.is_empty() && !self.membership.as_ref().is_some_and(|membership| membership.expects()) {
+        let empty = self.connections.is_empty() && self.endpoints.is_empty();
+        if empty && !self.membership.as_ref().is_some_and(|membership| membership.expects()) {
             self.drain = Drain::Done;
             self.stop = true;
         }
     }
 
-    /// Closes every connection, after what was accepted for sending has been sent.
+    /// Closes every connection and endpoint, after what was accepted for sending has been sent.
     pub(crate) fn close_all(&mut self) {
+        self.close_endpoints(false);
         for key in self.connections.keys() {
             self.close(ConnectionId(key));
         }

@@ -123,7 +123,10 @@ pub enum SendErrorKind {
     /// The region is of another reactor or device, or its device was removed.
     #[error("the region is not on the connection's device")]
     ForeignRegion,
-    /// The connection is closed, closing, not open yet, or never was.
+    /// The peer was forgotten, its group was left, or it is another endpoint's.
+    #[error("no such peer of this endpoint")]
+    NoPeer,
+    /// The connection or endpoint is closed, closing, not open yet, or never was.
     #[error("the connection is not open")]
     Closed,
 }

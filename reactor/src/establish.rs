@@ -49,6 +49,9 @@ impl Core {
         log::trace!("connection manager: {event:?}");
         let CmEvent { id: cm, kind } = event;
         if let CmEventKind::ConnectRequest { listener, device, peer, private_data, .. } = kind {
+            if let Some(Owner::Endpoint(id)) = self.owner(listener) {
+                return self.answer_for_endpoint(id, cm);
+            }
             self.connect_request(handler, cm, listener, device, peer, &private_data);
             return;
         }
@@ -60,6 +63,8 @@ impl Core {
                 }
                 return;
             }
+            Some(Owner::Endpoint(id)) => return self.endpoint_event(handler, id, kind),
+            Some(Owner::Lookup(key)) => return self.lookup_event(handler, key, kind),
             // Late, for an id that is gone.
             None => return,
         };

@@ -1,10 +1,12 @@
 //! What a program implements.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::buffer::Message;
 use crate::context::Context;
+use crate::datagram::{Datagram, EndpointId, PeerId};
+use crate::device_event::DeviceEvent;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, ListenerId, SendId, TimerId};
 use crate::io::{IoId, Readiness};
@@ -103,6 +105,42 @@ pub trait Handler<M = ()> {
 
     /// A connection of [`Context::connect`] did not come up. The id is stale when this returns.
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {}
+
+    /// A datagram came.
+    fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {}
+
+    /// A datagram has ended, in the order of sending: once for each that was taken.
+    fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {}
+
+    /// A datagram was refused with `WouldBlock` before, and there is room again. Once per refusal.
+    fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
+
+    /// The end of [`Context::find_peer`]: a way to send to `address`, or why there is none.
+    fn on_peer(
+        &mut self,
+        cx: &mut Context<'_>,
+        endpoint: EndpointId,
+        address: SocketAddr,
+        found: Result<PeerId, ConnectError>,
+    ) {
+    }
+
+    /// The end of [`Context::join`]: the peer that is the group, or why the endpoint is not, or no longer, in it.
+    fn on_join(
+        &mut self,
+        cx: &mut Context<'_>,
+        endpoint: EndpointId,
+        group: IpAddr,
+        joined: Result<PeerId, ConnectError>,
+    ) {
+    }
+
+    /// An endpoint is gone, and its peers with it: closed, or its device failed or was removed. Its last callback; the id
+    /// is stale when this returns.
+    fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {}
+
+    /// A device in use, or one of its ports, has changed. Connections that this ends are told on their own.
+    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {}
 
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}

@@ -55,9 +55,12 @@ pub enum SendKind {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
+    /// A datagram of an endpoint.
+    Datagram,
 }
 
-/// Names one send of a connection, a message or a one-sided operation: its position among all of them, from 0.
+/// Names one send of a connection or endpoint, a message or a one-sided operation: its position among all of them,
+/// from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SendId {
     sequence: u64,
@@ -95,6 +98,24 @@ pub(crate) enum WorkKind {
     Recv,
 }
 
+/// Kinds of work requests that are no connection's: an endpoint's.
+pub(crate) const DATAGRAM_SEND: u64 = 3;
+pub(crate) const DATAGRAM_RECV: u64 = 4;
+
+/// The number of a work request: its kind, whose it is, and the low bits of its position in the queue.
+#[inline]
+pub(crate) fn pack_work(kind: u64, of: Key, sequence: u16) -> u64 {
+    (kind << 60) | (u64::from(of.generation()) << 40) | (u64::from(of.slot()) << 16) | u64::from(sequence)
+}
+
+/// The parts of such a number.
+#[inline]
+pub(crate) fn unpack_work(raw: u64) -> (u64, Key, u16) {
+    let generation = (raw >> 40) as u32 & ((1 << GENERATION_BITS) - 1);
+    let slot = (raw >> 16) as u32 & ((1 << SLOT_BITS) - 1);
+    (raw >> 60, Key::new(slot, generation), raw as u16)
+}
+
 /// A work request id: looked up, never a pointer, so that a late completion of a connection that is gone, or of
 /// another that took its slot, is seen as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,19 +132,17 @@ impl WorkId {
             WorkKind::Send => 1,
             WorkKind::Recv => 2,
         };
-        let key = self.connection.0;
-        (kind << 60) | (u64::from(key.generation()) << 40) | (u64::from(key.slot()) << 16) | u64::from(self.sequence)
+        pack_work(kind, self.connection.0, self.sequence)
     }
 
     pub(crate) fn unpack(raw: u64) -> Option<Self> {
-        let kind = match raw >> 60 {
+        let (kind, of, sequence) = unpack_work(raw);
+        let kind = match kind {
             1 => WorkKind::Send,
             2 => WorkKind::Recv,
             _ => return None,
         };
-        let generation = (raw >> 40) as u32 & ((1 << GENERATION_BITS) - 1);
-        let slot = (raw >> 16) as u32 & ((1 << SLOT_BITS) - 1);
-        Some(Self { kind, connection: ConnectionId(Key::new(slot, generation)), sequence: raw as u16 })
+        Some(Self { kind, connection: ConnectionId(of), sequence })
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`Context`] is what a callback may do: connect, listen, send, close, set timers.
 //! - [`Message`] is what arrived, in the registered buffer it arrived in.
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
+//! - [`datagram`] is what may be lost: unreliable datagrams and multicast groups, where the device has them.
 //! - [`stream`] is ordered bytes instead of messages, for programs that know sockets.
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
 //! - [`Remote`] is what other threads may do.
@@ -21,7 +22,9 @@ mod connection;
 mod context;
 mod core;
 mod credit;
+pub mod datagram;
 mod device;
+mod device_event;
 mod dispatch;
 mod drain;
 mod ending;
@@ -53,6 +56,8 @@ mod waiting;
 pub use crate::buffer::{DetachedMessage, Message, SendBuffer};
 pub use crate::config::{Config, ConnectOptions, Framing, ProviderChoice, Wait};
 pub use crate::context::Context;
+pub use crate::datagram::{Datagram, EndpointId, EndpointOptions, Origin, PeerId};
+pub use crate::device_event::DeviceEvent;
 pub use crate::error::{ConnectError, DisconnectReason, Error, Outcome, PeerViolation, SendError, SendErrorKind};
 pub use crate::frame::{MAX_USER_PRIVATE_DATA, RejectReason};
 pub use crate::handler::{ConnectRequest, Decision, Handler, Immediate};
@@ -65,6 +70,7 @@ pub use crate::region::{Region, RegionOptions, RemoteRegion};
 pub use crate::remote::{Remote, RemoteError, Wake};
 pub use crate::stats::Stats;
 pub use rdma_transport as transport;
+pub use rdma_transport::event::DeviceEventKind;
 pub use rdma_transport::mr::Access;
 
 /// The README's program, compiled and run.

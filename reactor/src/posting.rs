@@ -35,6 +35,7 @@ impl Core {
         if self.dirty.is_empty() {
             self.dirty = dirty;
         }
+        self.flush_endpoints();
     }
 
     /// Takes the cork out, and posts what a connection has gathered now.

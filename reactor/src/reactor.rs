@@ -222,7 +222,7 @@ impl<M> Reactor<M> {
         self.core.drain == Drain::Done
     }
 
-    /// Closes every listener and connection, and turns until all are gone or `deadline` has passed.
+    /// Closes every listener, connection and endpoint, and turns until all are gone or `deadline` has passed.
     ///
     /// # Errors
     /// As [`Reactor::run`].
@@ -231,7 +231,8 @@ impl<M> Reactor<M> {
         for key in self.core.listeners.keys() {
             self.core.close_listener(crate::id::ListenerId(key));
         }
-        while !self.core.connections.is_empty() && self.core.now < until {
+        while !(self.core.connections.is_empty() && self.core.endpoints.is_empty()) && self.core.now < until {
+            self.core.close_endpoints(false);
             for key in self.core.connections.keys() {
                 self.core.close(crate::id::ConnectionId(key));
             }
@@ -258,7 +259,7 @@ impl<M> Reactor<M> {
         let behind = late > self.core.config.keepalive_interval / 2;
         self.arm_and_wait(sleep_until)?;
 
-        // 4. connection-manager channel  (5. devices' asynchronous events: no provider has any yet)
+        // 4. connection-manager channel  5. events of devices, which come the same way
         self.io_edges.extend(self.edges.extract_if(.., |edge| io::is_of_user(edge.token)));
         if self.take_edge(CM_CHANNEL) {
             self.core.stats.cm_edges += 1;
@@ -266,6 +267,7 @@ impl<M> Reactor<M> {
         }
         if self.cm_pending {
             self.cm_pending = self.core.connection_manager(handler, &mut progressed)?;
+            self.cm_pending |= self.core.device_events(handler, &mut progressed);
             self.register_channels()?;
         }
         // 6. completion channels
@@ -273,6 +275,7 @@ impl<M> Reactor<M> {
         // 7. completion queues
         self.completion_queues(handler, &mut progressed)?;
         self.core.writables(handler);
+        self.core.writable_endpoints(handler);
         // 8. timers
         let behind = behind || self.has_unseen() || self.provider_pending;
         self.timers_pending = self.core.run_timers(handler, behind, &mut progressed);
@@ -292,6 +295,7 @@ impl<M> Reactor<M> {
         self.register_channels()?;
         // 10. ends
         self.core.finish_endings(handler, &mut progressed);
+        self.core.finish_endpoints(handler, &mut progressed);
         self.core.finish_drain();
         // 11. flush
         self.core.flush();

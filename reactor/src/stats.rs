@@ -70,6 +70,10 @@ pub struct Stats {
     pub bytes_sent: u64,
     /// Payload bytes received.
     pub bytes_received: u64,
+    /// Datagrams sent.
+    pub datagrams_sent: u64,
+    /// Datagrams received.
+    pub datagrams_received: u64,
     /// Chains of sends posted.
     pub doorbells: u64,
     /// Grants sent as messages of their own.

@@ -33,6 +33,8 @@ impl Core {
                 TimerKind::Listen(id) => self.listen_again(id),
                 TimerKind::Drain => self.drain_overdue(),
                 TimerKind::Trim => self.trim_pools(),
+                TimerKind::Endpoint(id) => self.endpoint_expired(id),
+                TimerKind::Lookup(key) => self.end_lookup(handler, key, Err(ConnectError::Timeout)),
             }
         }
         true
@@ -183,6 +185,7 @@ impl Core {
         for key in self.listeners.keys() {
             self.close_listener(crate::id::ListenerId(key));
         }
+        self.teardown_endpoints();
         for key in self.connections.keys() {
             let id = ConnectionId(key);
             if let Some(c) = self.connections.get_mut(key) {
@@ -241,7 +244,7 @@ impl Core {
         }
     }
 
-    fn drop_if_abandoned(&mut self, index: usize) {
+    pub(crate) fn drop_if_abandoned(&mut self, index: usize) {
         if !self.devices[index].as_ref().is_some_and(Device::is_abandoned) {
             return;
         }

@@ -58,6 +58,12 @@ impl Device {
         self.kind
     }
 
+    /// Its name, such as `rxe0`.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.variable("DEV")
+    }
+
     /// Its address, port 0.
     #[must_use]
     pub fn address(self) -> SocketAddr {

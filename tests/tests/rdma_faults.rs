@@ -10,7 +10,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor::transport::cm::DisconnectCause;
-use rdma_reactor::{ConnectionId, DisconnectReason, Reactor, SendErrorKind};
+use rdma_reactor::{
+    ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor, SendErrorKind,
+};
 use rdma_reactor_tests::conformance::harness::{Event, Probe, now, open_descriptors, with_watchdog};
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
 
@@ -145,6 +147,41 @@ impl Side {
         self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
     }
 
+    /// How often a device has said something.
+    fn said(&self, device: Device, kind: DeviceEventKind) -> usize {
+        let name = device.name();
+        self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
+    }
+
+    /// An endpoint for datagrams, in a group and with a peer that is itself; where there are datagrams.
+    fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
+        if device == SIW {
+            return None;
+        }
+        let mut cx = self.reactor.context();
+        let endpoint = cx.datagrams(device.address(), EndpointOptions::new()).expect("an endpoint");
+        cx.join(endpoint, "239.77.2.50".parse().expect("an address")).expect("joining");
+        let address = cx.endpoint_address(endpoint).expect("it is open");
+        cx.find_peer(endpoint, address).expect("asking");
+        let joined = |event: &Event| matches!(event, Event::Join(id, _, Ok(_)) if *id == endpoint);
+        let peer = |event: &Event| match event {
+            Event::Peer(id, _, Ok(peer)) if *id == endpoint => Some(*peer),
+            _ => None,
+        };
+        self.until("the endpoint is ready", |side| {
+            side.probe.count(joined) == 1 && side.probe.events.iter().any(|event| peer(event).is_some())
+        });
+        let peer = self.probe.events.iter().find_map(peer).expect("it was found");
+        self.reactor.context().send_to(endpoint, peer, b"before").expect("there is room");
+        self.until("it hears itself", |side| side.hears_datagram(endpoint, b"before"));
+        Some((endpoint, peer))
+    }
+
+    fn hears_datagram(&self, endpoint: EndpointId, text: &[u8]) -> bool {
+        self.probe.count(|event| matches!(event, Event::Datagram(id, _, bytes, _) if *id == endpoint && bytes == text))
+            > 0
+    }
+
     /// Ends in order; everything is home.
     fn finish(mut self) {
         self.reactor.shutdown(&mut self.probe, SOON).expect("the end");
@@ -253,11 +290,16 @@ fn link_down(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
     let mut side = Side::new(load.messages());
-    for _ in 0..2 {
+    let endpoint = side.endpoint(device);
+    for round in 1..=2 {
         let conns = side.connected(to[0], HIT, load);
         let others = side.connected(to[1], 2, load);
         let already = peer.count("down: ");
+        let (down, up) = (DeviceEventKind::PortDown { port: 1 }, DeviceEventKind::PortActive { port: 1 });
+        let before = side.said(device, down);
         device.link("down");
+        side.until("the port is said to be down", |side| side.said(device, down) == before + 1);
+        let before = side.said(device, up);
         side.until("every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
         for conn in &conns {
             let ends = side.ends(*conn);
@@ -289,6 +331,14 @@ fn link_down(device: Device, load: Load) {
         }
         device.link("up");
         side.until("the port is up", |_| device.is_active());
+        // rxe says so twice.
+        side.until("the port is said to be up", |side| side.said(device, up) > before);
+        // Nothing was on its way: the endpoint has not noticed.
+        if let Some((endpoint, peer)) = endpoint {
+            let text = [round as u8; 10];
+            side.reactor.context().send_to(endpoint, peer, &text).expect("there is room");
+            side.until("datagrams go on", |side| side.hears_datagram(endpoint, &text));
+        }
         // The listener has stayed, and serves again.
         let again = side.connected(to[0], 1, load);
         for conn in [again[0], others[0], others[1]] {
@@ -312,6 +362,7 @@ fn removed(device: Device, load: Load) {
     for round in 1..=2 {
         let conns = side.connected(to[0], HIT, load);
         let others = side.connected(to[1], 2, load);
+        let endpoint = side.endpoint(device);
         let silent = side.connect(device.silent_address());
         side.turn();
         let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
@@ -322,6 +373,12 @@ fn removed(device: Device, load: Load) {
         println!("all know after {:?}", start.elapsed());
         side.all_over(&rising);
         side.all_over(&[silent]);
+        side.until("the removal is said", |side| side.said(device, DeviceEventKind::Removed) == round);
+        if let Some((endpoint, peer)) = endpoint {
+            let end = Event::EndpointClosed(endpoint, DisconnectReason::DeviceRemoved);
+            side.until("the endpoint ends", |side| side.probe.count(|event| *event == end) == 1);
+            assert_eq!(side.reactor.context().send_to(endpoint, peer, b"late"), Err(SendErrorKind::Closed));
+        }
         while removal.try_wait().expect("rdma").is_none() {
             assert!(start.elapsed() < SOON, "the device is not released");
             side.turn();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Our programs against those of rdmacm-utils, which know nothing of this library: raw-echo against rdma_client,
-# rdma_server and ucmatose, rping-server and rping-client against rping; both roles each, on siw and rxe; and the
-# embedded provider against the kernel's siw. Builds on the host, runs in the guest, prints a table, fails when one
+# rdma_server and ucmatose, rping-server and rping-client against rping; both roles each, on siw and rxe; the embedded
+# provider against the kernel's siw; and raw-datagram against udaddy and mckey, both roles each, on rxe. Builds on the host, runs in the guest, prints a table, fails when one
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
@@ -15,7 +15,7 @@ if [ "${1:-}" != --inside ]; then
     cargo=${CARGO:-cargo}
     build() {
         "$cargo" build --profile test -p rdma-reactor-examples --features verbs \
-            --bin raw-echo --bin rping-server --bin rping-client "$@"
+            --bin raw-echo --bin rping-server --bin rping-client --bin raw-datagram "$@"
     }
     build || exit 1
     bin=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)\/raw-echo".*/\1/p')
@@ -31,15 +31,18 @@ logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
 port=20000 ran=0 failed=0
 
-for tool in rdma_client rdma_server ucmatose rping; do
+for tool in rdma_client rdma_server ucmatose rping udaddy mckey; do
     type "$tool" >/dev/null || { echo "$tool is missing: install the package rdmacm-utils" >&2; exit 1; }
 done
 
-# Whether a server listens: ours says so; what another one has in the kernel is listed.
+# Whether a server listens, or is in its group: ours says so, and mckey; what others have in the kernel is listed.
 listening() {
-    if [ "$1" = ours ]; then grep -q '^listening on' "$logs/server"; else
-        rdma resource show cm_id | grep -q "state LISTEN.*:$port\>"
-    fi
+    case $1:${server[*]} in
+        ours:*) grep -q '^listening on\|^joined' "$logs/server" ;;
+        *mckey*) grep -q 'joined dgid' "$logs/server" ;;
+        *udaddy*) rdma resource show cm_id | grep -q "state LISTEN.*:7174\>" ;;
+        *) rdma resource show cm_id | grep -q "state LISTEN.*:$port\>" ;;
+    esac
 }
 
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) says whose the server is; PORT in a command is the
@@ -132,6 +135,26 @@ rpings() {
     exchange noticed theirs rping -s -a "$theirs" -p PORT -S 64 -- "${client[@]}" -a "$theirs" -C 1 -S 65
 }
 
+# datagrams DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS: both roles of both; mckey waits 5 s before it sends. udaddy has one
+# port, 7174. What it sends back is not what came.
+datagrams() {
+    local device=$1 provider=$2 ours=$3 theirs=$4 common=(--timeout $((limit - 5)) --provider "$2")
+    local server=("$bin/raw-datagram" server "${common[@]}" "$ours") client=("$bin/raw-datagram" client "${common[@]}")
+    local group=239.77.2.40 mckey=(stdbuf -oL mckey)
+    local member=(--bind "$ours" "${common[@]}" $group)
+    exchange done ours "${server[@]}" -- udaddy -s "$ours"
+    exchange done theirs udaddy -b "$theirs" -- "${client[@]}" "$theirs"
+    # More, of the largest size there is, and several at once.
+    exchange done ours "${server[@]}" -c 3 -n 200 -s 1024 -- udaddy -s "$ours" -C 200 -S 1024 -c 3
+    exchange done theirs udaddy -b "$theirs" -C 200 -S 1024 -- "${client[@]}" "$theirs" -n 200 -s 1024
+    exchange done ours "${server[@]}" -n 500 -s 1024 -- "${client[@]}" "$ours" -n 500 -s 1024 --verify
+    exchange done ours "$bin/raw-datagram" receive "${member[@]}" -- "${mckey[@]}" -m $group -b "$theirs" -s
+    exchange done theirs "${mckey[@]}" -m $group -b "$theirs" -C 50 -S 1024 -- \
+        "$bin/raw-datagram" send "${member[@]}" -n 50 -s 1024
+    # This table can tell. The other way round, udaddy would wait for ever.
+    exchange noticed theirs udaddy -b "$theirs" -C 1 -- "${client[@]}" "$theirs" -n 1 -s 99
+}
+
 : "${RDMA_SIW_ADDR:?}" "${RDMA_SIW_PEER:?}" "${RDMA_RXE_ADDR:?}" "${RDMA_RXE_PEER:?}"
 ulimit -c 0
 printf '%-4s %-14s %-7s  %-6s %4s %6s  %s\n' dev 'our provider' wanted result ours theirs 'server -- client'
@@ -142,6 +165,7 @@ for all in both rpings; do
     $all siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER"
     $all siw iwarp "$RDMA_SIW_ADDR" "$RDMA_SIW_PEER" --no-crc
 done
+datagrams rxe verbs "$RDMA_RXE_ADDR" "$RDMA_RXE_PEER"
 echo "$ran exchanges, $failed failed"
 [ $ran -gt 0 ] || { echo "nothing matches $pattern" >&2; exit 1; }
 [ $failed = 0 ]

@@ -1,13 +1,18 @@
 //! Unreliable datagrams: where they go, and where they came from.
 //!
-//! A datagram id is made by [`crate::Provider::resolve_datagram`] or [`crate::Provider::listen_datagram`]; its queue pair is
-//! of the datagram kind. A receive for it needs [`GRH_LEN`] bytes more than the datagram: they come first, and count in
-//! the completion's `byte_len`. Nothing says that a datagram has arrived; what finds no receive posted is dropped.
+//! A datagram id is made by [`crate::Provider::bind_datagram`], [`crate::Provider::resolve_datagram`] or
+//! [`crate::Provider::listen_datagram`]; its queue pair is of the datagram kind. One queue pair may serve many ids: it
+//! answers the requests of others ([`crate::Provider::answer_datagram`]), and sends to what ids without one have found. A
+//! receive for it needs [`GRH_LEN`] bytes more than the datagram: they come first, and count in the completion's
+//! `byte_len`. Nothing says that a datagram has arrived; what finds no receive posted is dropped.
 
 pub use crate::handle::AddressId;
 
 /// Bytes in front of every received datagram: the global route header, on RoCE version 2 the IP header.
 pub const GRH_LEN: usize = 40;
+
+/// The key of queue pairs whose peers found each other by address (`RDMA_UDP_QKEY`).
+pub const QUEUE_KEY: u32 = 0x0123_4567;
 
 /// How to get to a port: what an address handle is made of (`ibv_create_ah`(3)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

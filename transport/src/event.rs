@@ -38,8 +38,10 @@ pub enum DeviceEventKind {
         /// The port's number, from 1.
         port: u32,
     },
-    /// The device failed; every id on it gets [`crate::CmEventKind::DeviceRemoval`].
+    /// The device failed; `Removed` follows.
     Fatal,
+    /// The device is going away; every id on it gets [`crate::CmEventKind::DeviceRemoval`].
+    Removed,
     /// A shared receive queue holds fewer receives than asked for with [`crate::Provider::arm_srq`].
     SharedReceivesLow(SrqId),
     /// A shared receive queue failed: nothing arrives through it any more.

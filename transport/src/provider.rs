@@ -248,6 +248,20 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
     }
 
+    /// An id for datagrams at an address of our own, which names a device; port 0 takes a free one. Make its queue pair;
+    /// then it may join groups. Nobody finds it by its address: for that, listen with another id.
+    fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
+        let _ = address;
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
+    /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards, whether or
+    /// not that worked: there is nothing more to hear of the peer.
+    fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
+        let _ = (id, qp, private_data, now);
+        Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
+    }
+
     /// As [`Provider::listen`], for datagrams. A connect request then asks where to send to; `accept` tells it and ends in
     /// `Established`. Who it is that sends is known when its first datagram has come.
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
@@ -256,14 +270,16 @@ pub trait Provider: Send + fmt::Debug {
     }
 
     /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
-    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then make the queue pair, and `connect`,
-    /// which ends in `Reached`, `Rejected` or `ConnectFailed`; or, of a group, `join`.
+    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
+    /// without a queue pair of its own, which ends in `Reached`, `Rejected` or `ConnectFailed`; or, of a group, make the
+    /// queue pair and `join`.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let _ = (peer, from, deadline);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Joins a multicast group with a datagram id that was resolved for a group and has a queue pair; ends in `Joined` or `JoinFailed`.
+    /// Joins a multicast group with a datagram id that was bound, or resolved for a group, and has a queue pair; ends in
+    /// `Joined` or `JoinFailed`.
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
         let _ = (id, group);
         Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })

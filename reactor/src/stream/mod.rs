@@ -61,6 +61,7 @@ use self::table::Table;
 use crate::buffer::Message;
 use crate::context::Context;
 use crate::core::Core;
+use crate::device_event::DeviceEvent;
 use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 use crate::handler::{ConnectRequest, Decision, Handler};
 use crate::id::{ConnectionId, TimerId};
@@ -106,6 +107,9 @@ pub trait StreamHandler<M = ()> {
 
     /// A connection of [`Context::connect`] did not come up.
     fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, error: ConnectError) {}
+
+    /// A device in use, or one of its ports, has changed.
+    fn on_device_event(&mut self, cx: &mut StreamContext<'_>, event: &DeviceEvent) {}
 
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
@@ -252,6 +256,11 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     fn on_connect_error(&mut self, cx: &mut Context<'_>, id: ConnectionId, error: ConnectError) {
         let (handler, mut cx) = self.split(cx);
         handler.on_connect_error(&mut cx, id, error);
+    }
+
+    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {
+        let (handler, mut cx) = self.split(cx);
+        handler.on_device_event(&mut cx, event);
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {

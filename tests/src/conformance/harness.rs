@@ -1,12 +1,13 @@
 //! Two reactors in one thread, and a handler that writes down what it is told.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectRequest, ConnectionId, Context, Decision, DetachedMessage, DisconnectReason, Handler,
-    Immediate, Message, Outcome, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, Decision, DetachedMessage, DeviceEvent,
+    DisconnectReason, EndpointId, Handler, Immediate, Message, Origin, Outcome, PeerId, ProviderChoice, Reactor,
+    SendErrorKind, SendId, TimerId,
 };
 
 /// How to reach a provider under test.
@@ -20,6 +21,8 @@ pub struct Setup {
     pub scale: Scale,
     /// A defect of the device: it serves reads of regions that only allow writes.
     pub reads_anything: bool,
+    /// The device has datagrams and multicast groups.
+    pub datagrams: bool,
 }
 
 /// How much the tests of scale do: an emulated machine gets less.
@@ -39,7 +42,7 @@ impl Setup {
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false }
+        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false, datagrams: false }
     }
 
     /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
@@ -54,7 +57,13 @@ impl Setup {
         let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
         // The kernel's siw never asks for the right to read.
         let reads_anything = kind == "SIW";
-        Self { provider: ProviderChoice::Verbs, address: SocketAddr::new(ip, 0), scale, reads_anything }
+        Self {
+            provider: ProviderChoice::Verbs,
+            address: SocketAddr::new(ip, 0),
+            scale,
+            reads_anything,
+            datagrams: kind == "RXE",
+        }
     }
 
     /// Default settings on this provider.
@@ -115,6 +124,20 @@ pub enum Event {
     ConnectError(ConnectionId, ConnectError),
     /// `on_timer`, with its token.
     Timer(u64),
+    /// `on_datagram`, with its immediate data.
+    Datagram(EndpointId, Origin, Vec<u8>, Option<u32>),
+    /// `on_datagram_sent`.
+    DatagramSent(EndpointId, u64, Outcome),
+    /// `on_datagram_writable`.
+    DatagramWritable(EndpointId),
+    /// `on_peer`.
+    Peer(EndpointId, SocketAddr, Result<PeerId, ConnectError>),
+    /// `on_join`.
+    Join(EndpointId, IpAddr, Result<PeerId, ConnectError>),
+    /// `on_endpoint_closed`.
+    EndpointClosed(EndpointId, DisconnectReason),
+    /// `on_device_event`.
+    Device(DeviceEvent),
 }
 
 /// A callback of a [`Probe`]: sees each event right after it was written down.
@@ -266,6 +289,46 @@ impl Handler for Probe {
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
         assert!(!self.live.contains_key(&conn), "{conn} was up: its end is on_disconnect");
         self.tell(cx, Event::ConnectError(conn, error));
+    }
+
+    fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
+        self.tell(cx, Event::Datagram(endpoint, datagram.origin(), datagram.to_vec(), datagram.immediate()));
+    }
+
+    fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {
+        self.tell(cx, Event::DatagramSent(endpoint, send.sequence(), outcome));
+    }
+
+    fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
+        self.tell(cx, Event::DatagramWritable(endpoint));
+    }
+
+    fn on_peer(
+        &mut self,
+        cx: &mut Context<'_>,
+        endpoint: EndpointId,
+        address: SocketAddr,
+        found: Result<PeerId, ConnectError>,
+    ) {
+        self.tell(cx, Event::Peer(endpoint, address, found));
+    }
+
+    fn on_join(
+        &mut self,
+        cx: &mut Context<'_>,
+        endpoint: EndpointId,
+        group: IpAddr,
+        joined: Result<PeerId, ConnectError>,
+    ) {
+        self.tell(cx, Event::Join(endpoint, group, joined));
+    }
+
+    fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
+        self.tell(cx, Event::EndpointClosed(endpoint, reason));
+    }
+
+    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {
+        self.tell(cx, Event::Device(event.clone()));
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _timer: TimerId, token: u64) {

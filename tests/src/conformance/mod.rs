@@ -4,6 +4,7 @@
 pub mod batch;
 pub mod close;
 pub mod connect;
+pub mod datagram;
 pub mod embed;
 pub mod flow;
 pub mod harness;
@@ -49,6 +50,9 @@ macro_rules! conformance {
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
                 batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
+                datagram: datagrams_of_every_size_both_ways, what_finds_no_receive_is_lost, a_full_send_queue_says_so_once,
+                    nobody_there_is_said, groups_reach_their_members, endpoints_close_in_every_callback,
+                    careless_datagrams_are_refused, one_endpoint_hears_many;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,

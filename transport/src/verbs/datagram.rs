@@ -11,13 +11,14 @@ use rdma_sys::{
 
 use super::device::RawDevice;
 use super::ffi::{check, non_null};
-use super::id::{Id, RawId, Service};
+use super::id::{Id, RawId, Service, State};
 use super::provider::{NAME, Verbs};
 use crate::caps::Features;
-use crate::cm::{CmEventKind, CmId, ConnectFailure};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use crate::datagram::{AddressId, DatagramPeer, DatagramSource, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
+use crate::qp::QpId;
 use crate::slab::Key;
 use crate::wc::WorkCompletion;
 
@@ -99,6 +100,57 @@ pub(super) fn route(attr: &ibv_ah_attr) -> Route {
 }
 
 impl Verbs {
+    /// An id of the datagram kind at `address`.
+    pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
+        let raw = RawId::create(&self.channel, Service::Datagram)?;
+        raw.bind(address).map_err(|error| match error {
+            Error::Io { source, .. } => Error::Listen { address, source },
+            other => other,
+        })?;
+        if raw.context().is_null() {
+            let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
+            return Err(Error::NoDevice { reason });
+        }
+        let key = self.add(Id::new(Arc::new(raw), State::Bound));
+        let landed = self.land(key).and_then(|device| {
+            if self.devices[device.0 as usize].info.capabilities.features.contains(Features::DATAGRAMS) {
+                Ok(device)
+            } else {
+                Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" })
+            }
+        });
+        match landed {
+            Ok(device) => Ok((CmId(key), device)),
+            Err(error) => {
+                self.remove(key);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tells a peer that asks where to send to, and forgets it.
+    pub(super) fn answer_for(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
+        let entry = self.id(id)?;
+        if entry.state != State::Offered || entry.raw.service() != Service::Datagram {
+            return Err(Error::InvalidState { call: "answer_datagram", state: entry.state.name() });
+        }
+        let (device, raw) = (entry.device, Arc::clone(&entry.raw));
+        let number = self.ids.get(qp.0).filter(|id| id.device == device).and_then(|id| id.qp.as_ref());
+        let number = number.map(|qp| qp.number).ok_or(Error::Stale { object: "queue pair on the same device" });
+        let answered = number.and_then(|number| {
+            let param = ConnectParam { private_data, ..ConnectParam::default() };
+            let terms = self.terms(self.id(id)?, &param, None)?;
+            self.check_port(device)?;
+            raw.accept_for(&terms, number)
+        });
+        if let Some(entry) = self.ids.get_mut(id.0).filter(|_| answered.is_ok()) {
+            entry.state = State::Established;
+        }
+        drop(raw);
+        self.remove(id.0);
+        answered
+    }
+
     /// An id of the datagram kind that resolves `peer`.
     pub(super) fn resolve_datagrams(
         &mut self,

@@ -255,7 +255,8 @@ impl Verbs {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
             }
-            State::Listening | State::Watching | State::Offered | State::Disconnecting | State::Dead => {}
+            State::Listening | State::Bound | State::Watching | State::Offered | State::Disconnecting | State::Dead => {
+            }
         }
     }
 
@@ -271,10 +272,10 @@ impl Verbs {
     /// Tells every id on a device that it goes away; closes it at once when there is none.
     fn device_removed(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
-        if !entry.removed {
+        let again = std::mem::replace(&mut entry.removed, true);
+        if !again {
             log::warn!("the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
         }
-        entry.removed = true;
         if let Some(raw) = &entry.raw {
             raw.set_removed();
         }
@@ -284,6 +285,9 @@ impl Verbs {
                 id.removal_told = true;
                 self.push(key, CmEventKind::DeviceRemoval);
             }
+        }
+        if !again {
+            self.device_event(device.0 as usize, DeviceEventKind::Removed);
         }
         self.close_if_unused(device);
     }

@@ -189,7 +189,13 @@ impl RawId {
     }
 
     pub(super) fn accept(&self, terms: &Terms) -> Result<()> {
+        self.accept_for(terms, 0)
+    }
+
+    /// Accepts for a queue pair of another id, if this one has none.
+    pub(super) fn accept_for(&self, terms: &Terms, qp_number: u32) -> Result<()> {
         let mut param = terms.param();
+        param.qp_num = qp_number;
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
         check("rdma_accept", unsafe { rdma_accept(self.raw, &raw mut param) })
     }
@@ -311,6 +317,8 @@ impl Terms {
 pub(super) enum State {
     /// Waits for connect requests.
     Listening,
+    /// At an address of ours, for datagrams.
+    Bound,
     /// Keeps watch on a device, for the provider itself.
     Watching,
     /// Resolving the peer's address, then the route.
@@ -335,6 +343,7 @@ impl State {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Listening => "listening",
+            Self::Bound => "bound",
             Self::Watching => "watching a device",
             Self::Resolving => "resolving",
             Self::Resolved => "resolved",

@@ -34,7 +34,8 @@ impl Verbs {
 
     /// Takes an id that is to be destroyed and would say so on a port that is down.
     pub(super) fn park(&mut self, device: Option<DeviceId>, state: State, raw: Arc<RawId>) -> Option<Arc<RawId>> {
-        let silent = matches!(state, State::Listening | State::Watching | State::Resolving | State::Resolved);
+        let silent =
+            matches!(state, State::Listening | State::Bound | State::Watching | State::Resolving | State::Resolved);
         let Some(device) = device.filter(|_| !silent) else { return Some(raw) };
         let over = matches!(state, State::Disconnecting | State::Dead);
         let down = if over { self.devices[device.0 as usize].down } else { self.is_down(device) };

@@ -198,7 +198,7 @@ impl Verbs {
     }
 
     /// What this side offers; `asked`: what the peer did.
-    fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
+    pub(super) fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
         let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
         check_private_data(param.private_data, device.info.capabilities.max_private_data)?;
@@ -294,7 +294,7 @@ impl Provider for Verbs {
         if entry.state != State::Resolved {
             return Err(Error::InvalidState { call: "connect", state: entry.state.name() });
         }
-        if entry.qp.is_none() {
+        if entry.qp.is_none() && entry.raw.service() == Service::Connected {
             return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
         }
         let terms = self.terms(entry, param, None)?;
@@ -386,7 +386,7 @@ impl Provider for Verbs {
                 }
                 false
             }
-            State::Resolving | State::Resolved | State::Disconnecting => false,
+            State::Bound | State::Resolving | State::Resolved | State::Disconnecting => false,
         };
         let again = entry.state == State::Disconnecting;
         entry.state = State::Disconnecting;
@@ -476,6 +476,15 @@ impl Provider for Verbs {
 
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         self.make_qp(id, attr, Some(srq))
+    }
+
+    fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
+        self.bind_datagrams(address)
+    }
+
+    fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
+        self.now = Some(now);
+        self.answer_for(id, qp, private_data)
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {

@@ -97,7 +97,7 @@ impl Verbs {
 
     pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr, srq: Option<SrqId>) -> Result<QpId> {
         let entry = self.id(id)?;
-        if !matches!(entry.state, State::Resolved | State::Offered) {
+        if !matches!(entry.state, State::Resolved | State::Offered | State::Bound) {
             return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
         }
         if entry.qp.is_some() {

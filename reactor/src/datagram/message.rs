@@ -1,0 +1,143 @@
+//! A datagram that came, and where from.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+
+use rdma_transport::datagram::GRH_LEN;
+use rdma_transport::wc::WorkCompletion;
+
+/// Where a datagram came from, as far as the network says. Equal for all datagrams of one sender; a small thing to keep.
+#[derive(Clone, Copy)]
+pub struct Origin {
+    pub(super) completion: WorkCompletion,
+    pub(super) header: [u8; GRH_LEN],
+}
+
+impl Origin {
+    /// Number of the queue pair that sent it.
+    #[must_use]
+    pub const fn qp_number(&self) -> u32 {
+        self.completion.source.qp_number
+    }
+
+    /// Address of the sender: on RoCE an IP address, on InfiniBand its GID as far as it came across a router; `None`
+    /// where the network says nothing.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
+        if !self.completion.source.has_route_header() {
+            return None;
+        }
+        ip_of(&self.header)
+    }
+
+    fn key(&self) -> (Option<IpAddr>, u16, u32) {
+        (self.address(), self.completion.source.lid, self.qp_number())
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Origin {}
+
+impl PartialOrd for Origin {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Origin {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl Hash for Origin {
+    fn hash<S: Hasher>(&self, state: &mut S) {
+        self.key().hash(state);
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address() {
+            Some(address) => write!(f, "queue pair {:#x} at {address}", self.qp_number()),
+            None => write!(f, "queue pair {:#x} at LID {}", self.qp_number(), self.completion.source.lid),
+        }
+    }
+}
+
+/// The sender in a route header. An IPv4 header, if it is one, is the second half of it (InfiniBand annex A17).
+fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
+    if header[0] >> 4 == 6 {
+        let source: [u8; 16] = header[8..24].try_into().ok()?;
+        return Some(IpAddr::V6(Ipv6Addr::from(source)));
+    }
+    let source: [u8; 4] = header[32..36].try_into().ok()?;
+    (header[20] >> 4 == 4).then(|| IpAddr::V4(Ipv4Addr::from(source)))
+}
+
+/// A received datagram, in the registered buffer it arrived in. Derefs to its bytes; the buffer is posted again when the
+/// callback has returned.
+pub struct Datagram<'a> {
+    pub(super) origin: Origin,
+    pub(super) payload: &'a [u8],
+}
+
+impl Datagram<'_> {
+    /// Where it came from.
+    #[must_use]
+    pub const fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// The 32 bits that came beside the payload.
+    #[must_use]
+    pub const fn immediate(&self) -> Option<u32> {
+        self.origin.completion.immediate
+    }
+}
+
+impl Deref for Datagram<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.payload
+    }
+}
+
+impl fmt::Debug for Datagram<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Datagram({} bytes from {})", self.payload.len(), self.origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_ip_header_name_their_sender() {
+        assert_eq!(ip_of(&[0; GRH_LEN]), None, "neither");
+        let mut header = [0; GRH_LEN];
+        header[20] = 0x45;
+        header[32..36].copy_from_slice(&[10, 77, 2, 1]);
+        assert_eq!(ip_of(&header), Some("10.77.2.1".parse().unwrap()));
+        header = [0; GRH_LEN];
+        header[0] = 0x60;
+        header[8..24].copy_from_slice(&"fd77:2::1".parse::<Ipv6Addr>().unwrap().octets());
+        assert_eq!(ip_of(&header), Some("fd77:2::1".parse().unwrap()));
+    }
+}

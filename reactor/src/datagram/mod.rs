@@ -1,0 +1,106 @@
+//! Unreliable datagrams, on devices that have them.
+//!
+//! An *endpoint* ([`Context::datagrams`](crate::Context::datagrams)) is one queue pair at an address of a device: it
+//! receives from everybody and sends to anybody. A *peer* is a way to send somewhere: an endpoint elsewhere, found by its
+//! address ([`Context::find_peer`](crate::Context::find_peer)) or from a datagram that came
+//! ([`Context::peer_of`](crate::Context::peer_of)), or a multicast group ([`Context::join`](crate::Context::join)).
+//! Addresses are those of the connection manager's UDP port space: librdmacm's programs find an endpoint, and are found.
+//!
+//! What a datagram is:
+//!
+//! - It arrives whole, or not at all; in any order, maybe more than once, and nobody is told what is lost. What finds no
+//!   receive posted is lost: [`EndpointOptions::receive_depth`] is what may come at once. There are no credits.
+//! - It is at most [`Context::max_datagram`](crate::Context::max_datagram) bytes long, which the device's port decides: 256
+//!   to 4,096.
+//! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing of the peer.
+//! - Who sent it is what the network says ([`Origin`]): nothing is authenticated, and anybody may send.
+//! - A member of a group may hear what it sends there itself: loopback is the device's affair.
+//!
+//! The header that comes in front of a datagram is kept from its reader. Each endpoint has memory of its own, which
+//! `Config::max_memory` does not count: a receive takes `max_datagram` + 40 bytes, a send as much.
+
+mod calls;
+mod endpoint;
+mod group;
+mod message;
+mod peer;
+mod table;
+
+use std::fmt;
+
+use rdma_transport::slab::Key;
+
+pub use message::{Datagram, Origin};
+pub(crate) use table::Endpoints;
+
+use crate::error::Error;
+
+/// Names one endpoint. A stale one is an error, never another endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub(crate) Key);
+
+impl fmt::Debug for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endpoint#{}", self.0)
+    }
+}
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Names one peer of one endpoint. Stale when it was forgotten, its group was left, or the endpoint is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub(crate) Key);
+
+/// Most receives, and most sends, of an endpoint.
+const MAX_DEPTH: u32 = 16_384;
+
+/// How to open an endpoint.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct EndpointOptions {
+    pub(crate) receive_depth: u32,
+    pub(crate) send_depth: u32,
+}
+
+impl Default for EndpointOptions {
+    fn default() -> Self {
+        Self { receive_depth: 64, send_depth: 64 }
+    }
+}
+
+impl EndpointOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Receives posted: datagrams that may come in one turn, more are lost. 1 to 16,384, and what the device allows.
+    /// Default: 64.
+    #[must_use]
+    pub const fn receive_depth(mut self, datagrams: u32) -> Self {
+        self.receive_depth = datagrams;
+        self
+    }
+
+    /// Sends that may be on their way: 1 to 16,384, and what the device allows. Default: 64.
+    #[must_use]
+    pub const fn send_depth(mut self, datagrams: u32) -> Self {
+        self.send_depth = datagrams;
+        self
+    }
+
+    fn validate(self) -> Result<(), Error> {
+        let settings = [("endpoint's receive_depth", self.receive_depth), ("endpoint's send_depth", self.send_depth)];
+        for (setting, value) in settings {
+            if value == 0 || value > MAX_DEPTH {
+                return Err(Error::Config { setting, value: value.into(), range: "1 to 16,384 datagrams" });
+            }
+        }
+        Ok(())
+    }
+}
