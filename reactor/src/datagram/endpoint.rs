@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rdma_transport::AddressId;
 use rdma_transport::cm::CmId;
-use rdma_transport::mr::MrId;
+use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::Provider;
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
@@ -44,7 +44,7 @@ pub(super) struct Endpoint {
     /// Completion entries it has claimed.
     pub(super) room: u32,
     pub(super) pool: Pool,
-    pub(super) regions: Vec<MrId>,
+    pub(super) regions: Vec<(LocalKey, MrId)>,
     pub(super) max_datagram: usize,
     pub(super) receives: VecDeque<Posted>,
     pub(super) reposts: Vec<Buffer>,

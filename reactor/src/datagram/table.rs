@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rdma_transport::QpAttr;
 use rdma_transport::cm::CmId;
 use rdma_transport::datagram::GRH_LEN;
+use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::DeviceId;
 use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wc::{WcStatus, WorkCompletion};
@@ -177,8 +178,8 @@ impl Core {
         })
     }
 
-    fn drop_pool_regions(&mut self, regions: Vec<rdma_transport::mr::MrId>) {
-        for region in regions {
+    fn drop_pool_regions(&mut self, regions: Vec<(LocalKey, MrId)>) {
+        for (_, region) in regions {
             if let Err(error) = self.provider.deregister(region) {
                 log::warn!("deregistering a memory region: {error}");
             }
