@@ -45,17 +45,22 @@ fn object(figures: &Figures) -> Value {
     })
 }
 
-/// Every counter of the loop.
+/// Every counter of the loop; times in seconds.
 fn counters(stats: &Stats) -> Value {
     macro_rules! counters {
-        ($($name:ident)*) => { [$((stringify!($name), stats.$name)),*] };
+        ($($name:ident)*; $($time:ident)*) => {
+            [$((stringify!($name), json!(stats.$name)),)* $((stringify!($time), json!(stats.$time.as_secs_f64())),)*]
+        };
     }
     let all = counters! {
-        turns waits empty_waits spins spin_hits cm_edges completion_edges completion_events arms arm_races completions
-        stale_completions connected disconnected connect_errors refused messages_sent messages_received bytes_sent
-        bytes_received regions doorbells credit_updates send_stalls remote_sends_dropped pings keepalive_timeouts
+        turns waits empty_waits spins spin_hits spin_misses cm_edges completion_edges wakes wake_completions io_edges
+        remote_commands completion_events acknowledgements arms arm_races completions deferred stale_completions connected
+        disconnected handed_over taken_over connect_errors refused regions messages_sent messages_received bytes_sent
+        bytes_received datagrams_sent datagrams_received doorbells credit_updates send_stalls remote_sends_dropped pings
+        keepalive_timeouts connections pool_buffers pool_free;
+        wake_time wake_time_max stall_time
     };
-    all.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value))).collect()
+    all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
