@@ -241,6 +241,16 @@ impl Connection {
         self.has_room_for_control().then_some(kind)
     }
 
+    /// Whether there is something to send, and the receives to be posted again can be granted by a later message: no
+    /// grant will be due once they are posted. Without credits the peer may be about to use any of them.
+    #[inline]
+    pub(crate) fn owes_little(&self) -> bool {
+        self.framing == Framing::Credits
+            && !self.chain.is_empty()
+            && !self.transfers.is_active()
+            && !self.rx.update_due_after(self.reposts.len() as u32)
+    }
+
     /// Names the next data send.
     #[inline]
     pub(crate) fn next_send_id(&mut self, kind: SendKind) -> SendId {

@@ -30,6 +30,9 @@ use crate::reactors::Membership;
 use crate::remote::WakeFlag;
 use crate::stats::Stats;
 
+/// Bytes that are copied into a work request at most, where the device takes so many: the device need not fetch them.
+const MAX_INLINE: u32 = 256;
+
 /// What a timer is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TimerKind {
@@ -351,12 +354,13 @@ impl Core {
         };
         let cq = dev.claim(&mut *self.provider, &self.config)?;
         let cq_id = dev.cqs[cq].id;
+        let inline = self.provider.device(device).map_or(0, |info| info.capabilities.max_inline);
         let attr = rdma_transport::QpAttr {
             send_cq: cq_id,
             recv_cq: cq_id,
             max_send_wr: self.config.send_slots(),
             max_recv_wr: self.config.receive_depth,
-            max_inline: 0,
+            max_inline: inline.min(MAX_INLINE),
         };
         match self.provider.create_qp(c.cm, &attr) {
             Ok(qp) => c.qp = Some(qp),

@@ -126,6 +126,13 @@ impl ReceiveWindow {
         self.owed() >= self.threshold
     }
 
+    /// Whether it would be if so many more were posted.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn update_due_after(&self, more: u32) -> bool {
+        self.owed().saturating_add(more) >= self.threshold
+    }
+
     /// The grant to send now; it counts as told.
     #[inline]
     pub(crate) fn grant(&mut self) -> u32 {
@@ -186,6 +193,8 @@ mod tests {
         assert!(!rx.received());
         rx.posted(1);
         assert!(!rx.received(), "posted but not granted");
+        // One owed, and two are worth a message.
+        assert!(!rx.update_due() && !rx.update_due_after(0) && rx.update_due_after(1));
         rx.grant();
         assert!(rx.received());
     }

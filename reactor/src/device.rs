@@ -39,6 +39,8 @@ pub(crate) struct Device {
     pub(crate) pool: Pool,
     regions: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
+    /// Its completion channel may have events; some of the queues that count as armed may not be.
+    pub(crate) has_events: bool,
     pub(crate) home: Home,
     /// Largest payload it carries behind a header.
     pub(crate) max_payload: u32,
@@ -85,7 +87,8 @@ impl Device {
         let name = info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone());
         let max_payload = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
         let pool = Pool::new(config.max_message as usize + HEADER_LEN, config.max_memory);
-        Self { id, name, pool, regions: Vec::new(), cqs: Vec::new(), home, max_payload, claims: 0, removed: false }
+        let (regions, cqs) = (Vec::new(), Vec::new());
+        Self { id, name, pool, regions, cqs, has_events: false, home, max_payload, claims: 0, removed: false }
     }
 
     /// Buffers of one connection.

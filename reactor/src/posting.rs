@@ -22,7 +22,7 @@ impl Core {
         }
     }
 
-    /// Posts what the turn has gathered: receives first, so that the sends can grant them.
+    /// Posts what the turn has gathered: receives first when the sends are to grant them.
     pub(crate) fn flush(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for id in dirty.drain(..) {
@@ -46,12 +46,17 @@ impl Core {
     }
 
     fn flush_one(&mut self, id: ConnectionId) {
-        let posted = self.post_receives(id).and_then(|()| {
-            if self.connections.get(id.0).is_some_and(|c| c.transfers.is_active()) {
-                self.pump_transfers(id)?;
-            }
-            self.post_sends(id)
-        });
+        // As long as the peer has enough to go on with, what it waits for goes out first.
+        let posted = if self.connections.get(id.0).is_some_and(Connection::owes_little) {
+            self.post_sends(id).and_then(|()| self.post_receives(id))
+        } else {
+            self.post_receives(id).and_then(|()| {
+                if self.connections.get(id.0).is_some_and(|c| c.transfers.is_active()) {
+                    self.pump_transfers(id)?;
+                }
+                self.post_sends(id)
+            })
+        };
         if let Err(error) = posted {
             log::warn!("{id}: posting failed: {error}");
             self.end(id, Ending::Disconnect(DisconnectReason::Internal(error.to_string())));

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_transport::provider::{DeviceId, Drive, Provider};
+use rdma_transport::provider::{Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
 use crate::adaptive::Adaptive;
@@ -20,6 +20,7 @@ use crate::io::{self, Interest};
 use crate::poller::{Clock, Edge, MioPoller, Poller, SystemClock, system_entropy};
 use crate::remote::{Inbox, Remote, WakeFlag};
 use crate::stats::Stats;
+use crate::waiting::LOOK_OFTEN;
 
 /// Completions taken from a queue at a time.
 pub(crate) const BATCH: usize = 256;
@@ -79,6 +80,8 @@ pub struct Reactor<M = ()> {
     /// Completions there had been when an edge led to some in this turn.
     pub(crate) woken: Option<u64>,
     pub(crate) last_wait: Instant,
+    /// Time from it to the next look while there is work.
+    pub(crate) look_again: Duration,
 }
 
 impl Reactor {
@@ -136,6 +139,7 @@ impl<M> Reactor<M> {
             edge: None,
             woken: None,
             last_wait: now,
+            look_again: LOOK_OFTEN,
         };
         reactor.register_channels()?;
         Ok(reactor)
@@ -271,11 +275,13 @@ impl<M> Reactor<M> {
             self.register_channels()?;
         }
         // 6. completion channels
-        self.completion_channels()?;
+        self.completion_channels();
         // 7. completion queues
         self.completion_queues(handler, &mut progressed)?;
         self.core.writables(handler);
         self.core.writable_endpoints(handler);
+        // What answers a message waits for nothing that has nothing to do with it.
+        self.core.flush();
         // 8. timers
         let behind = behind || self.has_unseen() || self.provider_pending;
         self.timers_pending = self.core.run_timers(handler, behind, &mut progressed);
@@ -364,8 +370,9 @@ impl<M> Reactor<M> {
         self.io_edges = edges;
     }
 
-    /// Stage 6: lets the provider move, and takes completion events until there are none.
-    fn completion_channels(&mut self) -> Result<(), Error> {
+    /// Stage 6: lets the provider move. Whose completion events they are is asked before the next arming, and not
+    /// now: the queues are polled at once.
+    fn completion_channels(&mut self) {
         let now = self.core.now;
         let due = self.core.provider.next_deadline().is_some_and(|deadline| deadline <= now);
         self.core.stats.completion_edges += self.edges.len() as u64;
@@ -373,21 +380,11 @@ impl<M> Reactor<M> {
             self.provider_pending = self.core.provider.progress(now, Drive::Full);
             // A deadline or a byte may have ended a connection: that is connection-manager news.
             self.cm_pending |= due;
-        }
-        for d in 0..self.core.devices.len() {
-            if self.core.devices[d].is_none() {
-                continue;
-            }
-            while let Some(cq_id) = self.core.provider.next_completion_event(DeviceId(d as u32))? {
-                self.core.stats.completion_events += 1;
-                let Some(device) = self.core.devices[d].as_mut() else { break };
-                let Some(index) = device.cqs.iter().position(|cq| cq.id == cq_id) else { continue };
-                device.cqs[index].armed = false;
-                self.mark_ready(d, index);
+            for device in self.core.devices.iter_mut().flatten() {
+                device.has_events = true;
             }
         }
         self.edges.clear();
-        Ok(())
     }
 
     /// Stage 7: completion queues in turn, each until it is empty or the turn's budget is used up.
@@ -406,44 +403,58 @@ impl<M> Reactor<M> {
             self.core.backlogs(handler, &mut left);
             budget += left;
         }
+        let mut polled = None;
         if let Some((d, i)) = self.batch_of.take() {
             budget = budget.saturating_sub(self.batch.len());
-            self.dispatch(handler, d, i);
+            let want = self.most();
+            polled = Some((d, i)).filter(|_| self.batch.len() < want);
+            self.dispatch(handler, d, i, want);
             *progressed = true;
         }
-        self.mark_unarmed();
+        self.mark_unarmed(polled);
         while budget > 0 {
             let Some((d, i)) = self.ready.pop_front() else { break };
             let Some(device) = self.core.devices[d].as_mut() else { continue };
             let cq = &mut device.cqs[i];
             cq.ready = false;
             self.batch.clear();
-            let count = self.core.provider.poll_cq(cq.id, BATCH.min(budget), &mut self.batch)?;
+            let want = BATCH.min(budget);
+            let count = self.core.provider.poll_cq(cq.id, want, &mut self.batch)?;
             if count == 0 {
                 cq.drained();
                 continue;
             }
             *progressed = true;
             budget -= count;
-            self.dispatch(handler, d, i);
+            self.dispatch(handler, d, i, want);
         }
         Ok(())
     }
 
-    /// A queue that is not armed tells nothing: it is looked at in its turn, however busy the others are.
-    fn mark_unarmed(&mut self) {
+    /// A queue that is not armed tells nothing, nor one whose events were not taken yet: it is looked at in its turn,
+    /// however busy the others are. The one that was just polled and gave all it had is not asked again.
+    fn mark_unarmed(&mut self, polled: Option<(usize, usize)>) {
         for d in 0..self.core.devices.len() {
             for i in 0..self.core.devices[d].as_ref().map_or(0, |device| device.cqs.len()) {
-                if self.core.devices[d].as_ref().is_some_and(|device| !device.cqs[i].armed) {
+                if self.core.devices[d].as_ref().is_some_and(|device| device.has_events || !device.cqs[i].armed)
+                    && polled != Some((d, i))
+                {
                     self.mark_ready(d, i);
                 }
             }
         }
     }
 
-    /// Hands the batch to the callbacks; its queue may hold more.
-    fn dispatch<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize) {
-        self.mark_ready(d, i);
+    /// Hands the batch to the callbacks. Its queue may hold more if it gave as many as were wanted; if not, the poll
+    /// before the arming is soon enough for what comes meanwhile, and what this batch has to send goes out first.
+    fn dispatch<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, d: usize, i: usize, want: usize) {
+        if self.batch.len() >= want {
+            self.mark_ready(d, i);
+        }
+        if let Some(device) = &mut self.core.devices[d] {
+            // One that is armed has raised an event by now, or is about to.
+            device.has_events |= device.cqs[i].armed;
+        }
         self.adaptive.found(self.core.now);
         if let Some(edge) = self.edge.take() {
             let time = self.clock.now().saturating_duration_since(edge);

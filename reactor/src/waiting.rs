@@ -8,8 +8,10 @@ use crate::config::Wait;
 use crate::error::Error;
 use crate::reactor::{BATCH, Reactor};
 
-/// While there is always work, the operating system is still asked this often for edges.
-const LOOK_AROUND: Duration = Duration::from_micros(50);
+/// While there is always work, the operating system is still asked for edges: this often while it has some, and half
+/// as often each time that it has none, down to [`LOOK_SELDOM`].
+pub(crate) const LOOK_OFTEN: Duration = Duration::from_micros(50);
+const LOOK_SELDOM: Duration = Duration::from_millis(1);
 
 impl<M> Reactor<M> {
     /// Stage 1: polls without sleeping while the budget lasts.
@@ -60,13 +62,18 @@ impl<M> Reactor<M> {
             if until.is_some_and(|until| self.core.now >= until) || more {
                 return Ok(false);
             }
-            if self.core.now.saturating_duration_since(self.last_wait) > LOOK_AROUND {
+            if self.core.now.saturating_duration_since(self.last_wait) > self.look_again {
                 self.look(Some(Duration::ZERO))?;
-                if !self.edges.is_empty() || self.core.wake.is_pending() {
-                    return Ok(false);
-                }
+            }
+            if !self.edges.is_empty() || self.core.wake.is_pending() {
+                return Ok(false);
             }
         }
+    }
+
+    /// Completions to ask a queue for before its turn.
+    pub(crate) fn most(&self) -> usize {
+        BATCH.min(self.core.config.completions_per_turn as usize)
     }
 
     /// Polls the completion queues until one has something; whether one has.
@@ -74,7 +81,7 @@ impl<M> Reactor<M> {
         if self.has_completions() {
             return Ok(true);
         }
-        let most = BATCH.min(self.core.config.completions_per_turn as usize);
+        let most = self.most();
         for (d, device) in self.core.devices.iter_mut().enumerate() {
             let Some(device) = device else { continue };
             for (i, cq) in device.cqs.iter_mut().enumerate() {
@@ -102,7 +109,7 @@ impl<M> Reactor<M> {
         }
         if busy || self.core.wake.is_pending() {
             // A flood that has to wait for its next share must not keep the others' edges from being seen.
-            let recent = self.core.now.saturating_duration_since(self.last_wait) < LOOK_AROUND;
+            let recent = self.core.now.saturating_duration_since(self.last_wait) < self.look_again;
             if recent && !self.core.fair.is_behind() {
                 return Ok(());
             }
@@ -117,8 +124,17 @@ impl<M> Reactor<M> {
         self.look(timeout)
     }
 
+    /// Arms the queues that are not armed, after taking all events of those that were.
     pub(crate) fn arm(&mut self) -> Result<(), Error> {
         for device in self.core.devices.iter_mut().flatten() {
+            if std::mem::take(&mut device.has_events) {
+                while let Some(id) = self.core.provider.next_completion_event(device.id)? {
+                    self.core.stats.completion_events += 1;
+                    if let Some(cq) = device.cqs.iter_mut().find(|cq| cq.id == id) {
+                        cq.armed = false;
+                    }
+                }
+            }
             for cq in &mut device.cqs {
                 if !cq.armed {
                     self.core.provider.req_notify(cq.id)?;
@@ -141,6 +157,9 @@ impl<M> Reactor<M> {
         self.last_wait = self.core.now;
         if self.edges.len() > before {
             self.edge = Some(self.core.now);
+            self.look_again = LOOK_OFTEN;
+        } else {
+            self.look_again = (self.look_again * 2).min(LOOK_SELDOM);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 # rdma-pingpong against perftest and rstream on siw and on rxe, in alternating rounds of one run. A figure is the median
 # of its rounds, a ratio the median of their ratios. Builds on the host, runs in the guest.
 #
-#   tests/vm/bench.sh [latency|rate]     both by default
+#   tests/vm/bench.sh [latency|rate|all] [siw|rxe]     all, on both devices, by default
 #   BENCH_ROUNDS=5                       rounds per figure
 #   BENCH_CHECK=1                        exit status 1 when a target is missed, and not only when a program fails
 set -uo pipefail
@@ -11,19 +11,22 @@ cd "$(dirname "$0")/../.."
 # --- on the host -------------------------------------------------------------------------------------------------
 
 if [ "${1:-}" != --inside ]; then
-    case ${1:-} in '' | latency | rate) ;; *) echo "usage: bench.sh [latency|rate]" >&2; exit 2 ;; esac
+    case ${1:-all}:${2:-siw} in
+        latency:siw | latency:rxe | rate:siw | rate:rxe | all:siw | all:rxe) ;;
+        *) echo "usage: bench.sh [latency|rate|all] [siw|rxe]" >&2; exit 2 ;;
+    esac
     cargo=${CARGO:-cargo}
     build() { "$cargo" build --release -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
     build || exit 1
     program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
     test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
     VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh \
-        bash tests/vm/bench.sh --inside "$program" "${BENCH_ROUNDS:-5}" "${BENCH_CHECK:-}" "${1:-}"
+        bash tests/vm/bench.sh --inside "$program" "${BENCH_ROUNDS:-5}" "${BENCH_CHECK:-}" "${1:-all}" "${2:-siw rxe}"
 fi
 
 # --- in the guest ------------------------------------------------------------------------------------------------
 
-ours=$2 rounds=$3 check=$4 part=$5
+ours=$2 rounds=$3 check=$4 part=$5 kinds=$6
 logs=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$logs"' EXIT
 port=21000
@@ -101,7 +104,7 @@ rate() { # LABEL BYTES MESSAGES
 }
 
 for ((round = 0; round < rounds; round++)); do
-    for kind in SIW RXE; do
+    for kind in ${kinds^^}; do
         device=RDMA_${kind}_DEV address=RDMA_${kind}_ADDR
         device=${!device} address=${!address}
         [ "$part" = rate ] || for wait in event spin; do latency $wait; done

@@ -147,7 +147,8 @@ fn words(side: &mut Side, qp: QpId, remote: RemoteAddress, iterations: u64) -> i
     let warmup = iterations / 10;
     for iteration in 0..warmup + iterations {
         let started = Instant::now();
-        let posted = side.station.post_send(qp, 0, SendOp::Read(remote), &[0..8], SendFlags::SIGNALED);
+        let posted =
+            side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
         posted.map_err(io::Error::other)?;
         side.completions()?;
         let rtt = started.elapsed();
@@ -173,7 +174,13 @@ fn chunks(
         }
         let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
         let target = RemoteAddress { address: remote.address + at as u64, ..remote };
-        let posted = side.station.post_send(qp, iteration, op(target), &[at..at + CHUNK], SendFlags::SIGNALED);
+        let posted = side.station.post_send(
+            qp,
+            iteration,
+            op(target),
+            std::slice::from_ref(&(at..at + CHUNK)),
+            SendFlags::SIGNALED,
+        );
         posted.map_err(io::Error::other)?;
         under_way += 1;
     }
@@ -181,7 +188,7 @@ fn chunks(
         under_way -= side.completions()?;
     }
     // A Write completes when it is handed over: what is read behind the last one says that all are placed.
-    let last = side.station.post_send(qp, 0, SendOp::Read(remote), &[0..8], SendFlags::SIGNALED);
+    let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
     last.map_err(io::Error::other)?;
     side.completions()?;
     Ok((iterations * CHUNK as u64) as f64 * 8.0 / 1e9 / started.elapsed().as_secs_f64())

@@ -155,7 +155,7 @@ impl Transmitter {
             framed_part: 0,
             immediate_next: false,
             msn: 1,
-            inline: vec![0; if inline_max > 0 { depth * inline_max } else { 0 }],
+            inline: Vec::new(),
             inline_max,
             inline_next: 0,
             inline_slots: depth,
@@ -225,6 +225,10 @@ impl Transmitter {
         let len = wr.sges.total_len();
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
+            if self.inline.is_empty() {
+                // Most never send inline, and the room is per connection.
+                self.inline.resize(self.inline_slots * self.inline_max, 0);
+            }
             inline = self.inline_next * self.inline_max;
             self.inline_next = (self.inline_next + 1) % self.inline_slots.max(1);
             let mut room = self.inline.get_mut(inline..inline + len).unwrap_or_default();

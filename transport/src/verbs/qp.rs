@@ -337,7 +337,7 @@ fn send(
             flags |= theirs.0;
         }
     }
-    if takes_inline && max_inline > 0 && wr.sges.total_len() <= max_inline {
+    if takes_inline && (1..=max_inline).contains(&wr.sges.total_len()) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }
     ibv_send_wr {
