@@ -135,6 +135,8 @@ pub(crate) struct Connection {
 
     /// A send was refused; `on_writable` is owed.
     pub(crate) blocked: bool,
+    /// What was refused is a copy of so many bytes.
+    pub(crate) blocked_copy: usize,
     /// What was refused needs no credit.
     pub(crate) blocked_for_slot: bool,
     /// Registered for this peer alone.

@@ -293,6 +293,7 @@ impl Core {
             next_send: 0,
             blocked: false,
             blocked_for_slot: false,
+            blocked_copy: 0,
             regions: Vec::new(),
             blocked_since: self.now,
             stalled: Duration::ZERO,

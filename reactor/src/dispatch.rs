@@ -376,7 +376,7 @@ impl Core {
         let mut candidates = std::mem::take(&mut self.writable);
         for id in candidates.drain(..) {
             let Some(c) = self.connections.get_mut(id.0) else { continue };
-            if c.is_unblocked() {
+            if c.is_unblocked() && self.copied_bytes + c.blocked_copy <= self.config.transfer_memory {
                 c.blocked = false;
                 let stall = self.now.saturating_duration_since(c.blocked_since);
                 c.stalled += stall;

@@ -153,7 +153,12 @@ impl Core {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
         if self.copied_bytes + len > most {
-            return Err(self.would_block(id, false));
+            let first = self.connections.get(id.0).is_some_and(|c| !c.blocked);
+            let error = self.would_block(id, false);
+            if let Some(c) = self.connections.get_mut(id.0).filter(|_| first) {
+                c.blocked_copy = len;
+            }
+            return Err(error);
         }
         let no_memory = |error: &dyn std::fmt::Display| {
             log::warn!("{id}: memory for a message of {len} bytes: {error}");

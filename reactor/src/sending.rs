@@ -82,6 +82,7 @@ impl Core {
     pub(crate) fn would_block(&mut self, id: ConnectionId, for_slot: bool) -> SendErrorKind {
         if let Some(c) = self.connections.get_mut(id.0) {
             c.blocked_for_slot = for_slot && (!c.blocked || c.blocked_for_slot);
+            c.blocked_copy = 0;
             c.block(self.now);
             if c.corked {
                 // What is held back goes: room comes of nothing else.
