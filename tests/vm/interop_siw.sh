@@ -7,7 +7,7 @@ cargo=${CARGO:-cargo}
 
 build() {
     "$cargo" test -p rdma-reactor-tests --features verbs --test "$1" --no-run --message-format=json |
-        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'
+        sed -n '/"kind":\["test"\]/s/.*"executable":"\([^"]*\)".*/\1/p'
 }
 interop=$(build interop_siw)
 misbehaviour=$(build misbehaviour_siw)
