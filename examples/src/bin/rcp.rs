@@ -24,7 +24,7 @@ struct Cli {
     #[arg(required = true)]
     file: Option<PathBuf>,
     /// Host name or address of an `rcp server`, and the name of the copy if it is to have another: 192.0.2.7,
-    /// node7:backup.tar, [2001:db8::7]:backup.tar
+    /// node7:backup.tar, `[2001:db8::7]:backup.tar`
     #[arg(required = true, value_name = "HOST[:NAME]")]
     to: Option<String>,
     #[command(flatten)]
