@@ -16,7 +16,7 @@ demo: build ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogra
 	@mkdir -p target/demo
 	target/release/rdma-pingpong demo --all --svg target/demo/latency.svg
 
-test: test-host test-rdma ## All tests, under 15 minutes on two cores
+test: test-host test-rdma ## All tests, about 18 minutes on two cores with what they build
 
 test-host: ## What needs no RDMA device
 	timeout 1200 $(CARGO) test --workspace --all-targets
