@@ -215,7 +215,7 @@ impl Core {
                 let bytes = <[u8; 4]>::try_from(&slabs.bytes(&buffer, len)[HEADER_LEN..]);
                 self.recycle(id, buffer);
                 if !bytes.is_ok_and(|bytes| self.fetched(handler, id, u32::from_le_bytes(bytes))) {
-                    self.end(id, Ending::Disconnect(DisconnectReason::PeerViolation(PeerViolation::MalformedMessage)));
+                    self.violated(id, PeerViolation::MalformedMessage);
                 }
             }
             Some(Kind::Immediate) => match Immediate::parse(&slabs.bytes(&buffer, len)[HEADER_LEN..]) {
@@ -336,8 +336,7 @@ impl Core {
         start: usize,
         end: usize,
     ) {
-        let Some(device) = self.connections.get(id.0).and_then(|c| self.devices[c.device].as_ref()) else { return };
-        let (mut slabs, home) = (Arc::clone(device.pool.slabs()), device.home.clone());
+        let Some((mut slabs, home)) = self.connections.get(id.0).and_then(|c| self.home(c.device)) else { return };
         self.deliver(handler, id, buffer, start, end, &mut slabs, &home);
     }
 

@@ -207,21 +207,23 @@ impl Core {
             return;
         }
         self.revoke_region(key);
-        let Some(registration) = self.regions.get_mut(key) else { return };
         // Rights that cannot be taken back any other way end when it is deregistered.
-        let peers = registration.peers.take();
-        if let Some(peers) = peers {
-            self.rights_ended(key, peers);
-        }
-        if self.regions.get(key).is_some_and(|registration| registration.users.is_empty()) {
+        let peers = |registration: &Registration| usize::from(registration.peers.is_some());
+        if self.regions.get(key).is_some_and(|registration| registration.users.count() == peers(registration)) {
             self.remove_region(key);
         }
     }
 
+    /// Deregisters a region, and only then lets go of what peers could reach.
     fn remove_region(&mut self, key: Key) {
+        let Some(registration) = self.regions.get_mut(key) else { return };
+        let (region, peers) = (registration.region, registration.peers.take());
+        self.deregister(region);
+        if let Some(peers) = peers {
+            self.rights_ended(key, peers);
+        }
         let Some(registration) = self.regions.remove(key) else { return };
         self.stats.regions -= 1;
-        self.deregister(registration.region);
         self.settle(registration.account, registration.len);
     }
 
@@ -260,12 +262,9 @@ impl Core {
     /// A device is going: its regions are memory only, from now on.
     pub(crate) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.regions.keys() {
-            let Some(registration) = self.regions.get_mut(key).filter(|r| r.device == device) else { continue };
-            let peers = registration.peers.take();
-            if let Some(peers) = peers {
-                self.rights_ended(key, peers);
+            if self.regions.get(key).is_some_and(|registration| registration.device == device) {
+                self.remove_region(key);
             }
-            self.remove_region(key);
         }
     }
 

@@ -26,9 +26,9 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Whether nobody does.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.readers.load(Ordering::Relaxed) == 0 && self.writers.load(Ordering::Relaxed) == 0
+    /// How many do.
+    pub(crate) fn count(&self) -> usize {
+        (self.readers.load(Ordering::Relaxed) + self.writers.load(Ordering::Relaxed)) as usize
     }
 
     fn of(&self, writes: bool) -> &AtomicU32 {
