@@ -139,20 +139,22 @@ pub fn remote_stops_the_loop(setup: &Setup) {
 /// A peer that says nothing any more is given up within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
     let config = setup.config().keepalive(Duration::from_millis(50), Duration::from_millis(200));
-    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let conn = p.connect();
     // Both alive and idle: nobody is given up.
     p.turn_for(Duration::from_millis(600));
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
     assert!(p.client.stats().pings > 0);
-    // The server stops turning: as good as dead.
     let start = now();
+    p.client.context().send(conn, b"alive").expect("open");
+    p.until("the echo", |p| p.c.received == 1);
+    // The server stops turning: as good as dead.
     while p.c.live() == 1 {
-        assert!(now() - start < Duration::from_secs(10));
+        assert!(now() - start < Duration::from_secs(30));
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
     }
     assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::KeepaliveTimeout)));
-    assert!(now() - start >= Duration::from_millis(100));
+    assert!(now() - start >= Duration::from_millis(200));
     p.until("the server notices too", |p| p.s.live() == 0);
     p.finish();
 }
