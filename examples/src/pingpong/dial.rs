@@ -9,8 +9,10 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// How long a server that is busy, or that makes itself fit, is asked again.
+/// How long a server that is busy is asked again.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long one that makes itself fit is: longer than one try may take.
+const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
 /// Pause between two such questions.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -64,11 +66,13 @@ impl Dial {
         };
         let in_a_moment = match (&reply, error) {
             (Some(Reply::Adapting | Reply::Busy), _) => true,
-            // Between two listeners there is none.
-            (None, ConnectError::Transport(_)) => self.until.is_some(),
-            _ => false,
+            (Some(Reply::Refused(_)), _) => false,
+            // Between two listeners there is none, and what waits on a device's listener when it closes is refused
+            // without a word, or never answered.
+            (None, _) => self.until.is_some(),
         };
-        if in_a_moment && now < *self.until.get_or_insert(now + PATIENCE) {
+        let patience = if matches!(reply, Some(Reply::Busy)) { PATIENCE } else { PATIENCE_ADAPTING };
+        if in_a_moment && now < *self.until.get_or_insert(now + patience) {
             return Next::Again(PAUSE);
         }
         let elsewhere = matches!(error, ConnectError::Transport(_) | ConnectError::Timeout);
@@ -131,9 +135,12 @@ mod tests {
         assert_eq!(dial.failed(&rejected(&Reply::Adapting), now), Next::Again(PAUSE));
         let refused = ConnectError::Transport(ConnectFailure::Refused);
         assert_eq!(dial.failed(&refused, now), Next::Again(PAUSE));
+        let wordless = ConnectError::Rejected { reason: RejectReason::Refused, private_data: Vec::new() };
+        assert_eq!(dial.failed(&wordless, now), Next::Again(PAUSE));
+        assert_eq!(dial.failed(&ConnectError::Timeout, now), Next::Again(PAUSE));
         assert_eq!(dial.failed(&rejected(&Reply::Busy), now), Next::Again(PAUSE));
         assert_eq!(dial.address().port(), 1);
-        assert!(matches!(dial.failed(&rejected(&Reply::Busy), now + PATIENCE), Next::Fail(_)));
+        assert!(matches!(dial.failed(&rejected(&Reply::Busy), now + PATIENCE_ADAPTING), Next::Fail(_)));
     }
 
     #[test]
