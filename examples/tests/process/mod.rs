@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 /// The program, killed when it takes too long.
 pub(crate) fn start(program: &str, args: &[&str], stdin: Stdio) -> Child {
     let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "60", program]).args(args).args(["--provider", "iwarp"]);
+    command.args(["-s", "KILL", "180", program]).args(args).args(["--provider", "iwarp"]);
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
     command.spawn().expect("it starts")
 }
