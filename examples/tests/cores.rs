@@ -45,7 +45,7 @@ fn connections_are_spread_and_a_signal_drains_them() {
     for _ in 0..6 {
         reactor.context().connect(address.parse().expect("an address")).expect("connecting");
     }
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     let mut until = |client: &mut Client, holds: fn(&Client) -> bool| {
         while !holds(client) {
             assert!(Instant::now() < end, "{} echoes, {} gone", client.echoes, client.gone);

@@ -1,19 +1,21 @@
 //! `kv` as a user runs it.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+mod process;
 
-/// The program, killed when it takes too long.
-fn start(args: &[&str]) -> Child {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_kv")]).args(args).args(["--provider", "iwarp"]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-    command.spawn().expect("it starts")
-}
+use std::process::{Child, Output, Stdio};
+
+use process::address;
+
+const KV: &str = env!("CARGO_BIN_EXE_kv");
 
 fn run(args: &[&str]) -> Output {
-    start(args).wait_with_output().expect("it ends")
+    process::run(KV, args)
+}
+
+#[track_caller]
+fn failed_with(output: &Output, words: &str) {
+    process::failed_with(output, "kv", words);
 }
 
 /// A server, and its address. Ends with the test.
@@ -24,10 +26,9 @@ struct Server {
 
 impl Server {
     fn start(args: &[&str]) -> Self {
-        let mut child = start(&[&["server", "--bind", "127.0.0.1", "-p", "0"], args].concat());
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
-        let address = line.trim().strip_prefix("listening on ").expect("an address").to_owned();
+        let args = [&["server", "--bind", "127.0.0.1", "-p", "0"], args].concat();
+        let mut child = process::start(KV, &args, Stdio::null());
+        let address = address(child.stdout.take().expect("piped"));
         Self { child, address }
     }
 
@@ -46,19 +47,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // `timeout` passes it on to the program it watches.
-        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let _ = self.child.wait();
+        process::terminate(&mut self.child);
     }
-}
-
-/// One line on standard error with these words, and status 1.
-#[track_caller]
-fn failed_with(output: &Output, words: &str) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
-    assert!(stderr.starts_with("kv: ") && stderr.contains(words), "no {words:?} in {stderr}");
 }
 
 #[test]

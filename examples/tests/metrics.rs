@@ -20,7 +20,7 @@ fn counters_are_shown_and_a_signal_ends_it() {
     let address = line.trim().trim_end_matches('/').rsplit('/').next().expect("an address").to_owned();
     let ask = |request: &str| {
         let mut stream = TcpStream::connect(&address).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         // In two pieces: the head ends with the second.
         stream.write_all(request.as_bytes()).expect("room");
         stream.write_all(b"\r\n\r\n").expect("room");

@@ -1,25 +1,31 @@
 //! `rcp` as a user runs it.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
+mod process;
+
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use process::address;
 
-/// The program, killed when it takes too long.
+const RCP: &str = env!("CARGO_BIN_EXE_rcp");
+
 fn start(args: &[&str]) -> Child {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_rcp")]).args(args).args(["--provider", "iwarp"]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-    command.spawn().expect("it starts")
+    process::start(RCP, args, Stdio::null())
 }
 
 fn run(args: &[&str]) -> Output {
-    start(args).wait_with_output().expect("it ends")
+    process::run(RCP, args)
+}
+
+#[track_caller]
+fn failed_with(output: &Output, words: &str) {
+    process::failed_with(output, "rcp", words);
 }
 
 /// A server with a directory of its own, next to one for sources. All of it ends with the test.
@@ -37,9 +43,8 @@ impl Server {
         let to = root.join("to");
         let mut child =
             start(&[&["server", to.to_str().expect("text"), "--bind", "127.0.0.1", "-p", "0"], args].concat());
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
-        let port = line.trim().strip_prefix("listening on 127.0.0.1:").expect("a port").to_owned();
+        let address = address(child.stdout.take().expect("piped"));
+        let port = address.strip_prefix("127.0.0.1:").expect("a port").to_owned();
         Self { child, port, root }
     }
 
@@ -78,9 +83,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // `timeout` passes it on to the program it watches.
-        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
-        let _ = self.child.wait();
+        process::terminate(&mut self.child);
         let _ = fs::remove_dir_all(&self.root);
     }
 }
@@ -88,14 +91,6 @@ impl Drop for Server {
 /// Bytes that repeat nowhere near.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
-}
-
-/// One line on standard error with these words, and status 1.
-#[track_caller]
-fn failed_with(output: &Output, words: &str) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
-    assert!(stderr.starts_with("rcp: ") && stderr.contains(words), "no {words:?} in {stderr}");
 }
 
 #[test]

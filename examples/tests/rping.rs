@@ -199,7 +199,7 @@ impl Peer {
     fn reactor() -> Reactor {
         let config = Config::default().provider(ProviderChoice::Iwarp);
         let mut reactor = Reactor::new(config).unwrap();
-        reactor.context().set_timer(Duration::from_secs(30), 0);
+        reactor.context().set_timer(Duration::from_secs(60), 0);
         reactor
     }
 

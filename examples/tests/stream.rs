@@ -1,26 +1,23 @@
 //! `stream-pipe` and `stream-bench` as a user runs them.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+mod process;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Output, Stdio};
 use std::thread;
 
-/// A program, killed when it takes too long.
-fn start(program: &str, args: &str) -> Child {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "60", program]).args(args.split_whitespace()).args(["--provider", "iwarp"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-    command.spawn().expect("it starts")
-}
+use process::{address, failed_with};
 
 const PIPE: &str = env!("CARGO_BIN_EXE_stream-pipe");
 const BENCH: &str = env!("CARGO_BIN_EXE_stream-bench");
 
-/// The address that a server says it has.
-fn address(from: impl Read) -> String {
-    let mut line = String::new();
-    BufReader::new(from).read_line(&mut line).expect("a line");
-    line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}")).to_owned()
+fn start(program: &str, args: &str) -> Child {
+    process::start(program, &args.split_whitespace().collect::<Vec<_>>(), Stdio::piped())
+}
+
+fn run(program: &str, args: &str) -> Output {
+    process::run(program, &args.split_whitespace().collect::<Vec<_>>())
 }
 
 fn pipe_server() -> (Child, String) {
@@ -41,14 +38,6 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
         (state >> 56) as u8
     };
     (0..len).map(|_| next()).collect()
-}
-
-/// One line on standard error with these words, and status 1.
-#[track_caller]
-fn failed_with(output: &Output, words: &str) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
-    assert!(stderr.contains(words), "no {words:?} in {stderr}");
 }
 
 #[test]
@@ -101,25 +90,19 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // `timeout` passes this on to the program it watches, which has not finished writing.
-    let pid = nix::unistd::Pid::from_raw(server.id() as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it is there");
+    // It has not finished writing.
+    process::terminate(&mut server);
     let stdin = client.stdin.take();
-    failed_with(&client.wait_with_output().expect("it ends"), "the connection has ended: ");
+    failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");
     drop(stdin);
-    let _ = server.wait();
 }
 
 #[test]
 fn nobody_there_and_nonsense_are_one_line() {
-    let output = start(PIPE, "client 127.0.0.1:1").wait_with_output().expect("it ends");
-    failed_with(&output, "stream-pipe: no connection: ");
-    let output = start(PIPE, "client nowhere.invalid").wait_with_output().expect("it ends");
-    failed_with(&output, "unknown host \"nowhere.invalid\"");
-    let output = start(BENCH, "-s 127.0.0.1:1").wait_with_output().expect("it ends");
-    failed_with(&output, "stream-bench: no connection: ");
-    let output = start(BENCH, "-S 0").wait_with_output().expect("it ends");
-    failed_with(&output, "say 1 to 1G bytes");
+    failed_with(&run(PIPE, "client 127.0.0.1:1"), "stream-pipe", "no connection: ");
+    failed_with(&run(PIPE, "client nowhere.invalid"), "stream-pipe", "unknown host \"nowhere.invalid\"");
+    failed_with(&run(BENCH, "-s 127.0.0.1:1"), "stream-bench", "no connection: ");
+    failed_with(&run(BENCH, "-S 0"), "stream-bench", "say 1 to 1G bytes");
 }
 
 #[test]

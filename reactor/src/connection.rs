@@ -283,6 +283,7 @@ impl Connection {
         send.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         self.answers += usize::from(send.answered);
         let answered = send.answered;
+        let of_user = send.id.is_some();
         let sequence = self.sends_done.wrapping_add(self.sends.len() as u16);
         let wr_id = WorkId { kind: WorkKind::Send, connection: self.id, sequence }.pack();
         self.sends.push_back(send);
@@ -296,7 +297,7 @@ impl Connection {
         if std::mem::take(&mut self.fence) {
             flags |= SendFlags::FENCE;
         }
-        if self.solicited && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..)) {
+        if self.solicited && of_user && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..)) {
             self.solicited = false;
             flags |= SendFlags::SOLICITED;
         }

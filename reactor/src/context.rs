@@ -287,8 +287,8 @@ impl Context<'_> {
         }
     }
 
-    /// Lets the next message, or write with immediate data, wake a peer that has asked for such completions only
-    /// (a solicited event): a program on plain verbs. Reactors ask for all.
+    /// Lets the next message that fits one buffer, or write with immediate data, wake a peer that has asked for such
+    /// completions only (a solicited event): a program on plain verbs. Reactors ask for all.
     pub fn solicit(&mut self, conn: ConnectionId) {
         if let Some(c) = self.core.connections.get_mut(conn.0) {
             c.solicited = true;
@@ -387,14 +387,15 @@ impl Context<'_> {
         self.core.io.remove(&mut *self.core.poller, io)
     }
 
-    /// Closes every connection as [`Context::close`] does.
+    /// Closes every connection as [`Context::close`] does, and every endpoint as [`Context::close_endpoint`] does.
     pub fn close_all(&mut self) {
         self.core.close_all();
     }
 
     /// Drains the reactor: nothing comes in any more, [`crate::Handler::on_drain`] sees to it that connections end, and
     /// [`crate::Reactor::run`] returns when none is left. After `deadline`, counted in whole milliseconds from the start,
-    /// what is left is cut off, with the usual `on_disconnect`, and `connect` fails. Ignored while it drains already.
+    /// what is left, endpoints too, is cut off with its usual last callback, and nothing new can be opened. Ignored while
+    /// it drains already.
     pub fn drain(&mut self, deadline: Duration) {
         self.core.want_drain(deadline);
     }

@@ -41,7 +41,7 @@ pub enum Error {
     #[error("the {0} is gone")]
     Gone(&'static str),
     /// The reactor was drained.
-    #[error("the reactor is drained: it opens no connections")]
+    #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
     #[error("thread {index} is not bound to a core: {reason}")]

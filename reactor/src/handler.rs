@@ -149,7 +149,7 @@ pub trait Handler<M = ()> {
     /// `WouldBlock`; what is left without that is not reported again.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
-    /// The reactor is being drained, see [`Context::drain`]. Default: closes every connection. A handler that has something
+    /// The reactor is being drained, see [`Context::drain`]. Default: closes all. A handler that has something
     /// to finish says its goodbyes here, closes in time, and leaves it to the deadline otherwise.
     fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
         cx.close_all();

@@ -16,7 +16,7 @@ use rdma_transport::{
 };
 
 /// No wait is longer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The provider, with a listener.
 #[derive(Debug)]

@@ -38,7 +38,7 @@ struct Peer {
 impl Peer {
     fn accept(listener: &TcpListener, features: u8) -> Self {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut request = [0; 24 + GREETING];
         stream.read_exact(&mut request).unwrap();
         assert_eq!((&request[24..28], request[24 + FEATURES]), (&b"RDXR"[..], 1), "offered");
@@ -61,18 +61,15 @@ impl Peer {
     }
 }
 
-fn reactor() -> Reactor {
-    Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap()
-}
-
 #[allow(clippy::disallowed_methods)]
-fn connected(features: u8) -> (Reactor, Client, Peer, ConnectionId) {
+fn connected(features: u8, config: Config) -> (Reactor, Client, Peer, ConnectionId) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (mut reactor, mut client) = (reactor(), Client::default());
+    let mut reactor = Reactor::new(config.provider(ProviderChoice::Iwarp)).unwrap();
+    let mut client = Client::default();
     let peer = listener.local_addr().unwrap();
     let answers = std::thread::spawn(move || Peer::accept(&listener, features));
     reactor.context().connect(peer).unwrap();
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while client.conn.is_none() {
         assert!(Instant::now() < end, "not connected");
         reactor.turn(&mut client, Some(Duration::from_millis(10))).unwrap();
@@ -96,7 +93,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 fn not_without_the_peers_word() {
     // Bits of other versions are no word for these.
     for features in [0, 0xfe] {
-        let (mut reactor, mut client, mut peer, conn) = connected(features);
+        let (mut reactor, mut client, mut peer, conn) = connected(features, Config::default());
         let has = reactor.context().capabilities(conn).unwrap().features;
         assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
         let (_local, refused) = use_them(&mut reactor, conn);
@@ -112,7 +109,7 @@ fn not_without_the_peers_word() {
 
 #[test]
 fn with_the_peers_word() {
-    let (mut reactor, mut client, mut peer, conn) = connected(1);
+    let (mut reactor, mut client, mut peer, conn) = connected(1, Config::default());
     let has = reactor.context().capabilities(conn).unwrap().features;
     assert!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
     let (_local, refused) = use_them(&mut reactor, conn);
@@ -121,4 +118,41 @@ fn with_the_peers_word() {
         reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
     }
     assert_eq!([peer.opcode(), peer.opcode(), peer.opcode()], [Opcode::Write, Opcode::Send, Opcode::AtomicRequest]);
+}
+
+/// A message that solicits an event, and none but it: not a write, and not what the reactor itself says meanwhile.
+#[test]
+fn the_next_message_solicits_an_event() {
+    for features in [0, 1] {
+        let config = Config::default().keepalive(Duration::from_millis(50), Duration::from_secs(600));
+        let (mut reactor, mut client, mut peer, conn) = connected(features, config);
+        let mut cx = reactor.context();
+        cx.send(conn, b"nothing is asked for").unwrap();
+        cx.solicit(conn);
+        let before = reactor.stats().pings;
+        while reactor.stats().pings == before {
+            reactor.turn(&mut client, Some(Duration::from_millis(10))).unwrap();
+        }
+        let mut cx = reactor.context();
+        cx.send(conn, b"this one").unwrap();
+        cx.send(conn, b"not this one").unwrap();
+        let local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+        let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
+        cx.solicit(conn);
+        cx.write(conn, remote, &local, 0..8).unwrap();
+        cx.write_with_immediate(conn, remote, &local, 0..8, 9).unwrap();
+        for _ in 0..10 {
+            reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
+        }
+        // The first message, the hello, the one without a mark, and at least one question whether the peer is there.
+        assert_eq!([(); 4].map(|()| peer.opcode()), [Opcode::Write, Opcode::Send, Opcode::Send, Opcode::Send]);
+        let mut next = peer.opcode();
+        while next == Opcode::Send {
+            next = peer.opcode();
+        }
+        assert_eq!(next, Opcode::SendSolicited);
+        assert_eq!([(); 3].map(|()| peer.opcode()), [Opcode::Send, Opcode::Write, Opcode::Write]);
+        let last = if features == 0 { Opcode::SendSolicited } else { Opcode::ImmediateSolicited };
+        assert_eq!(peer.opcode(), last);
+    }
 }

@@ -24,7 +24,7 @@ const RISING: usize = 4;
 /// Messages on their way on each connection, and bytes of each.
 const MESSAGES: usize = 4;
 const SIZE: usize = 1000;
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// What the connections do when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

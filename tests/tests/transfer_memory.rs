@@ -123,7 +123,7 @@ fn four_gib_take_little_beside_their_buffers() {
     let started = Instant::now();
     // This test again, as the other process; killed when it takes too long.
     let mut child = Command::new("timeout")
-        .args(["-s", "KILL", "120"])
+        .args(["-s", "KILL", "300"])
         .arg(std::env::current_exe().expect("this program"))
         .args(["--exact", "four_gib_take_little_beside_their_buffers", "--nocapture"])
         .env(ROLE, address.to_string())
@@ -131,7 +131,7 @@ fn four_gib_take_little_beside_their_buffers() {
         .spawn()
         .expect("it starts");
     let mut receiver = Receiver::default();
-    reactor.context().set_timer(Duration::from_secs(60), 0);
+    reactor.context().set_timer(Duration::from_secs(300), 0);
     reactor.run(&mut receiver).expect("it runs");
     for line in BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok) {
         let _ = writeln!(std::io::stdout(), "  {line}");

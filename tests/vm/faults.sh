@@ -3,12 +3,7 @@
 # connections one after another on each. Builds on the host, runs in the guest, always, for it takes devices away.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-cargo=${CARGO:-cargo}
-
-# The test binaries, one path a line; the program rdma-peer is built with them, and is not one.
-binaries=$("$cargo" test -p rdma-reactor-tests --features verbs --test rdma_faults ${RDMA_CYCLES:+--test rdma_churn} \
-    --no-run --message-format=json | sed -n '/"kind":\["test"\]/s/.*"executable":"\([^"]*\)".*/\1/p')
-test -n "$binaries" || { echo "no test binary was built" >&2; exit 1; }
+binaries=$(tests/vm/build.sh rdma_faults ${RDMA_CYCLES:+rdma_churn})
 
 script=''
 for binary in $binaries; do

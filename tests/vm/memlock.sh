@@ -5,19 +5,14 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --profile test -p rdma-reactor-examples --features verbs --bin raw-echo "$@"; }
-    build || exit 1
-    echo=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*raw-echo\)".*/\1/p')
-    test -n "$echo" || { echo "raw-echo was not built" >&2; exit 1; }
-    command=$(printf '%q ' bash tests/vm/memlock.sh --inside "$echo")
-    VM_TIMEOUT=${VM_TIMEOUT:-200} exec tests/vm/run.sh "$command"
+    echo=$(tests/vm/build.sh raw-echo) || exit 1
+    VM_TIMEOUT=${VM_TIMEOUT:-200} exec tests/vm/run.sh bash tests/vm/memlock.sh --inside "${echo%/*}"
 fi
 
 logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
 chmod -R a+rw /dev/infiniband
-cp "$2" /run/raw-echo && chmod 755 /run/raw-echo
+cp "$2/raw-echo" /run/ && chmod 755 /run/raw-echo
 failed=0
 
 # as-nobody KIB COMMAND...

@@ -7,21 +7,16 @@ cd "$(dirname "$0")/../.."
 # --- on the host -------------------------------------------------------------------------------------------------
 
 if [ "${1:-}" != --inside ]; then
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --profile test -p rdma-reactor-examples --features verbs --bin raw-echo --bin rdma-pingpong "$@"; }
-    build || exit 1
-    programs=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
-    [ "$(wc -l <<<"$programs")" = 2 ] || { echo "raw-echo and rdma-pingpong were not built" >&2; exit 1; }
-    VM_FORCE=1 exec tests/vm/run.sh bash tests/vm/refusals.sh --inside $programs
+    echo=$(tests/vm/build.sh raw-echo) || exit 1
+    VM_FORCE=1 exec tests/vm/run.sh bash tests/vm/refusals.sh --inside "${echo%/*}"
 fi
 
 # --- in the guest ------------------------------------------------------------------------------------------------
 
-shift
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
-cp "$@" "$work/" # where nobody may run them
+cp "$2/raw-echo" "$2/rdma-pingpong" "$work/" # where nobody may run them
 cd "$work" || exit 1
 failed=0 ran=0
 

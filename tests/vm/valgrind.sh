@@ -7,12 +7,8 @@ cd "$(dirname "$0")/../.."
 # --- on the host -------------------------------------------------------------------------------------------------
 
 if [ "${1:-}" != --inside ]; then
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --profile test -p rdma-reactor-tests --features verbs --bin rdma-peer "$@"; }
-    build || exit 1
-    peer=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-peer\)".*/\1/p')
-    test -n "$peer" || { echo "rdma-peer was not built" >&2; exit 1; }
-    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh bash tests/vm/valgrind.sh --inside "$peer"
+    peer=$(tests/vm/build.sh rdma-peer) || exit 1
+    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh bash tests/vm/valgrind.sh --inside "${peer%/*}"
 fi
 
 # --- in the guest ------------------------------------------------------------------------------------------------
@@ -21,7 +17,7 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 mkfifo "$work/silence" || exit 1
 # Valgrind would read hundreds of megabytes of debugging information; names are enough.
-strip --strip-debug -o "$work/rdma-peer" "$2" || exit 1
+strip --strip-debug -o "$work/rdma-peer" "$2/rdma-peer" || exit 1
 
 # Both ends of 3 connections on each device. Values are not followed, only addresses
 # and leaks: the libraries here do not tell Valgrind what the kernel has written for them.

@@ -93,6 +93,9 @@ struct TalkArgs {
     /// What comes back must be what was sent; rdma_server, for one, answers with other bytes
     #[arg(long)]
     verify: bool,
+    /// Which of the messages sent wakes a peer that has asked for solicited events only [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    solicit: Option<u32>,
     /// Fail when it takes longer
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
@@ -151,6 +154,7 @@ struct Talks {
     /// What a speaker sends; what comes back is compared with it.
     text: Vec<u8>,
     verify: bool,
+    solicit: Option<u32>,
     talks: Vec<Talk>,
     ended: u32,
     /// The program ends after so many.
@@ -176,7 +180,8 @@ impl Talks {
 
     /// Sends what may be sent now.
     fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let (part, depth, text) = (self.part, self.depth, std::mem::take(&mut self.text));
+        let (part, depth, solicit) = (self.part, self.depth, self.solicit);
+        let text = std::mem::take(&mut self.text);
         let mut failure = None;
         while let Some(talk) = self.talk(cx, conn) {
             let next = match part {
@@ -189,6 +194,9 @@ impl Talks {
                     None => break,
                 },
             };
+            if solicit == Some(talk.sent + 1) {
+                cx.solicit(conn);
+            }
             match cx.send(conn, next) {
                 Ok(_) => {
                     talk.sent += 1;
@@ -335,6 +343,7 @@ fn run(command: Command) -> Result<(), Failure> {
         depth: talk.depth(count),
         text: (0..size.unwrap_or(0)).map(|i| i as u8 ^ 0x5a).collect(),
         verify: talk.verify,
+        solicit: talk.solicit,
         talks: Vec::new(),
         ended: 0,
         until: talk.connections,

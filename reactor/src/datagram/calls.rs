@@ -16,7 +16,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The provider or the device has no datagrams ([`rdma_transport::Error::Unsupported`], which names it), the address
-    /// is on no device or in use, or the device has no room.
+    /// is on no device or in use, the device has no room, or the reactor is drained.
     pub fn datagrams(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
         self.core.open_endpoint(local, options)
     }

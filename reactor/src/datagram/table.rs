@@ -21,6 +21,7 @@ use crate::choose::Use;
 use crate::context::Context;
 use crate::core::{Core, Owner, TimerKind};
 use crate::device::register;
+use crate::drain::Drain;
 use crate::error::{DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::handler::Handler;
 use crate::id::{DATAGRAM_RECV, DATAGRAM_SEND, GENERATION_BITS, SendId, unpack_work};
@@ -78,6 +79,9 @@ impl Endpoints {
 impl Core {
     pub(super) fn open_endpoint(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
         options.validate()?;
+        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+            return Err(Error::Drained);
+        }
         self.decide(local, Use::Listen);
         let (cm, device) = self.provider.bind_datagram(SocketAddr::new(local.ip(), 0))?;
         let listener = match self.provider.listen_datagram(local, self.config.backlog) {

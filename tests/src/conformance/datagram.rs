@@ -4,15 +4,20 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::transport::Error as TransportError;
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{
-    ConnectError, DisconnectReason, EndpointId, EndpointOptions, Error, Origin, Outcome, PeerId, Reactor, SendErrorKind,
+    ConnectError, Context, DisconnectReason, EndpointId, EndpointOptions, Error, Handler, Origin, Outcome, PeerId,
+    Reactor, Reactors, SendErrorKind,
 };
 
-use super::harness::{Event, Pair, Probe, Setup, pattern};
+use super::harness::{Event, Pair, Probe, Setup, now, pattern};
+
+/// Long after every test has failed.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// A pair of reactors, where the provider has datagrams. Where it has none it says so by name, and this says that a
 /// test does not apply.
@@ -289,6 +294,121 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         let Pair { server, client, .. } = pair;
         drop((server, client));
     }
+}
+
+/// Ten datagrams that are taken at once, before anything turns.
+fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
+    for nth in 0..10u8 {
+        reactor.context().send_to(from, to, &[nth]).expect("there is room");
+    }
+}
+
+/// A reactor that is drained, or shut down, sends what its endpoints have taken, closes them, and ends.
+pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
+    for drain in [true, false] {
+        let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
+        let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
+        pair.client.context().join(here, "239.77.2.35".parse().expect("an address")).expect("joining");
+        pair.until("it has joined", |p| joined(&p.c, here).is_some());
+        let idle = open(&mut pair.client, setup, EndpointOptions::new());
+        ten(&mut pair.client, here, peer);
+        if drain {
+            pair.client.context().drain(LONG);
+            pair.client.run(&mut pair.c).expect("it ends");
+            assert!(pair.client.is_drained());
+            let late = pair.client.context().datagrams(setup.address, EndpointOptions::new());
+            assert!(matches!(late, Err(Error::Drained)), "{late:?}");
+        } else {
+            pair.client.shutdown(&mut pair.c, LONG).expect("it ends");
+        }
+        assert!(sent(&pair.c, here).iter().map(|(_, outcome)| *outcome).eq([Outcome::Sent; 10]), "{:?}", pair.c);
+        for endpoint in [here, idle] {
+            assert_eq!(closed(&pair.c, endpoint), 1);
+            assert_eq!(pair.client.context().endpoint_address(endpoint), None, "the id is stale");
+        }
+        assert_eq!(pair.client.pool_levels().0, pair.client.pool_levels().1, "all buffers are home");
+        pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == 10);
+        finish(pair);
+    }
+}
+
+/// Closes nothing when it is drained, and opens another endpoint for each that is closed.
+#[derive(Default)]
+struct Stays {
+    address: Option<SocketAddr>,
+    closed: Vec<EndpointId>,
+}
+
+impl Handler for Stays {
+    fn on_drain(&mut self, _: &mut Context<'_>, _: Duration) {}
+
+    fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
+        assert_eq!(reason, DisconnectReason::Local);
+        self.closed.push(endpoint);
+        let another = cx.datagrams(self.address.expect("it is set"), EndpointOptions::new());
+        assert!(matches!(another, Err(Error::Drained)), "{another:?}");
+    }
+}
+
+/// The deadline of a drain closes the endpoints that a handler leaves open, and nothing new begins behind it.
+pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
+    let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
+    let mut endpoints = [(); 3].map(|()| open(&mut pair.client, setup, EndpointOptions::new()));
+    let (start, deadline) = (now(), Duration::from_millis(100));
+    let mut stays = Stays { address: Some(setup.address), ..Stays::default() };
+    pair.client.context().drain(deadline);
+    pair.client.run(&mut stays).expect("it ends");
+    assert!(now() - start >= deadline, "{:?}", now() - start);
+    stays.closed.sort();
+    endpoints.sort();
+    assert_eq!(stays.closed, endpoints);
+    finish(pair);
+}
+
+/// Of reactors on threads, one is drained with its endpoints, and the others with theirs go on until they are, too.
+#[allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
+pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
+    let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
+    let mut reactors: Vec<_> = (0..3).map(|_| Reactor::new(setup.config()).expect("a reactor")).collect();
+    let group = Reactors::of(&mut reactors);
+    let endpoints: Vec<_> = reactors.iter_mut().map(|r| open(r, setup, EndpointOptions::new())).collect();
+    let address = |(r, id): (&mut Reactor, &EndpointId)| r.context().endpoint_address(*id).expect("it is open");
+    let addresses: Vec<_> = reactors.iter_mut().zip(&endpoints).map(address).collect();
+    let run = |(mut reactor, endpoint): (Reactor, EndpointId)| {
+        thread::spawn(move || {
+            // Events refer to what other threads may not see: a probe of the thread's own.
+            let mut echo = Probe::new(|cx, event| {
+                if let Event::Datagram(endpoint, origin, bytes, _) = event {
+                    let peer = cx.peer_of(*endpoint, origin).expect("a way back");
+                    cx.send_to(*endpoint, peer, bytes).expect("there is room");
+                    cx.forget_peer(peer);
+                }
+            });
+            reactor.run(&mut echo).expect("a run");
+            assert!(reactor.is_drained());
+            assert_eq!(closed(&echo, endpoint), 1);
+        })
+    };
+    let mut threads: Vec<_> = reactors.into_iter().zip(endpoints).map(run).collect();
+    let here = open(&mut pair.client, setup, EndpointOptions::new());
+    let mut echoes = 0;
+    for drained in 0..3 {
+        for address in &addresses[drained..] {
+            pair.client.context().find_peer(here, *address).expect("asking");
+            pair.until("the peer is found", |p| found(&p.c, here).is_some());
+            let peer = found(&pair.c, here).expect("an answer").expect("a peer");
+            pair.c.events.retain(|event| !matches!(event, Event::Peer(..)));
+            pair.client.context().send_to(here, peer, b"still there?").expect("there is room");
+            echoes += 1;
+            pair.until("an echo", |p| heard(&p.c, here).len() == echoes);
+        }
+        group.drain(drained, LONG);
+        let gone = threads.remove(0);
+        pair.until("it ends", |_| gone.is_finished());
+        gone.join().expect("a reactor");
+        assert_eq!(group.load(drained), None);
+    }
+    finish(pair);
 }
 
 /// Bad input is refused with a reason.

@@ -38,7 +38,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     // What was asked for from outside is sent off by the first turn.
     p.turn();
     let mut events = Events::with_capacity(8);
-    let limit = now() + Duration::from_secs(30);
+    let limit = now() + Duration::from_secs(90);
     let mut serve_server = true;
     while p.c.live() == 1 || p.c.received < ROUNDS {
         assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);

@@ -114,7 +114,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
         assert!(cx.cancel_timer(cancelled));
         cancelled
     };
-    assert!(p.client.next_deadline().is_some_and(|at| at <= start + ms(200)));
+    assert!(p.client.next_deadline().is_some_and(|at| at <= start + ms(10_000)));
     p.until("the last timer", |p| p.c.events.contains(&Event::Timer(3)));
     assert!(now() - start >= ms(30));
     assert_eq!(p.c.events, [Event::Timer(1), Event::Timer(3)]);
@@ -138,11 +138,11 @@ pub fn remote_stops_the_loop(setup: &Setup) {
 
 /// A peer that says nothing any more is given up within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
-    let config = setup.config().keepalive(Duration::from_millis(50), Duration::from_millis(200));
+    let config = setup.config().keepalive(Duration::from_millis(100), Duration::from_millis(600));
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let conn = p.connect();
     // Both alive and idle: nobody is given up.
-    p.turn_for(Duration::from_millis(600));
+    p.turn_for(Duration::from_millis(900));
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
     assert!(p.client.stats().pings > 0);
     let start = now();
@@ -150,11 +150,11 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     p.until("the echo", |p| p.c.received == 1);
     // The server stops turning: as good as dead.
     while p.c.live() == 1 {
-        assert!(now() - start < Duration::from_secs(30));
+        assert!(now() - start < Duration::from_secs(60));
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
     }
     assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::KeepaliveTimeout)));
-    assert!(now() - start >= Duration::from_millis(200));
+    assert!(now() - start >= Duration::from_millis(600));
     p.until("the server notices too", |p| p.s.live() == 0);
     p.finish();
 }

@@ -16,7 +16,7 @@ use super::harness::{Event, Probe, Setup, now};
 const COUNT: usize = 3;
 /// Long after every test has failed.
 const NEVER: Duration = Duration::from_secs(3600);
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Says which reactor it is, and echoes. What the peer says decides: `to N` is placed on reactor N, `no` is refused.
 #[derive(Default)]

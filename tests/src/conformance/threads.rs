@@ -102,7 +102,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     let (release, released) = crossbeam_channel::unbounded::<DetachedMessage>();
     let mut listener = Listener { release: Some(release), ..Listener::default() };
     client.context().connect(p.address).expect("connecting");
-    let limit = super::harness::now() + Duration::from_secs(30);
+    let limit = super::harness::now() + Duration::from_secs(90);
     let mut turn = |listener: &mut Listener, client: &mut Reactor<Said>| {
         assert!(super::harness::now() < limit, "{} came back, {} were sent", listener.total, listener.sent);
         p.server.turn(&mut p.s, Some(Duration::ZERO)).expect("the server's turn");

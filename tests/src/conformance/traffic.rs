@@ -131,6 +131,6 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
     assert!(said_more > 0, "40 messages in turns of 4, and never more to do");
     let before = now();
     p.server.turn(&mut p.s, Some(Duration::from_millis(20))).expect("a turn");
-    assert!(now() - before < Duration::from_secs(2));
+    assert!(now() - before < Duration::from_secs(20));
     p.finish();
 }

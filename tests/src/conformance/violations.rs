@@ -146,7 +146,7 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
 
 /// A peer that never grants anything stops what is sent to it, and as it does not answer either, is given up.
 pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
-    let config = setup.config().keepalive(Duration::from_millis(100), Duration::from_millis(600));
+    let config = setup.config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
     let (_, there) = rude(&mut p);
     let mut taken = 0;

@@ -18,7 +18,7 @@ fn open_and_reach(kind: Kind) {
     let address = kind.address();
     let device = kind.variable("DEV");
     let to = SocketAddr::new(kind.variable("PEER").parse().unwrap(), 1);
-    assert_eq!(world.provider.reaches(to, Duration::from_secs(2)).unwrap(), Reach::Yes { device: device.clone() });
+    assert_eq!(world.provider.reaches(to, TIMEOUT).unwrap(), Reach::Yes { device: device.clone() });
     assert_eq!(world.provider.serves(to).unwrap(), Reach::Yes { device });
     let nowhere = "192.0.2.1:1".parse().unwrap();
     assert!(matches!(world.provider.reaches(nowhere, Duration::from_secs(2)).unwrap(), Reach::No { .. }));

@@ -80,7 +80,7 @@ fn killed_peer(kind: Kind) {
             break;
         }
     }
-    assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
     world.provider.disconnect(id, Instant::now()).unwrap();
     world.flushed(&end, DEPTH as usize);
     world.drop_end(&end);
@@ -123,7 +123,7 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     // What still waited in the kernel ends, too: the lost SYN is interrupted, the handshake has a time limit there.
     let dropped = Instant::now();
     while descriptors() > before {
-        assert!(dropped.elapsed() < Duration::from_secs(15), "{} of {before}", descriptors());
+        assert!(dropped.elapsed() < TIMEOUT, "{} of {before}", descriptors());
         thread::sleep(Duration::from_millis(20));
     }
     println!("all is given back after {:?}", dropped.elapsed());

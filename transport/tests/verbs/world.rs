@@ -16,7 +16,7 @@ use rdma_transport::{
     WorkCompletion,
 };
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const DEPTH: u32 = 32;
 pub(crate) const SLOT: usize = 256;
 /// Receives of an end, then its sends.
@@ -416,11 +416,12 @@ impl World {
     }
 }
 
+/// A call that waits for no peer: when it does, the kernel takes five seconds and more to give up.
 pub(crate) fn quick<T>(what: &str, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = call();
     let took = start.elapsed();
-    assert!(took < Duration::from_millis(500), "{what} took {took:?}");
+    assert!(took < Duration::from_secs(3), "{what} took {took:?}");
     result
 }
 

@@ -6,33 +6,18 @@
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+mod target;
 
-use rdma_reactor_tests::ends::End;
-use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request, seal};
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::time::Instant;
+
+use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
 use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
-use rdma_transport::iwarp::wire::mpa::fpdu_len;
-use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
-use rdma_transport::iwarp::{Iwarp, TcpNet};
-use rdma_transport::verbs::Verbs;
+use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, TerminateCause as Cause, Untagged};
 use rdma_transport::wr::RemoteAddress;
-use rdma_transport::{CmEventKind, CmId, ConnectParam, RemoteKey, SendFlags, SendOp};
-
-const PATIENCE: Duration = Duration::from_secs(30);
-const MEMORY: usize = 1 << 20;
-
-/// How a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// With a Terminate that had this control word.
-    Terminate(u32),
-    /// Without a word.
-    Close,
-    /// Not at all: the target waits for more.
-    Waits,
-}
+use rdma_transport::{RemoteKey, SendFlags, SendOp};
+use target::{MEMORY, Outcome, PATIENCE, Target};
 
 /// What `siw` is to make of a script.
 #[derive(Clone, Copy, Debug)]
@@ -61,173 +46,6 @@ struct Script {
     octets: Vec<u8>,
     ours: Cause,
     siw: Siw,
-}
-
-/// One end, with a listener.
-struct Target {
-    end: End,
-    listener: CmId,
-    address: SocketAddr,
-    /// Without an answer for so long, it waits.
-    patience: Duration,
-}
-
-fn address(name: &str) -> SocketAddr {
-    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
-    let ip: IpAddr = value.parse().unwrap_or_else(|_| panic!("{name} is no address: {value}"));
-    SocketAddr::new(ip, 0)
-}
-
-impl Target {
-    fn ours() -> Self {
-        let mut next = 77_u8;
-        let entropy = move |bytes: &mut [u8]| {
-            for byte in bytes {
-                next = next.wrapping_mul(29).wrapping_add(71);
-                *byte = next;
-            }
-        };
-        let iwarp = Iwarp::new(plain(), TcpNet::new().unwrap(), Box::new(entropy)).unwrap();
-        Self::new(End::new(Box::new(iwarp), MEMORY), PATIENCE)
-    }
-
-    fn siw() -> Self {
-        // Longer than it gives a handshake.
-        Self::new(End::new(Box::new(Verbs::open().unwrap()), MEMORY), Duration::from_secs(6))
-    }
-
-    fn new(mut end: End, patience: Duration) -> Self {
-        let (listener, address) = end.listen(address("RDMA_SIW_PEER"));
-        Self { end, listener, address, patience }
-    }
-
-    #[track_caller]
-    fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut End) -> Option<T>) -> T {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            self.end.turn();
-            if let Some(value) = ready(&mut self.end) {
-                return value;
-            }
-            assert!(Instant::now() < end, "no {what}: {:?}", self.end.events);
-            std::thread::yield_now();
-        }
-    }
-
-    /// Connects a peer that is nothing but a socket.
-    #[track_caller]
-    fn connect(&mut self, receives: usize, crc: bool) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        stream.write_all(&request(&[if crc { 0x50 } else { 0x10 }, 2, 0, 4, 0, 16, 0, 16])).unwrap();
-        let listener = self.listener;
-        let (id, device) = self.until("request", |end| {
-            let event = end.events.pop()?;
-            match event.kind {
-                CmEventKind::ConnectRequest { listener: to, device, .. } if to == listener => Some((event.id, device)),
-                other => panic!("{other:?}"),
-            }
-        });
-        self.end.equip(id, device);
-        for wr_id in 0..receives as u64 {
-            self.end.recv(wr_id, &[0..0]);
-        }
-        let param = ConnectParam { responder_resources: 4, initiator_depth: 4, ..ConnectParam::default() };
-        self.end.station.provider().accept(id, &param, Instant::now()).unwrap();
-        let mut reply = [0; 24];
-        self.read(&mut stream, &mut reply);
-        assert_eq!((&reply[..16], reply[17]), (&b"MPA ID Rep Frame"[..], 2));
-        self.until("connection", |end| {
-            end.events.pop().map(|event| assert!(matches!(event.kind, CmEventKind::Established { .. }), "{event:?}"))
-        });
-        stream
-    }
-
-    fn read(&mut self, stream: &mut TcpStream, bytes: &mut [u8]) {
-        let mut at = 0;
-        self.until("octets", |_| {
-            match stream.read(&mut bytes[at..]) {
-                Ok(0) if at < bytes.len() => panic!("the end after {at} octets"),
-                Ok(n) => at += n,
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
-            (at == bytes.len()).then_some(())
-        });
-    }
-
-    /// Reads to the end of the stream; the last Terminate is the outcome.
-    fn outcome(&mut self, stream: &mut TcpStream) -> Outcome {
-        let mut octets = Vec::new();
-        let patience = Instant::now() + self.patience;
-        let mut waits = false;
-        self.until("end of the stream", |_| {
-            waits = Instant::now() > patience;
-            if waits {
-                return Some(());
-            }
-            let mut some = [0; 65_536];
-            match stream.read(&mut some) {
-                Ok(0) => return Some(()),
-                Ok(n) => octets.extend_from_slice(&some[..n]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(_) => return Some(()),
-            }
-            None
-        });
-        if waits {
-            stream.shutdown(Shutdown::Both).unwrap();
-            return Outcome::Waits;
-        }
-        let (mut rest, mut outcome) = (&octets[..], Outcome::Close);
-        while rest.len() >= UNTAGGED_FPDU_HEADER_LEN {
-            let len = usize::from(u16::from_be_bytes([rest[0], rest[1]]));
-            if rest.len() < fpdu_len(len) {
-                break;
-            }
-            if let Ok(Header::Untagged(Untagged { opcode: Opcode::Terminate, .. })) = Header::parse(rest) {
-                let terminate = Terminate::parse(&rest[UNTAGGED_FPDU_HEADER_LEN..2 + len]).unwrap();
-                outcome = Outcome::Terminate(terminate.raw);
-            }
-            rest = &rest[fpdu_len(len)..];
-        }
-        outcome
-    }
-
-    /// Forgets the connection.
-    fn drop_connection(&mut self) {
-        let id = self.end.id;
-        self.until("disconnect", |end| {
-            end.events.iter().any(|event| matches!(event.kind, CmEventKind::Disconnected(_))).then_some(())
-        });
-        self.end.station.provider().destroy_id(id, Instant::now());
-        self.end.turn();
-        self.end.events.clear();
-        self.end.done.clear();
-    }
-
-    /// A connection that keeps to the rules: nobody else suffered.
-    fn still_serves(&mut self) {
-        let mut stream = self.connect(1, true);
-        let target = self.end.remote(MEMORY - 8);
-        let header = Tagged { last: true, opcode: Opcode::Write, stag: target.key.0, offset: target.address };
-        let read = ReadRequest {
-            sink_stag: 7,
-            sink_offset: 0,
-            size: 8,
-            source_stag: target.key.0,
-            source_offset: target.address,
-        };
-        stream.write_all(&fpdu_tagged(&header, b"all well", true)).unwrap();
-        stream.write_all(&fpdu_untagged(&SEND, b"", true)).unwrap();
-        stream.write_all(&fpdu_read(1, &read, true)).unwrap();
-        let mut answer = [0; 16 + 8 + 4];
-        self.read(&mut stream, &mut answer);
-        assert_eq!(answer[16..24], *b"all well");
-        drop(stream);
-        self.drop_connection();
-        self.end.clear(MEMORY - 8..MEMORY);
-    }
 }
 
 fn write(at: RemoteAddress, payload: &[u8], crc: bool) -> Vec<u8> {
@@ -593,9 +411,35 @@ fn startup_frames() {
             let outcome = target.outcome(&mut stream);
             println!("{name:<44} {who} {outcome:?} after {:?}", started.elapsed());
             assert_eq!((outcome, *hangs_up), (Outcome::Close, true), "{name}");
-            assert!(started.elapsed() < Duration::from_secs(15), "{name}");
+            assert!(started.elapsed() < PATIENCE, "{name}");
             assert!(target.end.events.is_empty(), "{name}: {:?}", target.end.events);
         }
+        target.still_serves();
+    }
+}
+
+/// What a peer that asks for solicited events only goes by: the opcode of each message.
+#[test]
+fn solicited_events() {
+    for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
+        let mut stream = target.connect(1, false);
+        // Who was connected to does not speak first.
+        stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
+        target.until("message", |end| end.done.pop());
+        let wanted = [Opcode::Send, Opcode::SendSolicited, Opcode::Send];
+        for (wr_id, opcode) in (1..).zip(wanted) {
+            let flags = if opcode.solicited() { SendFlags::SOLICITED } else { SendFlags::empty() };
+            target.end.post(wr_id, SendOp::Send, &[0..8], flags);
+        }
+        let mut got = wanted;
+        for opcode in &mut got {
+            let mut frame = [0; UNTAGGED_FPDU_HEADER_LEN + 8 + 4];
+            target.read(&mut stream, &mut frame);
+            *opcode = Header::parse(&frame).unwrap().opcode();
+        }
+        assert_eq!(got, wanted, "{who}");
+        drop(stream);
+        target.drop_connection();
         target.still_serves();
     }
 }

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# build.sh NAME...: builds the tests and programs for the guest, and prints the paths of these, one a line, in this order.
+# All at once and with the features that `make test` has on the host: a build of fewer packages would have other features
+# of the dependencies, and build the libraries once more.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+# Tests of the devices; and kv, which brings the programs with it.
+made=$("${CARGO:-cargo}" test --workspace --features verbs --no-run --message-format=json \
+    --test verbs --test 'rdma*' --test '*_siw' --test kv)
+for name in "$@"; do
+    # Programs are in a directory that tests are not in: kv is both.
+    for kind in bin test; do
+        [ $kind = bin ] && file=$name || file=$name-[0-9a-f]*
+        path=$(sed -n "/\"kind\":\[\"$kind\"\]/s/.*\"executable\":\"\([^\"]*\/$file\)\".*/\1/p" <<<"$made")
+        [ -z "$path" ] || break
+    done
+    [ "$(wc -w <<<"$path")" = 1 ] || { echo "build.sh: one $name was to be built, not: $path" >&2; exit 1; }
+    echo "$path"
+done
