@@ -15,6 +15,7 @@ use super::hardware::Hardware;
 use super::rng::Rng;
 use super::swarm::{Fault, FaultOptions, MS, NetOptions};
 use super::tcp::{Pipe, Socket};
+use super::threads::Threads;
 use super::trace::Trace;
 
 /// The fabric, as its users hold it.
@@ -23,6 +24,20 @@ pub type Shared = Arc<Mutex<Fabric>>;
 /// Locks the fabric. A panic somewhere else is reported from there.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets other threads say what they have to say by now.
+pub fn let_others_speak(shared: &Shared) {
+    let mut fabric = lock(shared);
+    let (spoken, threads) = (std::mem::take(&mut fabric.spoken), fabric.threads.clone());
+    drop(fabric);
+    for node in spoken {
+        // The last thread is nobody's program.
+        let said = threads.say(node, usize::MAX);
+        let mut fabric = lock(shared);
+        fabric.note(node, format_args!("another thread speaks: {said:?}"));
+        said.unwrap_or_else(|error| fabric.violation(error));
+    }
 }
 
 /// Something that happens at its time.
@@ -59,6 +74,8 @@ pub enum Script {
     Release(usize),
     /// A node's reactor is dropped as it is.
     Kill(usize),
+    /// Another thread says something to a node, in the middle of whatever happens.
+    Speak(usize),
     /// Nothing: time moves on.
     Tick,
 }
@@ -83,6 +100,8 @@ pub(super) struct Port {
     pub(super) channels: [ChannelState; 2],
     /// Somebody called the waker.
     pub(super) woken: bool,
+    /// How often, since the end of the last turn or its beginning.
+    pub(super) rings: u32,
     /// Something new came since the program's own loop last looked.
     pub(super) outer: bool,
     pub(super) paused_until: u64,
@@ -97,6 +116,8 @@ pub mod disturbed {
     pub const CUT: u32 = 1;
     /// Silent for a while, or for good.
     pub const STALL: u32 = 2;
+    /// Nothing is wrong with it, but an end has wanted what it may not have.
+    pub const TRESPASS: u32 = 1 << 31;
 
     /// A node did not run for a while.
     #[must_use]
@@ -123,6 +144,9 @@ pub struct Fabric {
     /// Long ones: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
     pub(super) script: VecDeque<Script>,
+    /// Nodes that other threads have something to say to, now.
+    spoken: Vec<usize>,
+    threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
     /// Hardware may keep a disconnect to itself.
@@ -148,6 +172,7 @@ impl Fabric {
             name: format!("node{node}"),
             channels: Default::default(),
             woken: false,
+            rings: 0,
             outer: true,
             paused_until: 0,
             paused: 0,
@@ -167,6 +192,8 @@ impl Fabric {
             links: BTreeMap::new(),
             pauses: Vec::new(),
             script: VecDeque::new(),
+            spoken: Vec::new(),
+            threads: Threads::default(),
             next_port: 20_000,
             calm: false,
             forgetful: false,
@@ -175,6 +202,12 @@ impl Fabric {
         };
         fabric.next_fault();
         fabric
+    }
+
+    /// The other threads.
+    #[must_use]
+    pub fn threads(&self) -> Threads {
+        self.threads.clone()
     }
 
     /// Virtual time, ns.
@@ -247,6 +280,7 @@ impl Fabric {
                 self.fault();
                 self.next_fault();
             }
+            Event::Script(Script::Speak(node)) => self.spoken.push(node),
             Event::Script(script) => self.script.push_back(script),
         }
     }
@@ -284,6 +318,12 @@ impl Fabric {
         let port = &mut self.ports[node];
         port.woken = true;
         port.outer = true;
+        port.rings += 1;
+    }
+
+    /// How often a node's waker was called since the last time somebody asked.
+    pub fn take_rings(&mut self, node: usize) -> u32 {
+        std::mem::take(&mut self.ports[node].rings)
     }
 
     /// Whether the loop around the reactor would take a turn, for readiness.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 
-use super::fabric::{Shared, lock};
+use super::fabric::{Shared, let_others_speak, lock};
 use super::net::descriptor;
 
 /// The instant of virtual time 0. Which one it is makes no difference to anything.
@@ -39,7 +39,10 @@ impl Clock for SimClock {
     fn now(&mut self) -> Instant {
         let mut fabric = lock(&self.0);
         fabric.tick();
-        instant(fabric.now())
+        let now = instant(fabric.now());
+        drop(fabric);
+        let_others_speak(&self.0);
+        now
     }
 }
 
@@ -101,6 +104,8 @@ impl Poller for SimPoller {
                 edges.push(Edge { token, readiness: Readiness::new(true, false, false) });
             }
         }
+        drop(fabric);
+        let_others_speak(&self.fabric);
         Ok(())
     }
 
