@@ -46,7 +46,8 @@ struct Local {
     content: Vec<u8>,
     readers: u32,
     writers: u32,
-    /// It is the first part of a read in two, which may be done with before the second.
+    /// An operation may be done with it before it ends: the first part of a read in two, or a write that a message
+    /// follows in the place of immediate data.
     early: bool,
 }
 
@@ -444,7 +445,7 @@ impl Program<'_> {
         let mut written = Vec::new();
         for (nth, (n, part)) in operation.locals.iter().enumerate() {
             let local = self.state.memories.locals.get_mut(n).expect("just used");
-            local.early = nth + 1 < operation.locals.len();
+            local.early |= nth + 1 < operation.locals.len() || immediate.is_some();
             if let Kind::Write = operation.kind {
                 local.readers += 1;
                 written.extend_from_slice(&local.content[part.clone()]);
@@ -540,6 +541,7 @@ impl Program<'_> {
         // The memory is the program's again, which uses it at once.
         for (n, _) in &operation.locals {
             let Some(local) = self.state.memories.locals.get_mut(n).filter(|local| local.is_idle()) else { continue };
+            local.early = false;
             self.state.rng.fill(&mut local.content);
             match local.region.bytes_mut() {
                 Some(bytes) => bytes.copy_from_slice(&local.content),
@@ -572,10 +574,10 @@ impl Program<'_> {
         let (now, _) = state.times();
         for (n, local) in &mut state.memories.locals {
             let (idle, readable) = (local.is_idle(), local.writers == 0);
-            let look = all || state.rng.chance(10);
+            let look = readable && (all || state.rng.chance(10));
             let same = !look || local.region.bytes().is_none_or(|bytes| bytes == local.content);
             let (mutable, borrowed) = (local.region.bytes_mut().is_some(), local.region.bytes().is_some());
-            let lent = mutable == idle && borrowed == readable || local.early && local.writers > 0 && mutable;
+            let lent = mutable == idle && borrowed == readable || local.early && !idle && mutable;
             if !lent || !same {
                 let (readers, writers) = (local.readers, local.writers);
                 super::fabric::lock(&state.fabric).violation(format!(
