@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_transport::iwarp::net::Channel;
@@ -74,6 +75,8 @@ pub enum Script {
     Release(usize),
     /// A node's reactor is dropped as it is.
     Kill(usize),
+    /// Bytes come to a descriptor of a node's program.
+    Bytes(usize),
     /// Another thread says something to a node, in the middle of whatever happens.
     Speak(usize),
     /// Nothing: time moves on.
@@ -108,6 +111,17 @@ pub(super) struct Port {
     /// Virtual time this node did not run, ns.
     pub(super) paused: u64,
     pub(super) hardware: Hardware,
+    /// Descriptors of the program's own.
+    pub(super) own: Vec<OwnDescriptor>,
+}
+
+/// A descriptor of a program's own in its reactor's poller: bytes come, and it reads all of them at once.
+#[derive(Debug)]
+pub(super) struct OwnDescriptor {
+    pub(super) fd: RawFd,
+    pub(super) token: usize,
+    pub(super) edge: bool,
+    pub(super) bytes: u64,
 }
 
 /// Why a link is not to be trusted.
@@ -177,6 +191,7 @@ impl Fabric {
             paused_until: 0,
             paused: 0,
             hardware: Hardware::new(),
+            own: Vec::new(),
         };
         let mut fabric = Self {
             now: 0,
@@ -281,6 +296,7 @@ impl Fabric {
                 self.next_fault();
             }
             Event::Script(Script::Speak(node)) => self.spoken.push(node),
+            Event::Script(Script::Bytes(node)) => self.bytes_come(node),
             Event::Script(script) => self.script.push_back(script),
         }
     }
@@ -336,7 +352,7 @@ impl Fabric {
         let edge = |channel: usize| {
             port.channels[channel].edge && port.channels[channel].token.is_some() && self.is_readable(node, channel)
         };
-        port.woken || edge(0) || edge(1)
+        port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
     /// What a node that sleeps ought to have been woken for.
@@ -357,6 +373,9 @@ impl Fabric {
                 };
                 return Some(format!("{of} on its {name} channel"));
             }
+        }
+        if port.own.iter().any(|own| own.bytes > 0) {
+            return Some("something on a descriptor of the program's own".into());
         }
         let forgotten = port.hardware.unpolled();
         if forgotten > 0 {
@@ -440,6 +459,21 @@ impl Fabric {
         self.sockets.iter().fold(String::new(), |text, (key, s)| {
             text + &format!("{key} of node{}: {:?} {} -> {}; ", s.node, s.kind, s.local, s.peer)
         })
+    }
+
+    fn bytes_come(&mut self, node: usize) {
+        let port = &mut self.ports[node];
+        if !port.own.is_empty() {
+            let nth = self.rng.index(port.own.len());
+            (port.own[nth].edge, port.outer) = (true, true);
+            port.own[nth].bytes += 1;
+        }
+    }
+
+    /// A program reads all there is on a descriptor of its own.
+    pub fn read_own(&mut self, node: usize, fd: RawFd) -> u64 {
+        let own = self.ports[node].own.iter_mut().find(|own| own.fd == fd);
+        own.map_or(0, |own| std::mem::take(&mut own.bytes))
     }
 
     // Faults.

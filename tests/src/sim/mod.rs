@@ -11,7 +11,8 @@
 //! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
 //! | [`poller`] | a node's poller and clock |
 //! | [`hardware`] | completions and events that arrive in their own time |
-//! | [`program`], [`one_sided`], [`flow`] | what runs on a node: messages, remote memory, byte streams |
+//! | [`program`], [`callbacks`] | what runs on a node |
+//! | [`one_sided`], [`regions`], [`flow`] | its remote memory and its byte streams |
 //! | [`audit`], [`memory`] | the books of both ends of every connection, and of the bytes that peers reach |
 //! | [`threads`] | what other threads say to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
@@ -19,6 +20,7 @@
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
 
 pub mod audit;
+pub mod callbacks;
 pub mod fabric;
 pub mod flow;
 pub mod hardware;
@@ -27,6 +29,7 @@ pub mod net;
 pub mod one_sided;
 pub mod poller;
 pub mod program;
+pub mod regions;
 pub mod rng;
 pub mod run;
 pub mod swarm;

@@ -203,13 +203,15 @@ pub enum Call {
     Look,
     /// A message that is too long.
     TooLong,
+    /// `register_io`, or `deregister_io`.
+    Watch,
     /// Another thread says something to some node, just now.
     Speak,
     /// The callback takes its time.
     Dawdle,
 }
 
-const CALLS: [Call; 15] = [
+const CALLS: [Call; 16] = [
     Call::Send,
     Call::SendBuffer,
     Call::HoldBuffer,
@@ -223,6 +225,7 @@ const CALLS: [Call; 15] = [
     Call::Release,
     Call::Look,
     Call::TooLong,
+    Call::Watch,
     Call::Speak,
     Call::Dawdle,
 ];

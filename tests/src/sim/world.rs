@@ -237,6 +237,10 @@ impl World {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
             fabric.schedule(at, Script::Release(node));
         }
+        for _ in 0..self.rng.below(30) {
+            let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Bytes(node));
+        }
         for _ in 0..self.options.work.said {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
             fabric.schedule(at, Script::Speak(node));
@@ -296,7 +300,7 @@ impl World {
                 // As another thread would: the reactor is to wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
-                Some(Script::Tick | Script::Speak(_)) => {}
+                Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
             }
         }
     }
