@@ -233,10 +233,10 @@ impl Pair {
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
             DisconnectReason::Peer => how != 0 || peer.closed.is_some() || !peer.announced,
-            // Hardware may keep it to itself that a peer has closed.
+            // Hardware may keep it to itself that a peer has closed, or has ended it for what it may not have.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
-                how & silent != 0 || peer.closed.is_some() && fabric.forgetful
+                how & silent != 0 || (peer.closed.is_some() || self.trespass) && fabric.forgetful
             }
             DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed)) => {
                 how != 0 || peer.closed.is_some() || !peer.announced
