@@ -29,6 +29,8 @@ pub trait Wake: Send + Sync + fmt::Debug {
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
     stop: AtomicBool,
+    /// The reactor was dropped.
+    gone: AtomicBool,
     /// Time to drain in, ms, plus 1; 0 when nobody asked for it.
     drain: AtomicU64,
     waker: Arc<dyn Wake>,
@@ -36,7 +38,8 @@ pub(crate) struct WakeFlag {
 
 impl WakeFlag {
     pub(crate) fn new(waker: Arc<dyn Wake>) -> Self {
-        Self { pending: AtomicBool::new(false), stop: AtomicBool::new(false), drain: AtomicU64::new(0), waker }
+        let no = || AtomicBool::new(false);
+        Self { pending: no(), stop: no(), gone: no(), drain: AtomicU64::new(0), waker }
     }
 
     pub(crate) fn wake(&self) {
@@ -181,7 +184,9 @@ impl<M> Remote<M> {
     fn command(&self, command: Command<M>) -> Result<(), RemoteError<Command<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            return Err(RemoteError::Full(command));
+            // What a reactor has left behind makes no room any more.
+            let gone = self.flag.gone.load(Ordering::Acquire);
+            return Err(if gone { RemoteError::Gone(command) } else { RemoteError::Full(command) });
         }
         if let Err(error) = self.commands.send(command) {
             self.queued.fetch_sub(1, Ordering::Relaxed);
@@ -221,6 +226,12 @@ pub(crate) struct Inbox<M> {
 impl<M> fmt::Debug for Inbox<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Inbox({:?}, {} connections waited for)", self.remote, self.waiting.len())
+    }
+}
+
+impl<M> Drop for Inbox<M> {
+    fn drop(&mut self) {
+        self.remote.flag.gone.store(true, Ordering::Release);
     }
 }
 
@@ -293,5 +304,29 @@ impl<M> Inbox<M> {
 
     fn done(&self) {
         self.remote.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reactor_that_goes_with_a_full_queue_is_gone() {
+        let inbox = Inbox::new(Arc::new(WakeFlag::new(Arc::new(Nobody))), 2);
+        let remote = inbox.remote();
+        assert_eq!((remote.post(1), remote.post(2)), (Ok(()), Ok(())));
+        assert_eq!(remote.post(3), Err(RemoteError::Full(3)));
+        drop(inbox);
+        assert_eq!((remote.post(4), remote.post(5)), (Err(RemoteError::Gone(4)), Err(RemoteError::Gone(5))));
     }
 }

@@ -1,6 +1,6 @@
 //! The books of both ends of every connection: what was promised, and whether it was kept.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use rdma_reactor::transport::cm::DisconnectCause;
@@ -8,12 +8,36 @@ use rdma_reactor::transport::wc::WcStatus;
 use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason};
 
 use super::fabric::{Fabric, disturbed};
+use super::flow::Flow;
+use super::memory::{Shared, Who};
+use super::one_sided::Operation;
 use super::rng::{Rng, mix};
 
 /// The initiator's end.
 pub const ACTIVE: usize = 0;
 /// The listener's end.
 pub const PASSIVE: usize = 1;
+
+/// What a [`rdma_reactor::SendId`] stands for.
+#[derive(Clone, Debug)]
+pub enum Stand {
+    /// A message; one past one buffer ends when it was fetched, maybe after later ones.
+    Message {
+        /// Whether it is past one buffer.
+        large: bool,
+    },
+    /// A one-sided operation.
+    Operation(Operation),
+}
+
+/// What is to come to the other end, in the order of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// A message.
+    Message,
+    /// Immediate data: the value, and how many bytes were written.
+    Immediate(u32, u32),
+}
 
 /// One end of a connection.
 #[derive(Clone, Debug, Default)]
@@ -32,28 +56,61 @@ pub struct End {
     pub killed: bool,
     /// When `close` was called first, and how long the node had been paused until then.
     pub closed: Option<(u64, u64)>,
-    /// Sends that were taken.
+    /// Sends of any kind that were taken: the next one's number.
+    pub posted: u64,
+    /// Messages among them.
     pub accepted: u64,
-    /// Sends that have completed.
-    pub completed: u64,
-    /// Sends that completed with success.
+    /// Those that have not ended.
+    pub sends: BTreeMap<u64, Stand>,
+    /// What the peer is still to hear of, with its number.
+    pub coming: VecDeque<(u64, Arrival)>,
+    /// Messages and immediate data that were sent with success.
     pub sent: u64,
     /// Messages that came.
     pub received: u64,
+    /// Immediate data that came.
+    pub immediates: u64,
+    /// Fences in front of sends.
+    pub fences: u64,
+    /// The next send has one.
+    pub fence: bool,
     /// Messages it wants to send.
     pub goal: u64,
     /// A send was refused, `on_writable` is owed.
     pub blocked: bool,
+    /// No more than places in the queue were missing.
+    pub for_slot: bool,
     /// Largest message of one buffer.
     pub max: usize,
-    /// Messages that have not completed: those of one buffer, in order, and those past it.
-    pub small: VecDeque<u64>,
-    /// See `small`.
-    pub large: BTreeSet<u64>,
     /// Such as completed after the close.
     pub fetched_late: u64,
-    /// A message of one buffer was not sent.
+    /// A send was not done.
     pub failed: bool,
+    /// The byte stream on it.
+    pub flow: Flow,
+}
+
+impl End {
+    /// A send was refused for want of room; `for_slot`: it needs no credit.
+    pub fn refused(&mut self, for_slot: bool) {
+        self.for_slot = for_slot && (!self.blocked || self.for_slot);
+        self.blocked = true;
+    }
+
+    /// A send was taken; its number, which is to be this.
+    pub fn take(&mut self, stand: Stand) -> u64 {
+        let sequence = self.posted;
+        self.posted += 1;
+        self.fences += u64::from(std::mem::take(&mut self.fence));
+        self.sends.insert(sequence, stand);
+        sequence
+    }
+
+    /// Messages and immediate data that came.
+    #[must_use]
+    pub const fn heard(&self) -> u64 {
+        self.received + self.immediates
+    }
 }
 
 /// A connection.
@@ -69,6 +126,8 @@ pub struct Pair {
     pub taken: bool,
     /// What the listener's program answered.
     pub answers: Vec<Vec<u8>>,
+    /// An end wanted something of a region that it may not have.
+    pub trespass: bool,
 }
 
 /// All connections of a world, by cookie.
@@ -76,6 +135,12 @@ pub struct Pair {
 pub struct Audit {
     /// The connections.
     pub pairs: BTreeMap<u64, Pair>,
+    /// Regions that peers may, or might, use.
+    pub memory: Vec<Shared>,
+    /// One-sided operations that ended well, and bytes of streams that were read.
+    pub operations: u64,
+    /// See `operations`.
+    pub streamed: u64,
     /// Messages that came.
     pub messages: u64,
     /// Connections that came up on both sides.
@@ -102,6 +167,15 @@ pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
+/// Whether a connection carries a byte stream, not messages.
+#[must_use]
+pub const fn is_stream(cookie: u64) -> bool {
+    cookie & STREAM != 0
+}
+
+/// See [`is_stream`]. Below it is the node that opened the connection.
+pub const STREAM: u64 = 8;
+
 /// What travels with a connect request: the cookie, and some more that depends on it.
 #[must_use]
 pub fn request_data(cookie: u64) -> Vec<u8> {
@@ -124,6 +198,7 @@ impl Pair {
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
         let until = self.ends.iter().map(|end| end.over.unwrap_or(fabric.now())).max().unwrap_or(0);
+        let links = links | if self.trespass { disturbed::TRESPASS } else { 0 };
         self.ends.iter().fold(links, |all, end| {
             let paused = fabric.was_paused(end.node, self.opened.0, until);
             all | if paused { disturbed::pause(end.node) } else { 0 }
@@ -136,17 +211,12 @@ impl Pair {
         self.ends.iter().all(|end| end.announced && end.ended.is_none())
     }
 
-    /// Whether nothing is left to be done while it stays open.
+    /// Whether nothing is left to be done while it stays open. Streams end on their own.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
-        let sides = [(&self.ends[0], &self.ends[1]), (&self.ends[1], &self.ends[0])];
-        self.is_open()
-            && sides.into_iter().all(|(from, to)| {
-                from.accepted >= from.goal
-                    && from.completed == from.accepted
-                    && to.received == from.accepted
-                    && !from.blocked
-            })
+    pub fn is_settled(&self, cookie: u64) -> bool {
+        let done =
+            |end: &End| end.accepted >= end.goal && end.sends.is_empty() && end.coming.is_empty() && !end.blocked;
+        !is_stream(cookie) && self.is_open() && self.ends.iter().all(done)
     }
 
     /// Whether nothing more will be heard of it.
@@ -163,15 +233,16 @@ impl Pair {
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
             DisconnectReason::Peer => how != 0 || peer.closed.is_some() || !peer.announced,
-            // Hardware may keep it to itself that a peer has closed.
+            // Hardware may keep it to itself that a peer has closed, or has ended it for what it may not have.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
-                how & silent != 0 || peer.closed.is_some() && fabric.forgetful
+                how & silent != 0 || (peer.closed.is_some() || self.trespass) && fabric.forgetful
             }
             DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed)) => {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
+            DisconnectReason::Transport(_) => self.trespass,
             _ => false,
         }
     }
@@ -193,6 +264,11 @@ impl Pair {
 }
 
 impl Audit {
+    /// The peer of an end has heard of what this end has sent up to here.
+    pub fn arrived(&mut self, by: Who, sequence: u64) {
+        self.memory.iter_mut().for_each(|shared| shared.arrived(by, sequence));
+    }
+
     /// What was promised for connections that are over.
     pub fn judge(&self, fabric: &mut Fabric) {
         for (cookie, pair) in &self.pairs {
@@ -215,11 +291,17 @@ impl Audit {
                 continue;
             }
             for (from, to) in [(active, passive), (passive, active)] {
-                if clean && to.closed.is_none() && to.received < from.sent {
+                if clean && to.closed.is_none() && to.heard() < from.sent {
                     fabric.violation(format!(
                         "connection {cookie:x}: node{} sent {} messages, node{} got {}",
-                        from.node, from.sent, to.node, to.received
+                        from.node,
+                        from.sent,
+                        to.node,
+                        to.heard()
                     ));
+                }
+                if clean && let Some(lost) = from.flow.judge(&to.flow) {
+                    fabric.violation(format!("stream {cookie:x} from node{} to node{}: {lost}", from.node, to.node));
                 }
             }
             if clean && active.closed.is_none() && passive.closed.is_none() {
@@ -230,8 +312,8 @@ impl Audit {
 
     /// What is not settled, for a report.
     #[must_use]
-    pub fn unsettled(&self, settled: fn(&Pair) -> bool) -> String {
-        let unsettled = self.pairs.iter().filter(|(_, pair)| !settled(pair));
+    pub fn unsettled(&self, settled: fn(&(&u64, &Pair)) -> bool) -> String {
+        let unsettled = self.pairs.iter().filter(|entry| !settled(entry));
         unsettled.fold(String::new(), |text, (cookie, pair)| text + &format!("\n  {cookie:x}: {pair:?}"))
     }
 }

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_transport::iwarp::net::Channel;
@@ -15,6 +16,7 @@ use super::hardware::Hardware;
 use super::rng::Rng;
 use super::swarm::{Fault, FaultOptions, MS, NetOptions};
 use super::tcp::{Pipe, Socket};
+use super::threads::Threads;
 use super::trace::Trace;
 
 /// The fabric, as its users hold it.
@@ -23,6 +25,20 @@ pub type Shared = Arc<Mutex<Fabric>>;
 /// Locks the fabric. A panic somewhere else is reported from there.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets other threads say what they have to say by now.
+pub fn let_others_speak(shared: &Shared) {
+    let mut fabric = lock(shared);
+    let (spoken, threads) = (std::mem::take(&mut fabric.spoken), fabric.threads.clone());
+    drop(fabric);
+    for node in spoken {
+        // The last thread is nobody's program.
+        let said = threads.say(node, usize::MAX);
+        let mut fabric = lock(shared);
+        fabric.note(node, format_args!("another thread speaks: {said:?}"));
+        said.unwrap_or_else(|error| fabric.violation(error));
+    }
 }
 
 /// Something that happens at its time.
@@ -59,6 +75,10 @@ pub enum Script {
     Release(usize),
     /// A node's reactor is dropped as it is.
     Kill(usize),
+    /// Bytes come to a descriptor of a node's program.
+    Bytes(usize),
+    /// Another thread says something to a node, in the middle of whatever happens.
+    Speak(usize),
     /// Nothing: time moves on.
     Tick,
 }
@@ -83,12 +103,25 @@ pub(super) struct Port {
     pub(super) channels: [ChannelState; 2],
     /// Somebody called the waker.
     pub(super) woken: bool,
+    /// How often, since the end of the last turn or its beginning.
+    pub(super) rings: u32,
     /// Something new came since the program's own loop last looked.
     pub(super) outer: bool,
     pub(super) paused_until: u64,
     /// Virtual time this node did not run, ns.
     pub(super) paused: u64,
     pub(super) hardware: Hardware,
+    /// Descriptors of the program's own.
+    pub(super) own: Vec<OwnDescriptor>,
+}
+
+/// A descriptor of a program's own in its reactor's poller: bytes come, and it reads all of them at once.
+#[derive(Debug)]
+pub(super) struct OwnDescriptor {
+    pub(super) fd: RawFd,
+    pub(super) token: usize,
+    pub(super) edge: bool,
+    pub(super) bytes: u64,
 }
 
 /// Why a link is not to be trusted.
@@ -97,6 +130,8 @@ pub mod disturbed {
     pub const CUT: u32 = 1;
     /// Silent for a while, or for good.
     pub const STALL: u32 = 2;
+    /// Nothing is wrong with it, but an end has wanted what it may not have.
+    pub const TRESPASS: u32 = 1 << 31;
 
     /// A node did not run for a while.
     #[must_use]
@@ -123,6 +158,9 @@ pub struct Fabric {
     /// Long ones: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
     pub(super) script: VecDeque<Script>,
+    /// Nodes that other threads have something to say to, now.
+    spoken: Vec<usize>,
+    threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
     /// Hardware may keep a disconnect to itself.
@@ -148,10 +186,12 @@ impl Fabric {
             name: format!("node{node}"),
             channels: Default::default(),
             woken: false,
+            rings: 0,
             outer: true,
             paused_until: 0,
             paused: 0,
             hardware: Hardware::new(),
+            own: Vec::new(),
         };
         let mut fabric = Self {
             now: 0,
@@ -167,6 +207,8 @@ impl Fabric {
             links: BTreeMap::new(),
             pauses: Vec::new(),
             script: VecDeque::new(),
+            spoken: Vec::new(),
+            threads: Threads::default(),
             next_port: 20_000,
             calm: false,
             forgetful: false,
@@ -175,6 +217,12 @@ impl Fabric {
         };
         fabric.next_fault();
         fabric
+    }
+
+    /// The other threads.
+    #[must_use]
+    pub fn threads(&self) -> Threads {
+        self.threads.clone()
     }
 
     /// Virtual time, ns.
@@ -247,6 +295,8 @@ impl Fabric {
                 self.fault();
                 self.next_fault();
             }
+            Event::Script(Script::Speak(node)) => self.spoken.push(node),
+            Event::Script(Script::Bytes(node)) => self.bytes_come(node),
             Event::Script(script) => self.script.push_back(script),
         }
     }
@@ -284,6 +334,12 @@ impl Fabric {
         let port = &mut self.ports[node];
         port.woken = true;
         port.outer = true;
+        port.rings += 1;
+    }
+
+    /// How often a node's waker was called since the last time somebody asked.
+    pub fn take_rings(&mut self, node: usize) -> u32 {
+        std::mem::take(&mut self.ports[node].rings)
     }
 
     /// Whether the loop around the reactor would take a turn, for readiness.
@@ -296,7 +352,7 @@ impl Fabric {
         let edge = |channel: usize| {
             port.channels[channel].edge && port.channels[channel].token.is_some() && self.is_readable(node, channel)
         };
-        port.woken || edge(0) || edge(1)
+        port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
     /// What a node that sleeps ought to have been woken for.
@@ -317,6 +373,9 @@ impl Fabric {
                 };
                 return Some(format!("{of} on its {name} channel"));
             }
+        }
+        if port.own.iter().any(|own| own.bytes > 0) {
+            return Some("something on a descriptor of the program's own".into());
         }
         let forgotten = port.hardware.unpolled();
         if forgotten > 0 {
@@ -400,6 +459,21 @@ impl Fabric {
         self.sockets.iter().fold(String::new(), |text, (key, s)| {
             text + &format!("{key} of node{}: {:?} {} -> {}; ", s.node, s.kind, s.local, s.peer)
         })
+    }
+
+    fn bytes_come(&mut self, node: usize) {
+        let port = &mut self.ports[node];
+        if !port.own.is_empty() {
+            let nth = self.rng.index(port.own.len());
+            (port.own[nth].edge, port.outer) = (true, true);
+            port.own[nth].bytes += 1;
+        }
+    }
+
+    /// A program reads all there is on a descriptor of its own.
+    pub fn read_own(&mut self, node: usize, fd: RawFd) -> u64 {
+        let own = self.ports[node].own.iter_mut().find(|own| own.fd == fd);
+        own.map_or(0, |own| std::mem::take(&mut own.bytes))
     }
 
     // Faults.

@@ -27,8 +27,26 @@ use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
 
-/// One work queue of a queue pair: what it completes stays in order.
-type WorkQueue = (Key, bool);
+/// One work queue of a queue pair: what it completes stays in order. Reads are one of their own, as on siw, where later
+/// sends may complete before them.
+type WorkQueue = (Key, Work);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    Send,
+    Recv,
+    Read,
+}
+
+impl Work {
+    const fn of(opcode: WcOpcode) -> Self {
+        match opcode {
+            WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate => Self::Recv,
+            WcOpcode::Read | WcOpcode::Atomic => Self::Read,
+            _ => Self::Send,
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Late<T> {
@@ -43,7 +61,7 @@ struct Queue {
     entries: usize,
     armed: bool,
     visible: VecDeque<WorkCompletion>,
-    late: Vec<Late<(WorkQueue, WorkCompletion)>>,
+    late: Vec<Late<WorkCompletion>>,
 }
 
 /// A node's device, as far as things arrive there.
@@ -81,7 +99,7 @@ impl Queue {
         let mut came = false;
         while i < self.late.len() {
             if self.late[i].at <= now {
-                let (_, completion) = self.late.remove(i).item;
+                let completion = self.late.remove(i).item;
                 self.visible.push_back(completion);
                 came = true;
             } else {
@@ -195,7 +213,12 @@ impl<P: Provider> HardwareProvider<P> {
                 at += rng.range(0..=2000 * MS);
             }
         }
-        let queue = (completion.qp.0, completion.opcode == WcOpcode::Recv);
+        let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
+        if work == Work::Read {
+            // Never before the sends in front of it; those behind it wait only where the device says so.
+            at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
+        }
+        let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });
         let last = self.last.entry(queue).or_default();
         at = at.max(*last);
         *last = at;
@@ -203,7 +226,6 @@ impl<P: Provider> HardwareProvider<P> {
     }
 
     fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
-        let work_queue = (completion.qp.0, completion.opcode == WcOpcode::Recv);
         if !completion.status.is_success() {
             // With anything but success only wr_id and qp hold.
             completion.opcode = WcOpcode::Other(self.rng.below(9) as u32);
@@ -212,7 +234,7 @@ impl<P: Provider> HardwareProvider<P> {
         let mut fabric = lock(&self.fabric);
         let node = self.node;
         if let Some(queue) = fabric.ports[node].hardware.queue(cq) {
-            queue.late.push(Late { at, item: (work_queue, completion) });
+            queue.late.push(Late { at, item: completion });
             let (held, entries) = (queue.late.len() + queue.visible.len(), queue.entries);
             if held > entries {
                 fabric.violation(format!("node{node}: {held} completions overran a queue of {entries}"));
@@ -258,10 +280,10 @@ impl<P: Provider> HardwareProvider<P> {
         for queue in &mut hardware.queues {
             if purge {
                 queue.visible.retain(|completion| completion.qp.0 != id.0);
-                queue.late.retain(|late| late.item.1.qp.0 != id.0);
+                queue.late.retain(|late| late.item.qp.0 != id.0);
             }
             for late in &mut queue.late {
-                if late.item.1.qp.0 == id.0 {
+                if late.item.qp.0 == id.0 {
                     late.at = late.at.min(now);
                 }
             }
@@ -271,8 +293,8 @@ impl<P: Provider> HardwareProvider<P> {
         hardware.cm_visible.retain(stays);
         hardware.cm_late.retain(|late| stays(&late.item));
         fabric.hardware_arrives(self.node);
-        for recv in [false, true] {
-            self.last.remove(&(id.0, recv));
+        for work in [Work::Send, Work::Recv, Work::Read] {
+            self.last.remove(&(id.0, work));
         }
         self.cm_last.remove(&id.0);
         self.lazy.remove(&id.0);
@@ -376,6 +398,18 @@ impl<P: Provider> Provider for HardwareProvider<P> {
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         self.inner.invalidate(region)
+    }
+
+    fn received(&self, qp: QpId) -> Option<u64> {
+        if self.options.extensions { self.inner.received(qp) } else { None }
+    }
+
+    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
+        if self.options.extensions {
+            self.inner.enable_extensions(qp)
+        } else {
+            Err(Error::Unsupported { provider: self.name(), feature: "extensions to agree on" })
+        }
     }
 
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {

@@ -11,21 +11,29 @@
 //! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
 //! | [`poller`] | a node's poller and clock |
 //! | [`hardware`] | completions and events that arrive in their own time |
-//! | [`program`] | what runs on a node |
-//! | [`audit`] | the books of both ends of every connection |
+//! | [`program`], [`callbacks`] | what runs on a node |
+//! | [`one_sided`], [`regions`], [`flow`] | its remote memory and its byte streams |
+//! | [`audit`], [`memory`] | the books of both ends of every connection, and of the bytes that peers reach |
+//! | [`threads`] | what other threads say to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
 //! | [`run`] | many worlds, and the report of one that failed |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
 
 pub mod audit;
+pub mod callbacks;
 pub mod fabric;
+pub mod flow;
 pub mod hardware;
+pub mod memory;
 pub mod net;
+pub mod one_sided;
 pub mod poller;
 pub mod program;
+pub mod regions;
 pub mod rng;
 pub mod run;
 pub mod swarm;
 pub mod tcp;
+pub mod threads;
 pub mod trace;
 pub mod world;

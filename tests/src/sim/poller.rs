@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 
-use super::fabric::{Shared, lock};
+use super::fabric::{OwnDescriptor, Shared, let_others_speak, lock};
 use super::net::descriptor;
 
 /// The instant of virtual time 0. Which one it is makes no difference to anything.
@@ -39,7 +39,10 @@ impl Clock for SimClock {
     fn now(&mut self) -> Instant {
         let mut fabric = lock(&self.0);
         fabric.tick();
-        instant(fabric.now())
+        let now = instant(fabric.now());
+        drop(fabric);
+        let_others_speak(&self.0);
+        now
     }
 }
 
@@ -72,7 +75,10 @@ impl std::fmt::Debug for SimPoller {
 impl Poller for SimPoller {
     fn register(&mut self, fd: RawFd, token: usize, _interest: Interest) -> io::Result<()> {
         let mut fabric = lock(&self.fabric);
-        let channel = (0..2).find(|&i| descriptor(self.node, i) == fd).ok_or(io::ErrorKind::NotFound)?;
+        let Some(channel) = (0..2).find(|&i| descriptor(self.node, i) == fd) else {
+            fabric.ports[self.node].own.push(OwnDescriptor { fd, token, edge: false, bytes: 0 });
+            return Ok(());
+        };
         fabric.ports[self.node].channels[channel].token = Some(token);
         if fabric.is_readable(self.node, channel) {
             fabric.raise(self.node, channel);
@@ -82,8 +88,10 @@ impl Poller for SimPoller {
 
     fn deregister(&mut self, fd: RawFd) -> io::Result<()> {
         let mut fabric = lock(&self.fabric);
-        let channel = (0..2).find(|&i| descriptor(self.node, i) == fd).ok_or(io::ErrorKind::NotFound)?;
-        fabric.ports[self.node].channels[channel].token = None;
+        match (0..2).find(|&i| descriptor(self.node, i) == fd) {
+            Some(channel) => fabric.ports[self.node].channels[channel].token = None,
+            None => fabric.ports[self.node].own.retain(|own| own.fd != fd),
+        }
         Ok(())
     }
 
@@ -101,6 +109,13 @@ impl Poller for SimPoller {
                 edges.push(Edge { token, readiness: Readiness::new(true, false, false) });
             }
         }
+        for own in &mut fabric.ports[self.node].own {
+            if std::mem::take(&mut own.edge) && own.bytes > 0 {
+                edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
+            }
+        }
+        drop(fabric);
+        let_others_speak(&self.fabric);
         Ok(())
     }
 

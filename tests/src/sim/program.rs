@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
+use std::fs::File;
 use std::time::Duration;
 
+use rdma_reactor::stream::Streams;
 use rdma_reactor::{
-    ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, DetachedMessage, DisconnectReason,
-    Handler, ListenerId, Message, Outcome, SendBuffer, SendErrorKind, SendId, TimerId,
+    ConnectOptions, ConnectionId, Context, DetachedMessage, Interest, IoId, ListenerId, SendBuffer, SendErrorKind,
+    SendKind, TimerId,
 };
 
-use super::audit::{ACTIVE, Audit, End, PASSIVE, Pair, cookie_of, payload, request_data};
+use super::audit::{ACTIVE, Arrival, Audit, End, PASSIVE, Pair, STREAM, Stand, is_stream, payload, request_data};
 use super::fabric::{Shared, lock};
+use super::flow::Flows;
 use super::poller::virtual_ns;
+use super::regions::Memories;
 use super::rng::{Rng, mix};
 use super::swarm::{Call, MS, NodeOptions, WorkOptions};
 use super::tcp::address;
+use super::threads::Threads;
 
 /// The port every node listens on.
 const PORT: u16 = 7471;
@@ -22,34 +27,40 @@ const PORT: u16 = 7471;
 const LATE: u64 = 100 * MS;
 
 #[derive(Debug)]
-struct Timer {
-    id: TimerId,
-    due: u64,
-    paused: u64,
+pub(super) struct Timer {
+    pub(super) id: TimerId,
+    pub(super) due: u64,
+    pub(super) paused: u64,
 }
 
 /// What the program on a node knows.
 #[derive(Debug)]
 pub struct State {
-    node: usize,
-    options: NodeOptions,
-    work: WorkOptions,
+    pub(super) node: usize,
+    pub(super) options: NodeOptions,
+    pub(super) work: WorkOptions,
     /// Of all nodes.
-    max_messages: Vec<u32>,
-    rng: Rng,
-    fabric: Shared,
+    pub(super) max_messages: Vec<u32>,
+    pub(super) rng: Rng,
+    pub(super) fabric: Shared,
+    pub(super) threads: Threads,
+    pub(super) memories: Memories,
+    /// Byte streams.
+    pub streams: Streams<Flows>,
     /// Connections that have not had their last callback: cookie and side.
     pub live: BTreeMap<ConnectionId, (u64, usize)>,
-    stale: Vec<ConnectionId>,
+    pub(super) stale: Vec<ConnectionId>,
     listener: Option<ListenerId>,
-    timers: BTreeMap<u64, Timer>,
+    /// Descriptors of its own.
+    pub(super) watched: BTreeMap<IoId, File>,
+    pub(super) timers: BTreeMap<u64, Timer>,
     next_timer: u64,
     next_cookie: u64,
-    kept: Vec<(DetachedMessage, Vec<u8>)>,
+    pub(super) kept: Vec<(DetachedMessage, Vec<u8>)>,
     buffers: Vec<SendBuffer>,
     budget: u32,
     /// Connections that are still to be opened in the place of others.
-    storm: u32,
+    pub(super) storm: u32,
     /// No more random calls: only the messages that are still to be sent.
     pub calm: bool,
 }
@@ -66,8 +77,18 @@ pub struct Program<'a> {
 impl State {
     /// The program of a node that has done nothing yet.
     #[must_use]
-    pub fn new(seed: u64, node: usize, nodes: &[NodeOptions], work: &WorkOptions, fabric: Shared) -> Self {
+    pub fn new(
+        seed: u64,
+        node: usize,
+        nodes: &[NodeOptions],
+        work: &WorkOptions,
+        fabric: Shared,
+        threads: Threads,
+    ) -> Self {
         Self {
+            streams: Streams::new(Flows::new(seed, node, work, Shared::clone(&fabric))),
+            threads,
+            memories: Memories::new(work.operations),
             node,
             options: nodes[node].clone(),
             work: work.clone(),
@@ -77,6 +98,7 @@ impl State {
             live: BTreeMap::new(),
             stale: Vec::new(),
             listener: None,
+            watched: BTreeMap::new(),
             timers: BTreeMap::new(),
             next_timer: 0,
             next_cookie: 0,
@@ -88,24 +110,24 @@ impl State {
         }
     }
 
-    fn note(&self, what: Arguments<'_>) {
+    pub(super) fn note(&self, what: Arguments<'_>) {
         lock(&self.fabric).note(self.node, what);
     }
 
-    fn check(&self, kept: bool, what: Arguments<'_>) {
+    pub(super) fn check(&self, kept: bool, what: Arguments<'_>) {
         if !kept {
             lock(&self.fabric).violation(format!("node{}: {what}", self.node));
         }
     }
 
     /// Virtual time, and how much of it this node did not run.
-    fn times(&self) -> (u64, u64) {
+    pub(super) fn times(&self) -> (u64, u64) {
         let fabric = lock(&self.fabric);
         (fabric.now(), fabric.paused(self.node))
     }
 
     /// Whether no more than `bound` has passed since, the time that the node did not run aside.
-    fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
+    pub(super) fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
         let (now, paused) = self.times();
         now <= since.0 + bound + LATE + (paused - since.1)
     }
@@ -126,7 +148,7 @@ impl State {
 }
 
 impl Program<'_> {
-    fn end(&mut self, id: ConnectionId) -> Option<(u64, usize, &mut End)> {
+    pub(super) fn end(&mut self, id: ConnectionId) -> Option<(u64, usize, &mut End)> {
         let &(cookie, side) = self.state.live.get(&id)?;
         let end = &mut self.audit.pairs.get_mut(&cookie)?.ends[side];
         Some((cookie, side, end))
@@ -156,7 +178,8 @@ impl Program<'_> {
         let nodes = state.max_messages.len();
         let step = if state.rng.chance(80) { 0 } else { 1 + state.rng.index(nodes - 1) };
         let peer = (state.node + step) % nodes;
-        let cookie = state.next_cookie << 4 | state.node as u64;
+        let kind = if state.rng.chance(state.work.streams) { STREAM } else { 0 };
+        let cookie = state.next_cookie << 4 | kind | state.node as u64;
         state.next_cookie += 1;
         let options = ConnectOptions::new().private_data(request_data(cookie));
         let result = cx.connect_with(address(peer, PORT), options);
@@ -175,6 +198,7 @@ impl Program<'_> {
         let times = self.state.times();
         self.state.note(format_args!("close {id}"));
         cx.close(id);
+        self.state.streams.handler.cut(id);
         if let Some((_, _, end)) = self.end(id) {
             end.closed.get_or_insert(times);
             end.blocked = false;
@@ -184,7 +208,7 @@ impl Program<'_> {
     /// Sends the next message of a connection; whether it was taken.
     fn send(&mut self, cx: &mut Context<'_>, id: ConnectionId, in_place: bool) -> bool {
         let Some((cookie, side, end)) = self.end(id) else { return false };
-        let (sequence, max) = (end.accepted, end.max);
+        let (sequence, max, next) = (end.accepted, end.max, end.posted);
         let usable = end.announced && end.closed.is_none();
         let bytes = payload(cookie, side, sequence, max);
         let room = cx.writable(id);
@@ -204,7 +228,7 @@ impl Program<'_> {
         };
         self.state.note(format_args!("send {sequence} on {id}, {} bytes: {result:?}", bytes.len()));
         let expected = match result {
-            Ok(send) => usable && room > 0 && send.sequence() == sequence,
+            Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
             // Messages past one buffer need memory besides.
             Err(SendErrorKind::WouldBlock) => usable && (room == 0 || bytes.len() > max),
             // It may be on its way out without having been told yet.
@@ -216,13 +240,10 @@ impl Program<'_> {
         match result {
             Ok(_) => {
                 end.accepted += 1;
-                if bytes.len() > max {
-                    end.large.insert(sequence);
-                } else {
-                    end.small.push_back(sequence);
-                }
+                let sequence = end.take(Stand::Message { large: bytes.len() > max });
+                end.coming.push_back((sequence, Arrival::Message));
             }
-            Err(SendErrorKind::WouldBlock) => end.blocked = true,
+            Err(SendErrorKind::WouldBlock) => end.refused(false),
             _ => {}
         }
         result.is_ok()
@@ -233,7 +254,7 @@ impl Program<'_> {
         let most = if self.state.calm { u64::MAX } else { self.state.rng.range(0..=self.state.work.burst) };
         for _ in 0..most {
             match self.end(id) {
-                Some((_, _, end)) if end.announced && end.ended.is_none() && end.accepted < end.goal => {}
+                Some((cookie, _, end)) if end.announced && end.accepted < end.goal && !is_stream(cookie) => {}
                 _ => return,
             }
             let in_place = self.state.rng.chance(300);
@@ -249,8 +270,9 @@ impl Program<'_> {
         self.state.release(true);
         self.listen(cx);
         for id in self.state.live.keys().copied().collect::<Vec<_>>() {
-            if let Some((_, _, end)) = self.end(id)
+            if let Some((cookie, _, end)) = self.end(id)
                 && end.announced
+                && !is_stream(cookie)
             {
                 end.goal = end.goal.max(end.accepted) + 1;
                 self.pump(cx, id);
@@ -266,14 +288,34 @@ impl Program<'_> {
         }
     }
 
-    fn any(&mut self) -> Option<ConnectionId> {
+    /// Enters into the books what the streams of this node have done.
+    pub fn note_flows(&mut self) {
+        let times = self.state.times();
+        for (id, flow) in &self.state.streams.handler.flows {
+            let (cookie, side) = flow.who;
+            let pair = self.audit.pairs.get_mut(&cookie).expect("it was opened");
+            let was = &pair.ends[side].flow;
+            let (more, news) = (flow.read - was.read, flow.end.is_some() && was.end.is_none());
+            self.audit.streamed += more;
+            let peer = &pair.ends[1 - side].flow;
+            let possible = flow.read <= peer.written && (!news || peer.shut && flow.end == Some(peer.written));
+            self.state.check(possible, format_args!("{id}: {flow:?} has read more or an end, of {peer:?}"));
+            let end = &mut pair.ends[side];
+            end.flow = flow.clone();
+            if flow.closed || flow.shut && flow.hangups > 0 {
+                end.closed.get_or_insert(times);
+            }
+        }
+    }
+
+    pub(super) fn any(&mut self) -> Option<ConnectionId> {
         let count = self.state.live.len();
         let nth = self.state.rng.index(count.max(1));
         self.state.live.keys().nth(nth).copied()
     }
 
     /// Opens a connection in the place of one that is gone.
-    fn reopen(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn reopen(&mut self, cx: &mut Context<'_>) {
         if !self.state.calm && self.state.storm > 0 {
             self.state.storm -= 1;
             self.open(cx);
@@ -281,7 +323,10 @@ impl Program<'_> {
     }
 
     /// Calls anything.
-    fn mischief(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
+    pub(super) fn mischief(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
+        if self.state.memories.budget > 0 {
+            self.operate(cx, about);
+        }
         if self.state.calm || self.state.work.kinds.is_empty() {
             return;
         }
@@ -297,7 +342,10 @@ impl Program<'_> {
 
     fn call(&mut self, cx: &mut Context<'_>, kind: Call, about: Option<ConnectionId>) {
         let any = self.any();
+        let stream = any.and_then(|id| self.state.live.get(&id)).is_some_and(|&(cookie, _)| is_stream(cookie));
         match (kind, any) {
+            // What is sent there would be bytes of the stream.
+            (Call::Send | Call::SendBuffer | Call::TooLong, _) if stream => {}
             (Call::Send, Some(id)) => {
                 self.send(cx, id, false);
             }
@@ -345,11 +393,34 @@ impl Program<'_> {
                     self.state.check(kept, format_args!("a message too long for {id}: {result:?}"));
                 }
             }
+            (Call::Watch, _) => self.watch(cx),
+            (Call::Speak, _) => {
+                let node = self.state.rng.index(self.state.max_messages.len());
+                let said = self.state.threads.say(node, self.state.node);
+                self.state.check(said.is_ok(), format_args!("{said:?}"));
+            }
             (Call::Dawdle, _) => {
                 let time = self.state.rng.skewed(1_000..=300 * MS);
                 lock(&self.state.fabric).pause(self.state.node, time);
             }
             _ => {}
+        }
+    }
+
+    /// Watches a descriptor of its own, or the oldest no more.
+    fn watch(&mut self, cx: &mut Context<'_>) {
+        if self.state.watched.len() < 2 && self.state.rng.chance(700) {
+            // Only its number matters.
+            let file = File::open("/dev/null").expect("/dev/null");
+            let io = cx.register_io(&file, Interest::READABLE);
+            self.state.note(format_args!("watches {io:?}"));
+            match io {
+                Ok(io) => _ = self.state.watched.insert(io, file),
+                Err(error) => self.state.check(false, format_args!("watching: {error}")),
+            }
+        } else if let Some((io, _)) = self.state.watched.pop_first() {
+            let (first, again) = (cx.deregister_io(io), cx.deregister_io(io));
+            self.state.check(first && !again, format_args!("watching {io:?} no more: {first}, then {again}"));
         }
     }
 
@@ -390,193 +461,5 @@ impl Program<'_> {
         let now = cx.max_message(id);
         self.state.check(now == announced.then_some(max), format_args!("{id}: max_message is {now:?}, was {max}"));
         self.state.check(cx.peer_address(id).is_some(), format_args!("{id} has no peer"));
-    }
-}
-
-impl Handler for Program<'_> {
-    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
-        let cookie = cookie_of(request.private_data);
-        let Some((cookie, pair)) = cookie.and_then(|cookie| Some((cookie, self.audit.pairs.get_mut(&cookie)?))) else {
-            self.state.check(false, format_args!("a request of nobody: {request:?}"));
-            return Decision::Accept;
-        };
-        let answer = match self.state.rng.below(3) {
-            0 => Vec::new(),
-            _ => request_data(mix(cookie))[..8].to_vec(),
-        };
-        let refuse = !self.state.calm && self.state.rng.chance(self.state.work.refuse);
-        pair.initiators.push(request.peer);
-        pair.answers.push(answer.clone());
-        pair.taken = !refuse;
-        self.state.note(format_args!(
-            "request {cookie:x} from {}: {}",
-            request.peer,
-            if refuse { "no" } else { "yes" }
-        ));
-        self.mischief(cx, None);
-        if refuse {
-            Decision::Reject(answer)
-        } else if answer.is_empty() {
-            Decision::Accept
-        } else {
-            Decision::AcceptWith(answer)
-        }
-    }
-
-    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        if !self.state.live.contains_key(&conn) {
-            let cookie = cookie_of(cx.private_data(conn)).filter(|cookie| self.audit.pairs.contains_key(cookie));
-            let Some(cookie) = cookie else {
-                return self.state.check(false, format_args!("{conn} is a connection of nobody"));
-            };
-            self.state.check(!self.state.stale.contains(&conn), format_args!("{conn} is not new"));
-            self.state.live.insert(conn, (cookie, PASSIVE));
-        }
-        let node = self.state.node;
-        let goal = self.state.rng.range(0..=self.state.work.messages);
-        let Some((cookie, side, end)) = self.end(conn) else { return };
-        let (again, for_us) = (end.announced, end.node == node);
-        (end.id, end.announced, end.goal) = (Some(conn), true, goal.max(1));
-        let closed = end.closed.is_some();
-        let pair = &self.audit.pairs[&cookie];
-        let peer = pair.ends[1 - side].node;
-        let max = self.state.max_messages[node].min(self.state.max_messages[peer]) as usize;
-        self.state.note(format_args!("on_connect {conn}: {cookie:x}, with node{peer}"));
-        self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or of another's"));
-        self.state.check(cx.max_message(conn) == Some(max), format_args!("{conn}: max_message is not {max}"));
-        if side == ACTIVE {
-            let said = cx.private_data(conn).to_vec();
-            self.state.check(pair.answers.contains(&said), format_args!("{conn}: the peer did not say {said:?}"));
-            let bound = MS * (self.state.options.connect_timeout / MS + 1);
-            self.state.check(self.state.is_within(pair.opened, bound), format_args!("{conn}: up too late"));
-        }
-        let both = pair.ends.iter().all(|end| end.announced);
-        self.audit.connected += u64::from(both);
-        if let Some((_, _, end)) = self.end(conn) {
-            end.max = max;
-        }
-        cx.set_user(conn, cookie);
-        self.pump(cx, conn);
-        self.mischief(cx, Some(conn));
-    }
-
-    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let Some((cookie, side, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: a message on a connection that is gone"));
-        };
-        let (sequence, open, max) = (end.received, end.announced && end.closed.is_none(), end.max);
-        end.received += 1;
-        self.audit.messages += 1;
-        let sent = self.audit.pairs[&cookie].ends[1 - side].accepted;
-        let expected = payload(cookie, 1 - side, sequence, max);
-        self.state.note(format_args!("on_recv {conn}: {sequence}, {} bytes", message.len()));
-        self.state.check(open, format_args!("{conn}: a message before it is up or after it was closed"));
-        self.state.check(sequence < sent, format_args!("{conn}: message {sequence} of {sent}"));
-        self.state.check(*message == *expected, format_args!("{conn}: message {sequence} is another"));
-        if !self.state.calm && self.state.rng.chance(self.state.work.detach) {
-            self.state.kept.push((message.detach(), expected));
-        }
-        if self.state.calm || self.state.rng.chance(300) {
-            self.pump(cx, conn);
-        } else if self.state.storm > 0 && self.state.rng.chance(200) {
-            self.close(cx, conn);
-        }
-        self.mischief(cx, Some(conn));
-    }
-
-    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        let Some((_, _, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: a completion on a connection that is gone"));
-        };
-        // Those of one buffer complete in order, the others when they were fetched.
-        let large = end.large.remove(&send.sequence());
-        let in_order = large || end.small.pop_front() == Some(send.sequence());
-        let after_failure = outcome.is_sent() && end.failed;
-        end.failed |= !outcome.is_sent();
-        end.fetched_late += u64::from(large && end.closed.is_some());
-        end.completed += 1;
-        end.sent += u64::from(outcome.is_sent());
-        let completed = end.completed;
-        self.state.note(format_args!("on_send_complete {conn}: {} {outcome:?}", send.sequence()));
-        self.state.check(in_order, format_args!("{conn}: {send:?} completed as number {completed}"));
-        self.state.check(!after_failure, format_args!("{conn}: {send:?} was sent after one that was not"));
-        self.pump(cx, conn);
-        self.mischief(cx, Some(conn));
-    }
-
-    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let Some((_, _, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: writable, and gone"));
-        };
-        let owed = std::mem::take(&mut end.blocked);
-        let room = cx.writable(conn);
-        self.state.note(format_args!("on_writable {conn}: room for {room}"));
-        self.state.check(owed && room > 0, format_args!("{conn}: on_writable, owed: {owed}, room for {room}"));
-        self.pump(cx, conn);
-        self.mischief(cx, Some(conn));
-    }
-
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        self.state.note(format_args!("on_disconnect {conn}: {reason:?}"));
-        let (now, _) = self.state.times();
-        let Some((cookie, side, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: a second on_disconnect"));
-        };
-        end.ended = Some(reason.to_string());
-        end.over = Some(now);
-        end.blocked = false;
-        let (announced, open, closed) = (end.announced, end.accepted - end.completed, end.closed);
-        let fetched = end.fetched_late;
-        self.state.check(announced, format_args!("{conn}: on_disconnect of what was never up"));
-        self.state.check(open == 0, format_args!("{conn}: on_disconnect with {open} sends not completed"));
-        let pair = &self.audit.pairs[&cookie];
-        let just = pair.judge_reason(side, &reason, &lock(&self.state.fabric));
-        self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
-        if let Some(closed) = closed {
-            // The last deadline is put off once when the node is behind.
-            let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
-            self.state.check(self.state.is_within(closed, bound), format_args!("{conn}: closed too late"));
-        }
-        self.state.check(cx.writable(conn) == 0, format_args!("{conn}: gone, and writable"));
-        let refused = cx.send(conn, b"late") == Err(SendErrorKind::Closed);
-        self.state.check(refused, format_args!("{conn}: gone, and sends"));
-        self.state.live.remove(&conn);
-        cx.close(conn);
-        self.reopen(cx);
-        self.mischief(cx, None);
-        self.state.stale.push(conn);
-    }
-
-    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        self.state.note(format_args!("on_connect_error {conn}: {error:?}"));
-        let (now, _) = self.state.times();
-        let Some((cookie, side, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: on_connect_error of nobody's"));
-        };
-        let announced = end.announced;
-        end.ended = Some(error.to_string());
-        end.over = Some(now);
-        let kept = side == ACTIVE && !announced;
-        self.state.check(kept, format_args!("{conn}: on_connect_error, side {side}, announced: {announced}"));
-        let pair = &self.audit.pairs[&cookie];
-        let just = pair.judge_error(&error, &lock(&self.state.fabric));
-        self.state.check(just, format_args!("{conn}: could not be connected: {error:?}, of {pair:?}"));
-        let bound = self.state.options.connect_timeout + 2 * self.state.options.flush_timeout;
-        self.state.check(self.state.is_within(pair.opened, bound), format_args!("{conn}: given up too late"));
-        self.state.live.remove(&conn);
-        self.reopen(cx);
-        self.mischief(cx, None);
-        self.state.stale.push(conn);
-    }
-
-    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
-        let Some(set) = self.state.timers.remove(&token) else {
-            return self.state.check(false, format_args!("timer {token} fired, and was not set"));
-        };
-        let now = virtual_ns(cx.now());
-        let kept = set.id == timer && now >= set.due && self.state.is_within((set.due, set.paused), 0);
-        self.state.note(format_args!("on_timer {token}"));
-        self.state.check(kept, format_args!("timer {token} was due at {}, fired at {now}", set.due));
-        self.mischief(cx, None);
     }
 }

@@ -94,6 +94,8 @@ pub fn check_many(first: u64, count: u64, threads: u64) -> Result<Total, (u64, F
                             total.sum.hash ^= report.hash;
                             total.sum.turns += report.turns;
                             total.sum.messages += report.messages;
+                            total.sum.operations += report.operations;
+                            total.sum.streamed += report.streamed;
                             total.sum.connections += report.connections;
                             total.sum.time += report.time;
                         }

@@ -16,6 +16,8 @@ pub struct Options {
     pub nodes: Vec<NodeOptions>,
     /// The byte streams.
     pub net: NetOptions,
+    /// The providers know atomics and immediate data.
+    pub extensions: bool,
     /// What the hardware does in its own time; `None` runs the embedded provider bare.
     pub hardware: Option<HardwareOptions>,
     /// What breaks.
@@ -101,6 +103,10 @@ pub struct HardwareOptions {
     pub never: u32,
     /// Per thousand: destroying a queue pair takes its completions out of the queue.
     pub purge: u32,
+    /// It uses the extensions of the provider, if there are any, and tells how many bytes came.
+    pub extensions: bool,
+    /// Sends may complete before reads in front of them.
+    pub overtaking: bool,
 }
 
 /// Faults of links and nodes.
@@ -150,6 +156,22 @@ pub struct WorkOptions {
     pub detach: u32,
     /// Messages a pump sends at most before it waits for a completion.
     pub burst: u64,
+    /// One-sided operations of a node in all, and calls about them per callback at most.
+    pub operations: u32,
+    /// See `operations`.
+    pub operations_burst: u64,
+    /// Largest region, bytes.
+    pub region: u64,
+    /// Per thousand: an operation is tried without the right to.
+    pub trespass: u32,
+    /// Per thousand: a connection carries a byte stream.
+    pub streams: u32,
+    /// Bytes per direction of a stream at most.
+    pub stream_bytes: u64,
+    /// Things that other threads say to a node in all, and at most at once.
+    pub said: u32,
+    /// See `said`.
+    pub unheard: u32,
 }
 
 /// A random call from a callback.
@@ -181,11 +203,15 @@ pub enum Call {
     Look,
     /// A message that is too long.
     TooLong,
+    /// `register_io`, or `deregister_io`.
+    Watch,
+    /// Another thread says something to some node, just now.
+    Speak,
     /// The callback takes its time.
     Dawdle,
 }
 
-const CALLS: [Call; 14] = [
+const CALLS: [Call; 16] = [
     Call::Send,
     Call::SendBuffer,
     Call::HoldBuffer,
@@ -199,6 +225,8 @@ const CALLS: [Call; 14] = [
     Call::Release,
     Call::Look,
     Call::TooLong,
+    Call::Watch,
+    Call::Speak,
     Call::Dawdle,
 ];
 
@@ -224,6 +252,7 @@ impl Options {
         Self {
             chaos: rng.range(20 * MS..=1500 * MS),
             net: NetOptions::draw(rng, largest),
+            extensions: rng.chance(600),
             hardware: rng.chance(650).then(|| HardwareOptions::draw(rng)),
             faults: FaultOptions::draw(rng),
             work: WorkOptions::draw(rng, largest, depth),
@@ -290,6 +319,8 @@ impl HardwareOptions {
             twice: rate(rng, 500),
             never: rate(rng, 300),
             purge: rate(rng, 1000),
+            extensions: rng.chance(700),
+            overtaking: rng.chance(400),
         }
     }
 }
@@ -315,6 +346,14 @@ impl WorkOptions {
             refuse: rate(rng, 200),
             detach: rate(rng, 500),
             burst: rng.skewed(1..=64),
+            operations: if rng.chance(500) { rng.range(20..=400) as u32 } else { 0 },
+            operations_burst: rng.range(1..=6),
+            region: rng.skewed(64..=6_000),
+            trespass: if rng.chance(300) { rng.skewed(1..=100) as u32 } else { 0 },
+            streams: if rng.chance(350) { rng.pick(&[200, 600, 1000]) } else { 0 },
+            stream_bytes: rng.skewed(1..=60_000).min(150 * u64::from(largest)),
+            said: if rng.chance(500) { rng.skewed(1..=300) as u32 } else { 0 },
+            unheard: rng.skewed(1..=64) as u32,
         }
     }
 }

@@ -11,13 +11,15 @@ use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
 use rdma_transport::provider::Provider;
 
 use super::audit::{Audit, LARGEST, Pair};
-use super::fabric::{Fabric, Script, Shared, disturbed, lock};
+use super::fabric::{Fabric, Script, Shared, disturbed, let_others_speak, lock};
+use super::flow::SETTLE;
 use super::hardware::HardwareProvider;
 use super::net::SimNet;
 use super::poller::{SimClock, SimPoller, virtual_ns};
 use super::program::{Program, State};
 use super::rng::{Rng, mix};
 use super::swarm::{MS, NodeOptions, Options};
+use super::threads::{Said, Threads};
 use super::trace::Trace;
 
 /// Virtual time in which what is left has to happen once nothing is broken any more, ns.
@@ -34,7 +36,7 @@ const IDLE_TIME: u64 = 5_000 * MS;
 
 #[derive(Debug)]
 struct Node {
-    reactor: Option<Reactor>,
+    reactor: Option<Reactor<Said>>,
     state: State,
     options: NodeOptions,
     more: bool,
@@ -50,6 +52,10 @@ pub struct Report {
     pub turns: u64,
     /// Messages delivered.
     pub messages: u64,
+    /// One-sided operations that ended well.
+    pub operations: u64,
+    /// Bytes read from streams.
+    pub streamed: u64,
     /// Connections that came up.
     pub connections: u64,
     /// Virtual time, ns.
@@ -61,13 +67,14 @@ pub struct Report {
 pub struct World {
     options: Options,
     fabric: Shared,
+    threads: Threads,
     nodes: Vec<Node>,
     audit: Audit,
     rng: Rng,
     futile: u64,
 }
 
-fn config(options: &NodeOptions) -> Config {
+fn config(options: &NodeOptions, unheard: u32) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
     Config::default()
@@ -92,11 +99,13 @@ fn config(options: &NodeOptions) -> Config {
         .close_timeout(time(options.close_timeout))
         .flush_timeout(time(options.flush_timeout))
         .crc(options.crc)
+        .remote_queue(unheard)
 }
 
 fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<dyn Provider> {
     let mut settings = IwarpConfig::default();
     settings.crc = if options.nodes[node].crc { CrcPolicy::Require } else { CrcPolicy::Off };
+    settings.extensions = options.extensions;
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
     let net = SimNet::new(node, Arc::clone(fabric));
     let iwarp = Iwarp::new(settings, net, Box::new(move |bytes: &mut [u8]| entropy.fill(bytes)));
@@ -122,26 +131,29 @@ impl World {
         trace.line(0, "world", format_args!("{options:?}"));
         let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
         fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
+        let threads = fabric.threads();
         let fabric = Arc::new(Mutex::new(fabric));
-        let node = |node: usize| Node {
-            reactor: Some(
-                Reactor::with_parts(
-                    config(&options.nodes[node]),
-                    Parts {
-                        provider: provider(seed, node, &options, &fabric),
-                        poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
-                        clock: Box::new(SimClock(Arc::clone(&fabric))),
-                    },
-                )
-                .expect("settings in range"),
-            ),
-            state: State::new(seed, node, &options.nodes, &options.work, Arc::clone(&fabric)),
-            options: options.nodes[node].clone(),
-            more: true,
-            turns: 0,
+        let node = |node: usize| {
+            let unheard = options.work.unheard;
+            let parts = Parts {
+                provider: provider(seed, node, &options, &fabric),
+                poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
+                clock: Box::new(SimClock(Arc::clone(&fabric))),
+            };
+            let reactor = Reactor::with_parts(config(&options.nodes[node], unheard), parts);
+            let reactor = reactor.expect("settings in range");
+            threads.listen(reactor.remote(), unheard);
+            let (work, shared) = (&options.work, Arc::clone(&fabric));
+            Node {
+                reactor: Some(reactor),
+                state: State::new(seed, node, &options.nodes, work, shared, threads.clone()),
+                options: options.nodes[node].clone(),
+                more: true,
+                turns: 0,
+            }
         };
         let nodes = (0..options.nodes.len()).map(node).collect();
-        Self { nodes, fabric, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
+        Self { nodes, fabric, threads, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
     }
 
     /// The network, to look at the history.
@@ -172,21 +184,42 @@ impl World {
         lock(&self.fabric).heal();
         for node in 0..self.nodes.len() {
             self.outside(node, |program, cx| program.settle(cx));
+            self.settle_streams(node);
         }
         let end = self.now() + PATIENCE;
-        let settled = |pair: &Pair| pair.is_over() || pair.is_settled();
-        if !self.until("settling", end, |world| world.audit.pairs.values().all(settled))? {
+        let settled = |&(&cookie, pair): &(&u64, &Pair)| pair.is_over() || pair.is_settled(cookie);
+        if !self.until("settling", end, |world| world.audit.pairs.iter().all(|entry| settled(&entry)))? {
             return Err(format!("no progress: {}", self.audit.unsettled(settled)));
         }
         self.close_all();
         let end = self.now() + PATIENCE;
-        if !self.until("closing", end, |world| world.audit.pairs.values().all(Pair::is_over))? {
-            return Err(format!("not closed: {}", self.audit.unsettled(Pair::is_over)));
+        let over = |&(_, pair): &(&u64, &Pair)| pair.is_over();
+        if !self.until("closing", end, |world| world.audit.pairs.iter().all(|entry| over(&entry)))? {
+            return Err(format!("not closed: {}", self.audit.unsettled(over)));
+        }
+        for node in 0..self.nodes.len() {
+            self.look(node, true);
+            self.settle_streams(node);
+            self.outside(node, |program, _| program.drop_regions());
         }
         for node in 0..self.nodes.len() {
             self.outside(node, |program, cx| program.cancel_timers(cx));
         }
         self.quiesce()
+    }
+
+    /// Reads and writes all streams of a node to their ends.
+    fn settle_streams(&mut self, node: usize) {
+        self.outside(node, |program, cx| {
+            program.state.streams.handler.calm = true;
+            cx.set_timer(Duration::ZERO, SETTLE);
+        });
+    }
+
+    /// Looks at the memory of a node.
+    fn look(&mut self, node: usize, all: bool) {
+        let Node { reactor: Some(_), state, .. } = &mut self.nodes[node] else { return };
+        Program { state, audit: &mut self.audit }.look_at_memory(all);
     }
 
     /// What happens from outside while everything may break.
@@ -203,6 +236,14 @@ impl World {
         for _ in 0..self.rng.below(20) {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
             fabric.schedule(at, Script::Release(node));
+        }
+        for _ in 0..self.rng.below(30) {
+            let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Bytes(node));
+        }
+        for _ in 0..self.options.work.said {
+            let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
+            fabric.schedule(at, Script::Speak(node));
         }
         if self.rng.chance(100) {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
@@ -242,11 +283,15 @@ impl World {
             }
             self.nodes[node].state.live.clear();
             drop(reactor);
+            self.threads.gone(node);
             self.nodes[node].state.release(true);
+            let Node { state, .. } = &mut self.nodes[node];
+            Program { state, audit: &mut self.audit }.forget_regions();
         }
     }
 
     fn script(&mut self) {
+        let_others_speak(&self.fabric);
         loop {
             let next = lock(&self.fabric).next_script();
             match next {
@@ -255,7 +300,7 @@ impl World {
                 // As another thread would: the reactor is to wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
-                Some(Script::Tick) => {}
+                Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
             }
         }
     }
@@ -311,6 +356,9 @@ impl World {
             {
                 return Err(format!("node{i} sleeps, though there is {what}"));
             }
+            if node.reactor.is_some() && fabric.paused_until(i) <= now && self.threads.unheard(i) > 0 {
+                return Err(format!("node{i} sleeps, and has not heard what another thread said"));
+            }
         }
         let next = fabric.next().map_or(next, |at| at.min(next));
         fabric.advance(next.max(now + 1));
@@ -321,13 +369,24 @@ impl World {
         let Node { reactor: Some(reactor), state, options, more, turns } = &mut self.nodes[node] else {
             return Ok(());
         };
-        lock(&self.fabric).seen(node);
+        let mut fabric = lock(&self.fabric);
+        fabric.seen(node);
+        let rings = fabric.take_rings(node);
+        drop(fabric);
+        if rings > 1 {
+            return Err(format!("node{node} was woken {rings} times for one turn"));
+        }
         let longest = if options.spin > 0 { options.spin } else { u64::from(options.adaptive) * 50_000 };
         let timeout = if longest > 0 && self.rng.chance(500) { longest } else { 0 };
         let mut program = Program { state, audit: &mut self.audit };
         let turn = reactor.turn(&mut program, Some(Duration::from_nanos(timeout)));
         let turn = turn.map_err(|error| format!("node{node}: the turn failed: {error}"))?;
         *turns += 1;
+        program.look_at_memory(false);
+        let rings = lock(&self.fabric).take_rings(node);
+        if rings > 3 {
+            return Err(format!("node{node} was woken {rings} times in one turn"));
+        }
         // A program that nests the descriptor edge-triggered needs no more than that: the reactor wakes itself.
         *more = turn.more && options.level;
         lock(&self.fabric).note(node, format_args!("{turn:?}"));
@@ -356,6 +415,10 @@ impl World {
             if all != free {
                 return Err(format!("node{i}: {} of {all} buffers never came home", all - free));
             }
+            let regions = reactor.stats().regions;
+            if regions > 0 {
+                return Err(format!("node{i}: {regions} regions are left"));
+            }
             let left = reactor.context().connections();
             if left > 0 {
                 return Err(format!("node{i}: {left} connections are left"));
@@ -379,6 +442,8 @@ impl World {
             hash: fabric.trace.hash(),
             turns: self.nodes.iter().map(|node| node.turns).sum(),
             messages: self.audit.messages,
+            operations: self.audit.operations,
+            streamed: self.audit.streamed,
             connections: self.audit.connected,
             time: fabric.now(),
         })

@@ -1,0 +1,352 @@
+//! Byte streams: one end's view of one, and the program that reads and writes it, driven by edges alone.
+
+use std::collections::BTreeMap;
+use std::fmt::Arguments;
+use std::io::{BufRead, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use rdma_reactor::stream::{StreamContext, StreamHandler};
+use rdma_reactor::{ConnectionId, DisconnectReason, TimerId};
+
+use super::fabric::{Shared, lock};
+use super::memory::Who;
+use super::rng::{Rng, mix};
+use super::swarm::{MS, WorkOptions};
+use super::threads::Said;
+
+/// Timers of streams have this bit, and the stream's number.
+const OF_FLOW: u64 = 1 << 62;
+/// The timer that has all streams read and written to their ends.
+pub const SETTLE: u64 = u64::MAX;
+
+/// One end of a stream.
+#[derive(Clone, Debug, Default)]
+pub struct Flow {
+    /// Its connection: cookie, and which side.
+    pub who: Who,
+    goal: u64,
+    /// Bytes that were taken for writing.
+    pub written: u64,
+    /// It has said that it writes no more.
+    pub shut: bool,
+    /// It was closed.
+    pub closed: bool,
+    /// Its connection was closed by somebody who knows nothing of streams.
+    cut: bool,
+    /// Bytes that were read.
+    pub read: u64,
+    /// It wants to read no more.
+    deaf: bool,
+    /// Where reading came to the peer's end.
+    pub end: Option<u64>,
+    /// How often it heard that the peer has finished.
+    pub hangups: u32,
+    /// A write took less than it was given: `on_writable` is owed.
+    short: bool,
+    /// Bytes were left unread: no edge is owed.
+    left: bool,
+    /// Its last callback has come.
+    pub over: bool,
+}
+
+impl Flow {
+    /// Whether it says to the peer that it has finished, and all that it wrote arrives before.
+    #[must_use]
+    pub const fn finishes(&self) -> bool {
+        self.shut && !self.closed && !self.cut
+    }
+
+    /// What is wrong with a stream that nothing has disturbed, of which this is the writer's end.
+    #[must_use]
+    pub fn judge(&self, reader: &Self) -> Option<String> {
+        if !self.finishes() || reader.closed || reader.cut || reader.deaf {
+            return None;
+        }
+        // An end behind the last callback of a stream with nothing unread is not kept.
+        let end = reader.end.is_none_or(|end| end == self.written);
+        let whole = reader.read == self.written && end && reader.hangups == 1;
+        (!whole).then(|| format!("of {} bytes, and an end: {reader:?}", self.written))
+    }
+}
+
+/// The bytes of a stream from `at` on.
+pub fn fill(from: Who, mut at: u64, out: &mut [u8]) {
+    for byte in out {
+        *byte = (mix(from.0 ^ mix(at / 8) ^ from.1 as u64) >> (at % 8 * 8)) as u8;
+        at += 1;
+    }
+}
+
+/// The program on the streams of a node.
+#[derive(Debug)]
+pub struct Flows {
+    node: usize,
+    rng: Rng,
+    fabric: Shared,
+    bytes: u64,
+    /// Those that were open, while there may be something to read.
+    pub flows: BTreeMap<ConnectionId, Flow>,
+    /// The next one to be opened.
+    pub next: Who,
+    /// A timer that is none of a stream's.
+    pub timer: Option<TimerId>,
+    /// No more pauses: everything is read and written at once.
+    pub calm: bool,
+    /// By the number in their timers.
+    naps: Vec<ConnectionId>,
+}
+
+impl Flows {
+    /// No streams yet.
+    #[must_use]
+    pub fn new(seed: u64, node: usize, work: &WorkOptions, fabric: Shared) -> Self {
+        Self {
+            node,
+            rng: Rng::new(mix(seed) ^ node as u64, "streams"),
+            fabric,
+            bytes: work.stream_bytes,
+            flows: BTreeMap::new(),
+            next: (0, 0),
+            timer: None,
+            calm: false,
+            naps: Vec::new(),
+        }
+    }
+
+    fn note(&self, what: Arguments<'_>) {
+        lock(&self.fabric).note(self.node, what);
+    }
+
+    fn check(&self, kept: bool, what: Arguments<'_>) {
+        if !kept {
+            lock(&self.fabric).violation(format!("node{}: {what}", self.node));
+        }
+    }
+
+    fn flow(&mut self, id: ConnectionId) -> &mut Flow {
+        self.flows.entry(id).or_default()
+    }
+
+    /// Comes back to a stream later.
+    fn nap(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let delay = self.rng.skewed(1_000..=50 * MS);
+        let token = OF_FLOW | self.naps.len() as u64;
+        self.naps.push(id);
+        cx.context().set_timer(Duration::from_nanos(delay), token);
+    }
+
+    /// Writes what is still to be written, in pieces, and finishes.
+    fn write(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        loop {
+            let flow = self.flow(id);
+            let (from, written, left) = (flow.who, flow.written, flow.goal.saturating_sub(flow.written));
+            if flow.over || flow.shut || flow.closed || flow.cut || flow.short {
+                return;
+            }
+            if left == 0 {
+                return self.finish(cx, id);
+            }
+            if !self.calm && self.rng.chance(100) {
+                return self.nap(cx, id);
+            }
+            let len = self.rng.skewed(1..=left) as usize;
+            let mut bytes = vec![0; len];
+            fill(from, written, &mut bytes);
+            let whole = self.rng.chance(700);
+            let room = cx.stream(id).readiness().writable;
+            let result = if whole {
+                cx.stream(id).write(&bytes)
+            } else {
+                cx.stream(id).write_with(|place| {
+                    let len = bytes.len().min(place.len());
+                    place[..len].copy_from_slice(&bytes[..len]);
+                    len
+                })
+            };
+            let taken = *result.as_ref().unwrap_or(&0);
+            self.note(format_args!("writes {len} bytes at {written} to {id}: {result:?}"));
+            let flow = self.flow(id);
+            flow.written += taken as u64;
+            match result {
+                Ok(0) => self.check(false, format_args!("{id}: a write of {len} bytes took none")),
+                // Not even the next byte was taken: there was no room.
+                Ok(taken) if whole => flow.short = taken < len,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    flow.short = true;
+                    self.check(!room, format_args!("{id}: writable, and takes nothing"));
+                }
+                // It is going.
+                Err(error) => {
+                    self.check(error.kind() == ErrorKind::BrokenPipe, format_args!("{id}: writing: {error}"));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let close = !self.calm && self.rng.chance(100);
+        self.note(format_args!("{} {id}", if close { "closes" } else { "finishes" }));
+        let flow = self.flow(id);
+        flow.shut = true;
+        if close {
+            flow.closed = true;
+            cx.stream(id).close();
+        } else {
+            let done = cx.stream(id).shutdown(Shutdown::Write);
+            self.check(done.is_ok(), format_args!("{id}: finishing: {done:?}"));
+        }
+    }
+
+    /// Reads until there is nothing, or stops in between and comes back later.
+    fn read(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        loop {
+            let flow = self.flow(id);
+            if flow.closed || flow.end.is_some() {
+                return;
+            }
+            let (over, at, from) = (flow.over, flow.read, (flow.who.0, 1 - flow.who.1));
+            if !self.calm && self.rng.chance(80) {
+                // Bytes may be left, or the peer's end.
+                self.flow(id).left = cx.stream(id).readiness().readable;
+                if over || self.rng.chance(900) {
+                    return self.nap(cx, id);
+                }
+                self.note(format_args!("reads {id} no more"));
+                self.flow(id).deaf = true;
+                let done = cx.stream(id).shutdown(Shutdown::Read);
+                return self.check(done.is_ok(), format_args!("{id}: shutting down for reading: {done:?}"));
+            }
+            let mut bytes = vec![0; self.rng.skewed(1..=5_000) as usize];
+            let result = if self.rng.chance(500) {
+                cx.stream(id).read(&mut bytes)
+            } else {
+                let most = bytes.len();
+                let mut stream = cx.stream(id);
+                let part = stream.fill_buf().map(|front| {
+                    let len = front.len().min(most);
+                    bytes[..len].copy_from_slice(&front[..len]);
+                    len
+                });
+                if let Ok(len) = part {
+                    stream.consume(len);
+                }
+                part
+            };
+            self.note(format_args!("reads {id} at {at}: {result:?}"));
+            match result {
+                Ok(0) => {
+                    let flow = self.flow(id);
+                    (flow.left, flow.end) = (false, if flow.deaf { None } else { Some(at) });
+                    return;
+                }
+                Ok(len) => {
+                    let mut expected = vec![0; len];
+                    fill(from, at, &mut expected);
+                    self.check(bytes[..len] == expected, format_args!("{id}: {len} bytes at {at} are others"));
+                    self.flow(id).read += len as u64;
+                }
+                Err(error) => {
+                    self.flow(id).left = false;
+                    let kept = over || error.kind() == ErrorKind::WouldBlock;
+                    return self.check(kept, format_args!("{id}: reading: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Does all that can be done on every stream.
+    fn settle(&mut self, cx: &mut StreamContext<'_>) {
+        self.calm = true;
+        for id in self.flows.keys().copied().collect::<Vec<_>>() {
+            self.read(cx, id);
+            self.write(cx, id);
+        }
+    }
+
+    /// Its connection is closed by somebody who knows nothing of streams.
+    pub fn cut(&mut self, id: ConnectionId) {
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.cut = true;
+        }
+    }
+
+    fn end(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, orderly: bool) {
+        self.note(format_args!("{id} is over, in order: {orderly}"));
+        let flow = self.flow(id);
+        let again = std::mem::replace(&mut flow.over, true);
+        let told = !orderly || flow.closed || flow.cut || flow.hangups == 1;
+        self.check(
+            !again && told,
+            format_args!("{id}: over again, or not told of the peer's end: {:?}", self.flows[&id]),
+        );
+        self.read(cx, id);
+    }
+}
+
+impl StreamHandler<Said> for Flows {
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let goal = self.rng.skewed(0..=self.bytes);
+        let flow = Flow { who: self.next, goal, ..Flow::default() };
+        self.note(format_args!("{id} is a stream, to write {goal} bytes"));
+        let again = self.flows.insert(id, flow);
+        self.check(again.is_none(), format_args!("{id}: opened again"));
+        let readiness = cx.stream(id).readiness();
+        // It may be up and gone at once, and then takes nothing.
+        self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
+        self.write(cx, id);
+    }
+
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let flow = self.flow(id);
+        let due = !flow.over && !flow.closed && !flow.deaf && !flow.left && flow.end.is_none();
+        let readable = cx.stream(id).readiness().readable;
+        self.check(due && readable, format_args!("{id}: readable: {readable}, {:?}", self.flows[&id]));
+        self.read(cx, id);
+    }
+
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let flow = self.flow(id);
+        let due = std::mem::take(&mut flow.short) && !flow.over && !flow.closed;
+        let writable = cx.stream(id).readiness().writable;
+        self.check(due && writable, format_args!("{id}: writable: {writable}, {:?}", self.flows[&id]));
+        self.write(cx, id);
+    }
+
+    fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let flow = self.flow(id);
+        flow.hangups += 1;
+        let kept = flow.hangups == 1 && !flow.over && !flow.closed;
+        let readiness = cx.stream(id).readiness();
+        self.note(format_args!("{id}: the peer has finished"));
+        let told = readiness.closed && readiness.readable;
+        self.check(kept && told, format_args!("{id}: a hang-up, {readiness:?}, {:?}", self.flows[&id]));
+        // Who has read everything has the end still to read, and who has not has it behind the bytes.
+        if !self.flows[&id].left {
+            self.read(cx, id);
+        }
+    }
+
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.end(cx, id, true);
+    }
+
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, _: DisconnectReason) {
+        self.end(cx, id, false);
+    }
+
+    fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {
+        if token == SETTLE {
+            return self.settle(cx);
+        }
+        match self.naps.get((token & !OF_FLOW) as usize).copied().filter(|_| token & OF_FLOW != 0) {
+            Some(id) => {
+                self.read(cx, id);
+                self.write(cx, id);
+            }
+            None => self.timer = Some(timer),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The books of remote memory: what the bytes of every shared region may be, whoever reads and writes them.
+//!
+//! A write that was accepted may be there or not until something shows that it is: a message or immediate data sent
+//! behind it has arrived, or a read or an atomic operation behind it is done. From then on nothing else may be there.
+//! Each end that writes has a part of its own, so that the order of writes to a byte is that of one queue pair.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use rdma_reactor::{Access, RemoteRegion};
+
+use super::rng::{Rng, mix};
+
+/// An end of a connection: its cookie, and which side.
+pub type Who = (u64, usize);
+
+/// Bytes at the beginning of a region that atomic operations alone change: a counter, and a word to compare and swap.
+pub const WORDS: usize = 16;
+/// Parts of a region that many peers may use.
+const PARTS: usize = 4;
+
+/// A write, or the owner's own change.
+#[derive(Clone, Debug)]
+struct Change {
+    by: Option<Who>,
+    /// Its position among the sends of that end, and fences before it.
+    sequence: u64,
+    fences: u64,
+    at: usize,
+    bytes: Vec<u8>,
+}
+
+impl Change {
+    fn says(&self, at: usize, byte: u8) -> bool {
+        at.checked_sub(self.at).is_some_and(|nth| self.bytes.get(nth) == Some(&byte))
+    }
+}
+
+/// A read that was accepted and has not ended.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    who: Who,
+    fences: u64,
+    at: usize,
+    /// What was there, with everything that this end has written before.
+    known: Vec<u8>,
+    /// Changes from here on may be seen, and these.
+    since: usize,
+    others: Vec<usize>,
+}
+
+/// The words of a region.
+#[derive(Clone, Debug, Default)]
+struct Words {
+    /// Sums of what was to be added, and of what is known to have been.
+    asked: u64,
+    added: u64,
+    /// Old values that came back, with what was added to them.
+    olds: BTreeMap<u64, u64>,
+    /// Values that the second word was to get, and those that are known to be gone.
+    swaps: BTreeSet<u64>,
+    gone: BTreeSet<u64>,
+}
+
+/// A region that peers may use.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Whose it is; without `any_peer`, its peer alone may use it.
+    pub owner: Who,
+    /// The node it is on.
+    pub node: usize,
+    /// Its name for peers.
+    pub remote: RemoteRegion,
+    /// Their rights.
+    pub access: Access,
+    /// Every peer of the node has them.
+    pub any_peer: bool,
+    /// They end on their own.
+    pub mortal: bool,
+    /// They have ended.
+    pub withdrawn: bool,
+    /// Something became known of its bytes: look at them.
+    pub look: bool,
+    parts: Vec<Who>,
+    known: Vec<u8>,
+    log: Vec<Change>,
+    /// Not known to be there.
+    pending: Vec<usize>,
+    words: Words,
+}
+
+impl Shared {
+    /// A region that holds `bytes`.
+    #[must_use]
+    pub fn new(owner: Who, node: usize, remote: RemoteRegion, access: Access, any_peer: bool, bytes: Vec<u8>) -> Self {
+        Self {
+            owner,
+            node,
+            remote,
+            access,
+            any_peer,
+            mortal: false,
+            withdrawn: false,
+            look: false,
+            parts: Vec::new(),
+            known: bytes,
+            log: Vec::new(),
+            pending: Vec::new(),
+            words: Words::default(),
+        }
+    }
+
+    /// Whether an end may do this.
+    #[must_use]
+    pub fn allows(&self, who: Who, access: Access) -> bool {
+        !self.withdrawn && self.access.contains(access) && (self.any_peer || self.owner == (who.0, 1 - who.1))
+    }
+
+    /// Where an end may write; empty if there is no part left for it.
+    pub fn part(&mut self, who: Who) -> Range<usize> {
+        let len = self.known.len() - WORDS;
+        if !self.any_peer {
+            return WORDS..WORDS + len;
+        }
+        let nth = self.parts.iter().position(|&part| part == who).unwrap_or_else(|| {
+            self.parts.push(who);
+            self.parts.len() - 1
+        });
+        if nth < PARTS { WORDS + len * nth / PARTS..WORDS + len * (nth + 1) / PARTS } else { WORDS..WORDS }
+    }
+
+    /// A write was accepted.
+    pub fn write(&mut self, by: Who, sequence: u64, fences: u64, at: usize, bytes: Vec<u8>) {
+        self.pending.push(self.log.len());
+        self.log.push(Change { by: Some(by), sequence, fences, at, bytes });
+    }
+
+    /// The owner has changed bytes that no peer writes.
+    pub fn store(&mut self, at: usize, bytes: Vec<u8>) {
+        self.known[at..at + bytes.len()].copy_from_slice(&bytes);
+        self.log.push(Change { by: None, sequence: 0, fences: 0, at, bytes });
+    }
+
+    /// What an end has sent up to here has arrived.
+    pub fn arrived(&mut self, by: Who, sequence: u64) {
+        let (log, known) = (&self.log, &mut self.known);
+        let before = self.pending.len();
+        self.pending.retain(|&nth| {
+            let change = &log[nth];
+            let there = change.by == Some(by) && change.sequence <= sequence;
+            if there {
+                known[change.at..change.at + change.bytes.len()].copy_from_slice(&change.bytes);
+            }
+            !there
+        });
+        self.look |= self.pending.len() < before;
+    }
+
+    /// A read was accepted.
+    #[must_use]
+    pub fn read(&self, who: Who, fences: u64, range: Range<usize>) -> Reading {
+        let mut known = self.known.clone();
+        let mut others = Vec::new();
+        for &nth in &self.pending {
+            let change = &self.log[nth];
+            if change.by == Some(who) {
+                known[change.at..change.at + change.bytes.len()].copy_from_slice(&change.bytes);
+            } else {
+                others.push(nth);
+            }
+        }
+        Reading { who, fences, at: range.start, known: known[range].to_vec(), since: self.log.len(), others }
+    }
+
+    /// The first byte of a read that was never there while it was under way.
+    #[must_use]
+    pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
+        let later = self.log[reading.since..].iter();
+        // A fence keeps what comes behind it away from the reads before it.
+        let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
+        let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
+        let mut pairs = reading.known.iter().zip(bytes).enumerate();
+        let odd = |nth: usize, byte: u8| !changes.iter().any(|change| change.says(reading.at + nth, byte));
+        pairs.find(|&(nth, (known, byte))| known != byte && odd(nth, *byte)).map(|(nth, _)| reading.at + nth)
+    }
+
+    /// What is wrong with the bytes, if something is.
+    #[must_use]
+    pub fn judge(&self, bytes: &[u8]) -> Option<String> {
+        let pending = |at: usize, byte: u8| self.pending.iter().any(|&nth| self.log[nth].says(at, byte));
+        if bytes[WORDS..] != self.known[WORDS..] {
+            for (at, (&byte, &known)) in bytes.iter().zip(&self.known).enumerate().skip(WORDS) {
+                if byte != known && !pending(at, byte) {
+                    return Some(format!("byte {at} is {byte:#04x}, should be {known:#04x}"));
+                }
+            }
+        }
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let (counter, swapped, words) = (word(0), word(8), &self.words);
+        if !(words.added..=words.asked).contains(&counter) {
+            return Some(format!("the counter is {counter}, of {} added and {} asked for", words.added, words.asked));
+        }
+        let possible = swapped == 0 || words.swaps.contains(&swapped);
+        (!possible || words.gone.contains(&swapped)).then(|| format!("the swapped word is {swapped:#x}"))
+    }
+
+    /// Ends whose writes may be under way.
+    #[must_use]
+    pub fn writers(&self) -> Vec<Who> {
+        self.pending.iter().filter_map(|&nth| self.log[nth].by).collect()
+    }
+
+    /// Something else is there now, which peers never see.
+    pub fn hide(&mut self, bytes: Vec<u8>) {
+        self.pending.clear();
+        self.known = bytes;
+    }
+
+    /// An addition was accepted.
+    pub fn add(&mut self, amount: u64) {
+        self.words.asked += amount;
+    }
+
+    /// An addition is done; whether the old value is a possible one.
+    pub fn added(&mut self, amount: u64, old: u64) -> bool {
+        let words = &mut self.words;
+        words.added += amount;
+        let before = words.olds.range(..=old).next_back().is_none_or(|(&other, &amount)| other + amount <= old);
+        let after = words.olds.range(old..).next().is_none_or(|(&other, _)| old + amount <= other);
+        words.olds.insert(old, amount);
+        before && after && old + amount <= words.asked
+    }
+
+    /// A comparison was accepted: the expected value, and the new one, which was never there before.
+    pub fn swap(&mut self, rng: &mut Rng) -> (u64, u64) {
+        let nth = rng.index(self.words.swaps.len() + 1);
+        let expected = nth.checked_sub(1).and_then(|nth| self.words.swaps.iter().nth(nth)).copied().unwrap_or(0);
+        let swap = mix(rng.bits()) | 1;
+        (expected, swap)
+    }
+
+    /// The comparison was accepted.
+    pub fn swapping(&mut self, swap: u64) {
+        self.words.swaps.insert(swap);
+    }
+
+    /// A comparison is done; whether the old value is a possible one.
+    pub fn swapped(&mut self, expected: u64, old: u64) -> bool {
+        let possible = old == 0 || self.words.swaps.contains(&old);
+        // What was replaced once never comes back.
+        possible && (old != expected || self.words.gone.insert(old))
+    }
+}

@@ -1,0 +1,263 @@
+//! The memory of a node: its own, and what it shares with peers until it takes it back; and the checks of who may look
+//! at which memory when, and of what is there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
+
+use super::audit::Stand;
+use super::fabric::lock;
+use super::memory::{Shared, WORDS, Who};
+use super::one_sided::within;
+use super::program::Program;
+use super::rng::Rng;
+use super::swarm::MS;
+
+/// Memory of the node's own, and how many operations read and write it.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) region: Region,
+    pub(super) content: Vec<u8>,
+    pub(super) readers: u32,
+    pub(super) writers: u32,
+    /// An operation may be done with it before it ends: the first part of a read in two, or a write that a message
+    /// follows in the place of immediate data.
+    pub(super) early: bool,
+}
+
+/// A region that peers may use, and when that ends on its own: the time, and how long the node had been paused until
+/// it was set.
+#[derive(Debug)]
+pub(super) struct Own {
+    region: Region,
+    expires: Option<(u64, u64)>,
+}
+
+/// The memory of a node.
+#[derive(Debug, Default)]
+pub struct Memories {
+    pub(super) locals: BTreeMap<u64, Local>,
+    next: u64,
+    pub(super) shared: BTreeMap<usize, Own>,
+    /// Calls that are left.
+    pub budget: u32,
+}
+
+fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+impl Memories {
+    /// None yet, and this many calls to make.
+    #[must_use]
+    pub fn new(budget: u32) -> Self {
+        Self { budget, ..Self::default() }
+    }
+}
+
+impl Local {
+    pub(super) const fn is_idle(&self) -> bool {
+        self.readers + self.writers == 0
+    }
+}
+
+impl Program<'_> {
+    /// Registers memory for operations of its own.
+    pub(super) fn register(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        let state = &mut *self.state;
+        let len = WORDS + state.rng.range(1..=2 * state.work.region) as usize;
+        let content = random(&mut state.rng, len);
+        match cx.register_vec(id, content.clone(), &RegionOptions::new()) {
+            Ok(region) => {
+                let number = state.memories.next;
+                state.memories.next += 1;
+                state.note(format_args!("memory {number} of {len} bytes"));
+                state.memories.locals.insert(number, Local { region, content, readers: 0, writers: 0, early: false });
+            }
+            Err(error) => state.check(false, format_args!("{id}: registering {len} bytes: {error}")),
+        }
+    }
+
+    /// Shares memory with the peer of a connection, or with all.
+    pub(super) fn share(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        let Some(&(cookie, side)) = self.state.live.get(&id) else { return };
+        let state = &mut *self.state;
+        let len = WORDS + state.rng.range(1..=state.work.region) as usize;
+        let mut bytes = random(&mut state.rng, len);
+        bytes[..WORDS].fill(0);
+        let mut access = Access::empty();
+        for right in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+            access |= if state.rng.chance(600) { right } else { Access::empty() };
+        }
+        let mut options = RegionOptions::new().allow(access);
+        let any_peer = state.rng.chance(300);
+        options = if any_peer { options.any_peer() } else { options };
+        let lifetime = state.rng.chance(50).then(|| state.rng.skewed(MS..=300 * MS));
+        options = if let Some(ns) = lifetime { options.lifetime(Duration::from_nanos(ns)) } else { options };
+        match cx.register_vec(id, bytes.clone(), &options) {
+            Ok(region) => {
+                let number = self.audit.memory.len();
+                state.note(format_args!("{id} shares {number}, {len} bytes, {access:?}, with all: {any_peer}"));
+                let mut shared = Shared::new((cookie, side), state.node, region.remote(), access, any_peer, bytes);
+                shared.mortal = lifetime.is_some();
+                self.audit.memory.push(shared);
+                let (now, paused) = state.times();
+                let expires = lifetime.filter(|_| !access.is_empty()).map(|ns| (now + ns, paused));
+                state.memories.shared.insert(number, Own { region, expires });
+            }
+            Err(error) => state.check(false, format_args!("{id}: sharing {len} bytes: {error}")),
+        }
+    }
+
+    /// Changes memory that peers may read at most.
+    pub(super) fn store(&mut self) {
+        let nth = self.state.rng.index(self.state.memories.shared.len());
+        let (&number, own) = self.state.memories.shared.iter_mut().nth(nth).expect("as many");
+        let shared = &mut self.audit.memory[number];
+        if shared.access.contains(Access::REMOTE_WRITE) {
+            return;
+        }
+        let range = within(&mut self.state.rng, WORDS..own.region.len());
+        let bytes = random(&mut self.state.rng, range.len());
+        own.region.copy_from(range.start, &bytes);
+        self.state.note(format_args!("changes {range:?} of {number}"));
+        self.audit.memory[number].store(range.start, bytes);
+    }
+
+    /// Takes the rights to a region back, or drops it.
+    pub(super) fn withdraw(&mut self, cx: &mut Context<'_>, number: usize) {
+        self.note_withdrawn(number);
+        if self.state.rng.chance(500) {
+            self.state.note(format_args!("drops {number}"));
+            self.state.memories.shared.remove(&number);
+        } else {
+            self.state.note(format_args!("takes {number} back"));
+            let Some(own) = self.state.memories.shared.get(&number) else { return };
+            cx.revoke(&own.region);
+            self.hide(number);
+        }
+    }
+
+    /// Who is at work on a region that is going may fail.
+    fn note_withdrawn(&mut self, number: usize) {
+        let mut users: Vec<Who> = self.audit.memory[number].writers();
+        for (&cookie, pair) in &self.audit.pairs {
+            for (side, end) in pair.ends.iter().enumerate() {
+                let uses = |stand: &Stand| matches!(stand, Stand::Operation(op) if op.shared == number);
+                if end.sends.values().any(uses) {
+                    users.push((cookie, side));
+                }
+            }
+        }
+        for (cookie, _) in users {
+            self.audit.pairs.get_mut(&cookie).expect("it was opened").trespass = true;
+        }
+        self.audit.memory[number].withdrawn = true;
+    }
+
+    /// No peer reaches a region any more: what is there is what was written, and from now on it is something else.
+    fn hide(&mut self, number: usize) {
+        let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
+        let mut bytes = vec![0; own.region.len()];
+        own.region.copy_to(0, &mut bytes);
+        let wrong = self.audit.memory[number].judge(&bytes);
+        self.state.rng.fill(&mut bytes[WORDS..]);
+        match own.region.bytes_mut() {
+            Some(place) => place.copy_from_slice(&bytes),
+            None => self.state.check(false, format_args!("region {number} was taken back, and is in use")),
+        }
+        self.audit.memory[number].hide(bytes);
+        if let Some(wrong) = wrong {
+            self.state.check(false, format_args!("region {number} when it was taken back: {wrong}"));
+        }
+    }
+
+    /// A connection of this node is gone, and with it the rights of its peer alone.
+    pub fn forget_regions_of(&mut self, who: Who) {
+        for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
+            let shared = &self.audit.memory[number];
+            if shared.owner == who && !shared.any_peer && !shared.withdrawn {
+                self.audit.memory[number].withdrawn = true;
+                self.hide(number);
+            }
+        }
+    }
+
+    /// The reactor of this node is gone: its memory is its own again.
+    pub fn forget_regions(&mut self) {
+        for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
+            self.note_withdrawn(number);
+            self.hide(number);
+        }
+        self.state.memories.locals.clear();
+    }
+
+    /// Drops all memory.
+    pub fn drop_regions(&mut self) {
+        for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
+            self.note_withdrawn(number);
+        }
+        self.state.memories.shared.clear();
+        self.state.memories.locals.clear();
+    }
+
+    /// Looks at all memory of the node: who may reach it, and what is there. All of it, or what something is new of.
+    pub fn look_at_memory(&mut self, all: bool) {
+        let state = &mut *self.state;
+        let (now, _) = state.times();
+        for (n, local) in &mut state.memories.locals {
+            let (idle, readable) = (local.is_idle(), local.writers == 0);
+            let look = readable && (all || state.rng.chance(10));
+            let same = !look || local.region.bytes().is_none_or(|bytes| bytes == local.content);
+            let (mutable, borrowed) = (local.region.bytes_mut().is_some(), local.region.bytes().is_some());
+            let lent = mutable == idle && borrowed == readable || local.early && !idle && mutable;
+            if !lent || !same {
+                let (readers, writers) = (local.readers, local.writers);
+                lock(&state.fabric).violation(format!(
+                    "node{}: memory {n}, read by {readers} and written by {writers}: to borrow: {borrowed}, to change: \
+                     {mutable}, as it should be: {same}",
+                    state.node
+                ));
+            }
+        }
+        let mut expired = Vec::new();
+        for (&number, own) in &mut state.memories.shared {
+            let shared = &mut self.audit.memory[number];
+            let written = shared.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            let used = !shared.withdrawn && !shared.access.is_empty();
+            let (mutable, borrowed) = (own.region.bytes_mut().is_some(), own.region.bytes().is_some());
+            let ended = own.expires.is_some() && mutable;
+            if ended && !shared.withdrawn {
+                expired.push(number);
+            } else if mutable == used || borrowed == (used && written) {
+                lock(&state.fabric).violation(format!(
+                    "node{}: region {number}, used: {used}: to borrow: {borrowed}, to change: {mutable}",
+                    state.node
+                ));
+            }
+            if shared.look || all || state.rng.chance(10) {
+                shared.look = false;
+                let mut bytes = vec![0; own.region.len()];
+                own.region.copy_to(0, &mut bytes);
+                if let Some(wrong) = shared.judge(&bytes) {
+                    let who = state.node;
+                    lock(&state.fabric).violation(format!("node{who}: region {number}: {wrong}"));
+                }
+            }
+        }
+        for (number, own) in &state.memories.shared {
+            if let Some((at, paused)) = own.expires.filter(|_| !self.audit.memory[*number].withdrawn && now > 0)
+                && !expired.contains(number)
+            {
+                state.check(state.is_within((at, paused), 0), format_args!("region {number} outlives its lifetime"));
+            }
+        }
+        for number in expired {
+            self.note_withdrawn(number);
+            self.hide(number);
+        }
+    }
+}
