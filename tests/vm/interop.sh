@@ -98,7 +98,7 @@ both() {
         "${client[@]}" --echo -n 100 -s 20000 -c 3
     [ $# = 4 ] || return
     # A peer that asks for solicited events only: one message wakes it, those before and behind do not. On siw none wakes
-    # it, whoever sent it: the driver does not pass the mark of a message on to the completion queue.
+    # it, whoever sent it: seen on this kernel, cause unknown.
     [ "$device" != rxe ] || exchange done theirs "$own/solicited" "$theirs" PORT 3 2 -- \
         "${client[@]}" -n 3 -s 100 --depth 1 --solicit 2 --verify
     # This table can tell.
