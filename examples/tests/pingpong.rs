@@ -88,6 +88,10 @@ fn every_operation_has_latency_and_throughput() {
         assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 300.0));
         let [min, max] = ["min", "max"].map(|name| number(&result, &format!("/{figure}/{name}")));
         assert!(0.0 < min && min <= max, "{result}");
+        // The times make up most of the whole.
+        let ways = if op == "read" { 1.0 } else { 2.0 };
+        let share = ways * 300.0 * number(&result, &format!("/{figure}/mean")) / 1e6 / number(&result, "/seconds");
+        assert!((0.5..1.01).contains(&share), "{share} of {result}");
         let other = if op == "read" { "half_rtt_us" } else { "read_us" };
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");

@@ -47,10 +47,9 @@ pub trait Work: Debug {
     /// Sends what there is to send and room for.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
     /// A send has completed.
-    ///
-    /// # Errors
-    /// It cannot be counted.
-    fn completed(&mut self, kind: SendKind) -> Result<(), String>;
+    fn completed(&mut self, kind: SendKind);
+    /// What was not its own work took time: of what it sends next, the clock starts now.
+    fn resume(&mut self) {}
     /// Whether there is memory to look at.
     fn is_watching(&self) -> bool {
         false
@@ -60,12 +59,7 @@ pub trait Work: Debug {
         false
     }
     /// It has.
-    ///
-    /// # Errors
-    /// It cannot be counted.
-    fn seen(&mut self) -> Result<(), String> {
-        Ok(())
-    }
+    fn seen(&mut self) {}
     /// Ends early: at the latest when what is on its way has arrived.
     fn wind_down(&mut self);
     /// Nothing is left to do.
@@ -183,16 +177,12 @@ impl Client {
         self.proceed(cx, connection);
     }
 
-    /// Takes what came into account, and goes on.
-    fn counted(&mut self, cx: &mut Context<'_>, connection: ConnectionId, counted: Result<(), String>) {
-        if let Err(what) = counted {
-            let address = self.dial.address();
-            self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
-            return;
-        }
+    /// Goes on after what has come.
+    fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         // Between two messages, where the time it takes is nobody's latency.
         if std::mem::take(&mut self.draw_now) {
             self.progress.show(self.work.progress());
+            self.work.resume();
         }
         self.proceed(cx, connection);
     }
@@ -227,17 +217,23 @@ impl Handler for Client {
             }
             return;
         }
-        let counted = self.work.arrived(&message);
-        self.counted(cx, connection, counted);
+        match self.work.arrived(&message) {
+            Ok(()) => self.go_on(cx, connection),
+            Err(what) => {
+                let address = self.dial.address();
+                self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+            }
+        }
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, send: SendId, outcome: Outcome) {
         if !outcome.is_sent() {
             return;
         }
-        match self.work.completed(send.kind()) {
-            Ok(()) if send.kind() != SendKind::Read => self.proceed(cx, connection),
-            counted => self.counted(cx, connection, counted),
+        self.work.completed(send.kind());
+        match send.kind() {
+            SendKind::Read => self.go_on(cx, connection),
+            _ => self.proceed(cx, connection),
         }
     }
 
@@ -296,8 +292,8 @@ impl Watch for Client {
 
     fn seen(&mut self, cx: &mut Context<'_>) {
         let Some(connection) = self.connection else { return };
-        let counted = self.work.seen();
-        self.counted(cx, connection, counted);
+        self.work.seen();
+        self.go_on(cx, connection);
         cx.flush(connection);
     }
 }

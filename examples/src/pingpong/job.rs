@@ -155,7 +155,7 @@ impl Job {
     /// Messages on their way at once that suit a size: enough to keep the path busy, few enough for the caches.
     #[must_use]
     pub const fn suited_depth(size: u32) -> u32 {
-        let depth = (16 << 20) / size;
+        let depth = (2 << 20) / size;
         if depth < 4 {
             4
         } else if depth > 128 {

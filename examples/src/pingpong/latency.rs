@@ -14,6 +14,9 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
+/// Times kept aside: sorting them into the histogram takes longer than some of them are.
+const RECENT: usize = 4096;
+
 /// One to and fro, or one read, again and again.
 #[derive(Debug)]
 pub struct Latency {
@@ -26,6 +29,8 @@ pub struct Latency {
     warmup: u64,
     done: u64,
     times: Histogram<u64>,
+    /// Since the histogram was last added to, of both ways.
+    recent: Vec<Duration>,
     started: Instant,
     sent_at: Instant,
     elapsed: Duration,
@@ -48,6 +53,7 @@ impl Latency {
             warmup: plan.warmup,
             done: 0,
             times: Histogram::new(3).expect("three digits are a valid precision"),
+            recent: Vec::with_capacity(RECENT),
             started: now,
             sent_at: now,
             elapsed: Duration::ZERO,
@@ -60,10 +66,16 @@ impl Latency {
 impl Work for Latency {
     fn begin(&mut self) {
         self.started = Instant::now();
+        self.sent_at = self.started;
+    }
+
+    fn resume(&mut self) {
+        self.sent_at = Instant::now();
     }
 
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
-        self.outlet.aim(Target::new(cx, conn, self.size, self.op, memory)?);
+        let target = Target::new(cx, conn, self.size, self.op, memory)?;
+        self.outlet.aim(if self.op == Op::Write { target.counting() } else { target });
         if self.op == Op::Write {
             let memory = target::lend(cx, conn, self.size, self.op)?;
             // Nothing else was sent: there is room.
@@ -78,20 +90,22 @@ impl Work for Latency {
         if Frame::read(message, self.size) != Some(Frame::Data) || self.my_turn || self.op != Op::Send {
             return Err(format!("an unexpected message of {} bytes", message.len()));
         }
-        self.answered(now)
+        self.answered(now);
+        Ok(())
     }
 
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if !self.my_turn || self.over {
             return;
         }
-        self.sent_at = Instant::now();
         self.my_turn = self.outlet.data(cx, conn) == Sent::Blocked;
     }
 
-    fn completed(&mut self, kind: SendKind) -> Result<(), String> {
+    fn completed(&mut self, kind: SendKind) {
         // A read is its own answer.
-        if kind == SendKind::Read { self.answered(Instant::now()) } else { Ok(()) }
+        if kind == SendKind::Read {
+            self.answered(Instant::now());
+        }
     }
 
     fn is_watching(&self) -> bool {
@@ -103,8 +117,8 @@ impl Work for Latency {
         self.inbox.as_mut().is_some_and(Inbox::has_come)
     }
 
-    fn seen(&mut self) -> Result<(), String> {
-        self.answered(Instant::now())
+    fn seen(&mut self) {
+        self.answered(Instant::now());
     }
 
     fn wind_down(&mut self) {
@@ -124,30 +138,47 @@ impl Work for Latency {
     }
 
     fn measured(&self) -> Measured {
+        let mut times = self.times.clone();
+        sort(&self.recent, self.op, &mut times);
         Measured {
             iterations: self.done,
             messages: self.done,
             elapsed: self.elapsed,
-            latency: (self.done > 0).then(|| self.times.clone()),
+            latency: (self.done > 0).then_some(times),
         }
     }
 }
 
 impl Latency {
-    fn answered(&mut self, now: Instant) -> Result<(), String> {
+    /// The answer is here, and the next question goes at once: one look at the clock says both.
+    fn answered(&mut self, now: Instant) {
         self.my_turn = true;
+        let sent_at = std::mem::replace(&mut self.sent_at, now);
         if self.warmup > 0 {
             self.warmup -= 1;
             self.started = now;
-            return Ok(());
+            return;
         }
-        let rtt = now - self.sent_at;
-        let time = if self.op == Op::Read { rtt } else { rtt / 2 };
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.times.record(time).map_err(|error| format!("a round trip of {rtt:?} ({error})"))?;
+        self.recent.push(now - sent_at);
+        if self.recent.len() == RECENT {
+            sort(&self.recent, self.op, &mut self.times);
+            self.recent.clear();
+            self.resume();
+        }
         self.done += 1;
         self.elapsed = now - self.started;
         self.over |= self.extent.is_reached(self.done, self.elapsed);
-        Ok(())
+    }
+}
+
+/// Adds times of both ways to a histogram.
+fn sort(times: &[Duration], op: Op, into: &mut Histogram<u64>) {
+    for &both in times {
+        let time = if op == Op::Read { both } else { both / 2 };
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // It grows as it has to; past what it can grow to, all are alike.
+        if into.record(time).is_err() {
+            into.saturating_record(time);
+        }
     }
 }

@@ -212,7 +212,7 @@ impl Session {
             }
             (Some(Frame::Lent(memory)), Role::Mirror { outlet, aimed: aimed @ false, .. }) => {
                 match Target::new(cx, self.connection, job.size, job.op, memory) {
-                    Ok(target) => outlet.aim(target),
+                    Ok(target) => outlet.aim(target.counting()),
                     Err(failure) => {
                         log::warn!("{}: {failure}", self.connection);
                         return false;

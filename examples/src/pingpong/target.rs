@@ -29,8 +29,8 @@ pub struct Target {
     local: Region,
     remote: RemoteRegion,
     size: usize,
-    /// Blocks written.
-    count: u8,
+    /// Blocks written, if each is to say so.
+    count: Option<u8>,
 }
 
 impl Target {
@@ -51,24 +51,32 @@ impl Target {
             .part(start as u64, size.into())
             .ok_or_else(|| Failure::new(format!("the peer has lent {} bytes where {size} are needed", lent.len)))?;
         let local = cx.register(conn, len, &RegionOptions::new())?;
-        Ok(Self { op, local, remote, size: size as usize, count: 0 })
+        Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
-    /// Reads or writes one block. The last byte written counts the blocks.
+    /// Lets the last byte of each block count the blocks, for an [`Inbox`]. Only for one block at a time: memory that is
+    /// being sent is not to change.
+    #[must_use]
+    pub const fn counting(mut self) -> Self {
+        self.count = Some(0);
+        self
+    }
+
+    /// Reads or writes one block.
     pub fn go(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         let end = self.local.len();
         let range = end - self.size..end;
-        let gone = match self.op {
-            Op::Read => cx.read(conn, self.remote, &mut self.local, range),
-            Op::Send | Op::Write => {
-                // Of the block before, which may not have completed, the peer has everything or says nothing.
-                self.local.copy_from(end - 1, &[self.count.wrapping_add(1)]);
-                cx.write(conn, self.remote, &self.local, range)
-            }
-        };
-        match gone {
+        if self.op == Op::Read {
+            return cx.read(conn, self.remote, &mut self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
+        }
+        let count = self.count.map(|count| count.wrapping_add(1));
+        if let Some(count) = count {
+            // The peer has all of the block before: it has answered it.
+            self.local.copy_from(end - 1, &[count]);
+        }
+        match cx.write(conn, self.remote, &self.local, range) {
             Ok(_) => {
-                self.count = self.count.wrapping_add(1);
+                self.count = count;
                 Sent::Yes
             }
             Err(kind) => kind.into(),

@@ -124,9 +124,8 @@ impl Work for Throughput {
         self.stream.pump(cx, conn);
     }
 
-    fn completed(&mut self, _: SendKind) -> Result<(), String> {
+    fn completed(&mut self, _: SendKind) {
         self.stream.completed();
-        Ok(())
     }
 
     fn wind_down(&mut self) {
