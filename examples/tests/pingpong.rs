@@ -80,6 +80,69 @@ fn throughput_counts_what_arrived() {
 }
 
 #[test]
+fn every_operation_has_latency_and_throughput() {
+    for (op, figure) in [("send", "half_rtt_us"), ("write", "half_rtt_us"), ("read", "read_us")] {
+        let finished = run(&["demo", "--op", op, "-n", "300", "-s", "100", "--json", "-"]);
+        assert_eq!(finished.code(), Some(0), "{finished:?}");
+        let result: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 300.0));
+        let [min, max] = ["min", "max"].map(|name| number(&result, &format!("/{figure}/{name}")));
+        assert!(0.0 < min && min <= max, "{result}");
+        // The times make up most of the whole.
+        let ways = if op == "read" { 1.0 } else { 2.0 };
+        let share = ways * 300.0 * number(&result, &format!("/{figure}/mean")) / 1e6 / number(&result, "/seconds");
+        assert!((0.5..1.01).contains(&share), "{share} of {result}");
+        let other = if op == "read" { "half_rtt_us" } else { "read_us" };
+        assert_eq!(result[other], Value::Null);
+        assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
+        // One-sided operations take no receive and no credit of the peer's: next to no messages.
+        assert_eq!(number(&result, "/stats/messages_sent") >= 300.0, op == "send", "{result}");
+
+        let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
+        assert_eq!(finished.code(), Some(0), "{finished:?}");
+        let result: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 3000.0));
+    }
+}
+
+#[test]
+fn operations_of_odd_sizes_work_and_a_server_serves_them_one_after_another() {
+    let (server, address) = server();
+    for flags in [
+        &["--op", "write", "-s", "1", "-n", "700"][..],
+        &["--op", "write", "-s", "3M", "-n", "5", "--warmup", "0"],
+        &["--op", "read", "-s", "7", "-e"],
+        &["--op", "read", "-s", "1M", "-n", "20", "--mode", "throughput", "-t", "3"],
+        &["--op", "write", "-s", "65537", "-D", "0.1", "--mode", "throughput", "--wait", "event"],
+        &["--op", "write", "-D", "0.1"],
+        &["-n", "100"],
+    ] {
+        run(&[&["client", &address], flags].concat()).succeeded();
+    }
+    server.signal(Signal::SIGINT);
+    assert_eq!(server.finish().code(), Some(130));
+}
+
+#[test]
+fn who_looks_at_memory_sees_others_go_and_ctrl_c() {
+    let (mut server, address) = server();
+    let client = Program::start(&["client", &address, "--op", "write", "-D", "60"]);
+    server.wait_for("serving conn#");
+    client.signal(Signal::SIGKILL);
+    client.finish();
+    server.wait_for(" messages, ");
+    let client = Program::start(&["client", &address, "--op", "write", "-D", "60"]);
+    server.wait_for("serving conn#");
+    client.signal(Signal::SIGINT);
+    assert_eq!(client.finish().code(), Some(130));
+    let client = Program::start(&["client", &address, "--op", "write", "-D", "60"]);
+    server.wait_for("serving conn#");
+    server.signal(Signal::SIGKILL);
+    server.finish();
+    client.finish().failed_with(&[&address, "went away after"]);
+}
+
+#[test]
 fn odd_sizes_depths_and_settings_work() {
     for flags in [
         &["-s", "1", "-t", "1", "-n", "500", "--wait", "spin"][..],
@@ -236,6 +299,9 @@ fn bad_flags_are_one_line_each() {
         (&["demo", "-b"], &["--bidirectional", "--mode throughput"]),
         (&["demo", "--mode", "throughput", "--svg", "x.svg"], &["--svg", "--mode latency"]),
         (&["demo", "-e", "--wait", "spin"], &["--wait"]),
+        (&["demo", "--op", "copy"], &["'copy'", "send, write, read"]),
+        (&["demo", "--op", "write", "-e"], &["--op write", "--wait event", "--wait spin"]),
+        (&["demo", "--op", "read", "-b", "--mode", "throughput"], &["--bidirectional", "--op send", "read"]),
         (&["demo", "-p", "1"], &["-p"]),
         (&["client", "127.0.0.1", "-p", "70000"], &["70000"]),
         (&["demo", "-d", "mlx5_0"], &["mlx5_0", "iwarp0"]),

@@ -28,7 +28,7 @@ pub(crate) enum Returned {
 }
 
 /// The way home for buffers that leave a callback, from any thread.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) pool: usize,
     pub(crate) channel: Sender<Returned>,
@@ -56,7 +56,7 @@ pub struct Message<'a> {
 /// Where the bytes of a message are.
 pub(crate) enum Content<'a> {
     /// In a buffer of the pool.
-    Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Home },
+    Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Arc<Home> },
     /// In memory of its own: it was fetched.
     Region(&'a mut Option<Region>),
 }
@@ -68,7 +68,7 @@ impl Message<'_> {
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
             Content::Pooled { start, end, buffer, slabs, home } => {
-                Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: home.clone() }
+                Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: Arc::clone(home) }
             }
             Content::Region(region) => Kept::Region(region.take()),
         };
@@ -105,7 +105,7 @@ pub struct DetachedMessage {
 
 /// Where the bytes of a detached message are.
 enum Kept {
-    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Home },
+    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Arc<Home> },
     Region(Option<Region>),
 }
 
@@ -188,7 +188,7 @@ pub struct SendBuffer {
     pub(crate) capacity: usize,
     pub(crate) buffer: Option<Buffer>,
     pub(crate) slabs: Arc<Slabs>,
-    pub(crate) home: Home,
+    pub(crate) home: Arc<Home>,
 }
 
 impl SendBuffer {

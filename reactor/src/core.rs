@@ -339,7 +339,8 @@ impl Core {
             self.devices.resize_with(index + 1, || None);
         }
         let new_devices = &mut self.new_devices;
-        let home = || Home { pool: index, channel: self.return_to.clone(), wake: Arc::clone(&self.wake) };
+        let parts = || Home { pool: index, channel: self.return_to.clone(), wake: Arc::clone(&self.wake) };
+        let home = || Arc::new(parts());
         self.devices[index].get_or_insert_with(|| {
             new_devices.push(id);
             Device::new(id, &*self.provider, &self.config, home())

@@ -41,7 +41,7 @@ pub(crate) struct Device {
     pub(crate) cqs: Vec<CompletionQueue>,
     /// Its completion channel may have events; some of the queues that count as armed may not be.
     pub(crate) has_events: bool,
-    pub(crate) home: Home,
+    pub(crate) home: Arc<Home>,
     /// Largest payload it carries behind a header.
     pub(crate) max_payload: u32,
     /// Connections and endpoints that have a claim.
@@ -81,7 +81,7 @@ fn deregister(provider: &mut dyn Provider, region: MrId) {
 }
 
 impl Device {
-    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Home) -> Self {
+    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Arc<Home>) -> Self {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
         let name = info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone());

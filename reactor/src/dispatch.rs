@@ -27,26 +27,22 @@ impl Core {
         batch: &[WorkCompletion],
     ) {
         self.stats.completions += batch.len() as u64;
-        let Some((mut slabs, mut home)) = self.home(device) else { return };
+        let Some((mut slabs, home)) = self.home(device) else { return };
         for wc in batch {
             let Some(work) = WorkId::unpack(wc.wr_id) else {
                 self.endpoint_completed(handler, wc);
                 continue;
             };
-            if self.connections.get(work.connection.0).is_none() {
-                self.stats.stale_completions += 1;
-                continue;
-            }
             if self.has_its_turn(work.connection, wc) {
-                self.completed(handler, work, wc, &mut slabs, &mut home);
+                self.completed(handler, work, wc, &mut slabs, &home);
             }
         }
     }
 
     /// What messages of a device borrow instead of the core: the callbacks get the core.
-    pub(crate) fn home(&self, device: usize) -> Option<(Arc<Slabs>, Home)> {
+    pub(crate) fn home(&self, device: usize) -> Option<(Arc<Slabs>, Arc<Home>)> {
         let device = self.devices.get(device)?.as_ref()?;
-        Some((Arc::clone(device.pool.slabs()), device.home.clone()))
+        Some((Arc::clone(device.pool.slabs()), Arc::clone(&device.home)))
     }
 
     /// Handles one completion.
@@ -57,7 +53,7 @@ impl Core {
         work: WorkId,
         wc: &WorkCompletion,
         slabs: &mut Arc<Slabs>,
-        home: &mut Home,
+        home: &Arc<Home>,
     ) {
         match work.kind {
             WorkKind::Send => self.send_completed(handler, work.connection, work.sequence, wc.status),
@@ -72,13 +68,13 @@ impl Core {
         sequence: u16,
         status: WcStatus,
     ) {
-        let Some(count) = self.connections.get(id.0).and_then(|c| c.sends_ended_by(sequence)) else {
+        let ended = self.connections.get(id.0).and_then(|c| Some((c.sends_ended_by(sequence)?, c.answers > 0)));
+        let Some((count, answers)) = ended else {
             log::warn!("{id}: a completion of a send that is not posted ({status})");
             self.stats.stale_completions += 1;
             return;
         };
         let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
-        let answers = self.connections.get(id.0).is_some_and(|c| c.answers > 0);
         if answers {
             if let Some(c) = self.connections.get_mut(id.0) {
                 c.note_ends(count, last);
@@ -139,7 +135,7 @@ impl Core {
         id: ConnectionId,
         wc: &WorkCompletion,
         slabs: &mut Arc<Slabs>,
-        home: &mut Home,
+        home: &Arc<Home>,
     ) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         let Some(buffer) = c.receives.pop_front().map(crate::pool::Posted::done) else {
@@ -165,10 +161,14 @@ impl Core {
         c.last_heard = self.now;
         c.pinged = false;
         c.unheard = false;
-        if let Some(key) = wc.invalidated {
-            self.invalidated(key);
-        }
-        let Some(c) = self.connections.get_mut(id.0) else { return };
+        let c = match wc.invalidated {
+            None => c,
+            Some(key) => {
+                self.invalidated(key);
+                let Some(c) = self.connections.get_mut(id.0) else { return };
+                c
+            }
+        };
         if let (WcOpcode::RecvWriteWithImmediate, Some(immediate)) = (wc.opcode, wc.immediate) {
             self.written(handler, id, buffer, Immediate { value: immediate, len: wc.byte_len });
             return;
@@ -302,7 +302,7 @@ impl Core {
         start: usize,
         end: usize,
         slabs: &mut Arc<Slabs>,
-        home: &Home,
+        home: &Arc<Home>,
     ) {
         let Some(c) = self.connections.get_mut(id.0).filter(|c| c.delivers()) else {
             self.recycle(id, buffer);
@@ -367,11 +367,16 @@ impl Core {
             return;
         }
         c.reposts.push(buffer);
-        self.mark_dirty(id);
+        if !std::mem::replace(&mut c.dirty, true) {
+            self.dirty.push(id);
+        }
     }
 
     /// Tells users that there is room again: once per refusal.
     pub(crate) fn writables<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H) {
+        if self.writable.is_empty() {
+            return;
+        }
         let mut candidates = std::mem::take(&mut self.writable);
         for id in candidates.drain(..) {
             let Some(c) = self.connections.get_mut(id.0) else { continue };

@@ -66,11 +66,14 @@ impl Core {
         }
     }
 
-    /// Whether a completion is handled now; otherwise it waits in its connection's backlog.
+    /// Whether a completion is handled now; otherwise it waits in its connection's backlog, or has no connection any more.
     #[inline]
     pub(crate) fn has_its_turn(&mut self, id: ConnectionId, wc: &WorkCompletion) -> bool {
         let limits = self.share();
-        let Some(c) = self.connections.get_mut(id.0) else { return false };
+        let Some(c) = self.connections.get_mut(id.0) else {
+            self.stats.stale_completions += 1;
+            return false;
+        };
         if c.fair.backlog.is_empty() {
             if c.fair.take(self.fair.round, wc, limits) {
                 return true;
@@ -99,7 +102,7 @@ impl Core {
     fn backlog<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: ConnectionId, budget: &mut usize) {
         let limits = self.share();
         let Some(device) = self.connections.get(id.0).map(|c| c.device) else { return };
-        let Some((mut slabs, mut home)) = self.home(device) else { return };
+        let Some((mut slabs, home)) = self.home(device) else { return };
         while *budget > 0 {
             let round = self.fair.round;
             let Some(c) = self.connections.get_mut(id.0) else { return };
@@ -110,7 +113,7 @@ impl Core {
             }
             c.fair.backlog.pop_front();
             *budget -= 1;
-            self.completed(handler, work, &wc, &mut slabs, &mut home);
+            self.completed(handler, work, &wc, &mut slabs, &home);
         }
     }
 }

@@ -22,8 +22,19 @@ impl Core {
         }
     }
 
-    /// Posts what the turn has gathered: receives first when the sends are to grant them.
+    /// Posts what the turn has gathered, if anything.
+    #[inline]
     pub(crate) fn flush(&mut self) {
+        if !self.dirty.is_empty() {
+            self.flush_connections();
+        }
+        if self.endpoints.are_dirty() {
+            self.flush_endpoints();
+        }
+    }
+
+    /// Receives first when the sends are to grant them.
+    fn flush_connections(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for id in dirty.drain(..) {
             if let Some(c) = self.connections.get_mut(id.0) {
@@ -35,7 +46,6 @@ impl Core {
         if self.dirty.is_empty() {
             self.dirty = dirty;
         }
-        self.flush_endpoints();
     }
 
     /// Takes the cork out, and posts what a connection has gathered now.

@@ -255,12 +255,12 @@ impl<M> Reactor<M> {
         // A connect or send from outside a turn is posted before anything sleeps.
         self.core.flush();
 
-        // 1. spin  2. arm  3. wait
-        let sleep_until = timeout.map(|timeout| self.core.now.checked_add(timeout));
-        self.spin(sleep_until)?;
         // Coming late to a deadline, this side was not listening: silence proves nothing then.
         let late = self.next_deadline().map_or(Duration::ZERO, |due| self.core.now.saturating_duration_since(due));
         let behind = late > self.core.config.keepalive_interval / 2;
+        // 1. spin  2. arm  3. wait
+        let sleep_until = timeout.map(|timeout| self.core.now.checked_add(timeout));
+        self.spin(sleep_until)?;
         self.arm_and_wait(sleep_until)?;
 
         // 4. connection-manager channel  5. events of devices, which come the same way
@@ -332,7 +332,12 @@ impl<M> Reactor<M> {
     }
 
     /// Watches the channels of a provider and of devices that came into use.
+    #[inline]
     fn register_channels(&mut self) -> Result<(), Error> {
+        if self.core.new_provider || !self.core.new_devices.is_empty() { self.register_new_channels() } else { Ok(()) }
+    }
+
+    fn register_new_channels(&mut self) -> Result<(), Error> {
         if std::mem::take(&mut self.core.new_provider) {
             // The one before, if any, took its registration with its descriptor.
             let fd = self.core.provider.cm_channel();

@@ -39,7 +39,7 @@ impl Core {
             capacity: c.max_message.min(device.pool.stride() - HEADER_LEN),
             buffer: Some(buffer),
             slabs: Arc::clone(device.pool.slabs()),
-            home: device.home.clone(),
+            home: Arc::clone(&device.home),
         })
     }
 

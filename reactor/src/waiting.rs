@@ -12,6 +12,8 @@ use crate::reactor::{BATCH, Reactor};
 /// as often each time that it has none, down to [`LOOK_SELDOM`].
 pub(crate) const LOOK_OFTEN: Duration = Duration::from_micros(50);
 const LOOK_SELDOM: Duration = Duration::from_millis(1);
+/// Empty rounds of polling between two looks at the clock.
+const ROUNDS: u32 = 8;
 
 impl<M> Reactor<M> {
     /// Stage 1: polls without sleeping while the budget lasts.
@@ -52,11 +54,17 @@ impl<M> Reactor<M> {
     /// Polls until there is a completion, and says so; or something else to do.
     fn spin_until(&mut self, until: Option<Instant>) -> Result<bool, Error> {
         loop {
-            self.core.stats.spins += 1;
-            let more = self.core.provider.progress(self.core.now, Drive::Spin);
-            self.provider_pending |= more;
-            if self.poll_any()? {
-                return Ok(true);
+            let mut more = false;
+            for _ in 0..ROUNDS {
+                self.core.stats.spins += 1;
+                more = self.core.provider.progress(self.core.now, Drive::Spin);
+                self.provider_pending |= more;
+                if self.poll_any()? {
+                    return Ok(true);
+                }
+                if more || self.core.wake.is_pending() {
+                    break;
+                }
             }
             self.core.now = self.clock.now();
             if until.is_some_and(|until| self.core.now >= until) || more {

@@ -2,7 +2,7 @@
 # rdma-pingpong against perftest and rstream on siw and on rxe, in alternating rounds of one run. A figure is the median
 # of its rounds, a ratio the median of their ratios. Builds on the host, runs in the guest.
 #
-#   tests/vm/bench.sh [latency|rate|all] [siw|rxe]     all, on both devices, by default
+#   tests/vm/bench.sh [latency|rate|ops|all] [siw|rxe]     all, on both devices, by default; a part takes 20 s a round
 #   BENCH_ROUNDS=5                       rounds per figure
 #   BENCH_CHECK=1                        exit status 1 when a target is missed, and not only when a program fails
 set -uo pipefail
@@ -12,8 +12,8 @@ cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
     case ${1:-all}:${2:-siw} in
-        latency:siw | latency:rxe | rate:siw | rate:rxe | all:siw | all:rxe) ;;
-        *) echo "usage: bench.sh [latency|rate|all] [siw|rxe]" >&2; exit 2 ;;
+        latency:siw | latency:rxe | rate:siw | rate:rxe | ops:siw | ops:rxe | all:siw | all:rxe) ;;
+        *) echo "usage: bench.sh [latency|rate|ops|all] [siw|rxe]" >&2; exit 2 ;;
     esac
     cargo=${CARGO:-cargo}
     build() { "$cargo" build --release -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
@@ -30,7 +30,7 @@ ours=$2 rounds=$3 check=$4 part=$5 kinds=$6
 logs=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$logs"' EXIT
 port=21000
-for tool in ib_send_lat ib_send_bw rstream rdma taskset; do
+for tool in ib_send_lat ib_send_bw ib_write_lat ib_read_lat ib_write_bw rstream rdma taskset; do
     type "$tool" >/dev/null || { echo "$tool is missing: install perftest, rdmacm-utils, iproute2, util-linux" >&2; exit 1; }
 done
 : "${RDMA_SIW_DEV:?}" "${RDMA_SIW_ADDR:?}" "${RDMA_RXE_DEV:?}" "${RDMA_RXE_ADDR:?}"
@@ -79,36 +79,46 @@ pingpong() { # CLIENT-FLAG...
 column() { awk -v column="$1" -v size="$2" '$1 == size && NF >= 5 { print $column; exit }' "$3"; }
 json() { sed -n "s/^ *\"$1\": \([0-9.]*\),*\$/\1/p" "$2"; }
 
-latency() { # event|spin
-    local events=()
-    [ "$1" = spin ] || events=(-e)
-    local theirs=(ib_send_lat -R -F -d "$device" -s 2 -n 1000 -p PORT "${events[@]}")
+latency() { # send|write|read event|spin
+    local events=() what="2 B $1, half round trip, $2"
+    [ "$2" = spin ] || events=(-e)
+    [ "$1" != read ] || what="2 B read, $2"
+    local theirs=("ib_$1_lat" -R -F -d "$device" -s 2 -n 1000 -p PORT "${events[@]}")
     pair "${theirs[@]}" -- "${theirs[@]}" "$address"
-    note "2 B half round trip, $1" perftest column 5 2
-    pingpong -s 2 -n 1000 --wait "$1"
-    note "2 B half round trip, $1" ours json p50
+    note "$what" perftest column 5 2
+    pingpong --op "$1" -s 2 -n 1000 --wait "$2"
+    note "$what" ours json p50
 }
 
-rate() { # LABEL BYTES MESSAGES
-    local theirs=(ib_send_bw -R -F -d "$device" -s "$2" -n "$3" -p PORT)
+rate() { # send|write LABEL BYTES MESSAGES
+    local theirs=("ib_$1_bw" -R -F -d "$device" -s "$3" -n "$4" -p PORT)
     pair "${theirs[@]}" -- "${theirs[@]}" "$address"
     # In MiB/s, with two digits behind the point, or in millions per second, with six: whichever says more.
-    note "$1 one way" perftest awk -v size="$2" '$1 == size && NF >= 5 {
+    note "$2 $1, one way" perftest awk -v size="$3" '$1 == size && NF >= 5 {
         print (size < 4096 ? $5 * 1e6 : $4 * 1048576 / size); exit }'
-    # A block in one direction, a block in the other; the last column is microseconds per message.
-    theirs=(rstream -p PORT -S "$2" -C 100 -I 3)
-    pair "${theirs[@]}" -b "$address" -- "${theirs[@]}" -s "$address"
-    note "$1 one way" rstream awk '$1 == "custom" && NF == 8 { print 1e6 / $8 }'
-    pingpong --mode throughput --wait spin -s "$2" -n "$3"
-    note "$1 one way" ours json messages_per_second
+    if [ "$1" = send ]; then
+        # A block in one direction, a block in the other; the last column is microseconds per message.
+        theirs=(rstream -p PORT -S "$3" -C 100 -I 3)
+        pair "${theirs[@]}" -b "$address" -- "${theirs[@]}" -s "$address"
+        note "$2 $1, one way" rstream awk '$1 == "custom" && NF == 8 { print 1e6 / $8 }'
+    fi
+    pingpong --op "$1" --mode throughput --wait spin -s "$3" -n "$4"
+    note "$2 $1, one way" ours json messages_per_second
 }
+
+is_part() { [ "$part" = all ] || [ "$part" = "$1" ]; }
 
 for ((round = 0; round < rounds; round++)); do
     for kind in ${kinds^^}; do
         device=RDMA_${kind}_DEV address=RDMA_${kind}_ADDR
         device=${!device} address=${!address}
-        [ "$part" = rate ] || for wait in event spin; do latency $wait; done
-        [ "$part" = latency ] || { rate '64 B' 64 10000 && rate '64 KiB' 65536 500; }
+        if is_part latency; then latency send event; latency send spin; fi
+        if is_part rate; then rate send '64 B' 64 10000; rate send '64 KiB' 65536 500; fi
+        if is_part ops; then
+            # Nothing tells of a write: ib_write_lat has no events either.
+            latency write spin; latency read event; latency read spin
+            rate write '64 B' 64 10000; rate write '64 KiB' 65536 500
+        fi
     done
 done
 
@@ -127,16 +137,17 @@ awk -F '\t' -v check="$check" '
     }
     function row(what, other, target, unit, least, r, met) {
         r = ratio(what, other); met = least ? r >= target : r <= target; missed += !met
-        printf "%-30s %-9s %10.1f %10.1f %-5s %6.2f  %s %s  %s\n", what, other, median(all[what, other]),
+        printf "%-36s %-9s %10.1f %10.1f %-5s %6.2f  %s %s  %s\n", what, other, median(all[what, other]),
             median(all[what, "ours"]), unit, r, least ? ">=" : "<=", target, met ? "ok" : "MISSED"
     }
     !($1 in seen) { seen[$1]; order[++n] = $1 }
     { all[$1, $2] = all[$1, $2] " " $3 }
     END {
-        printf "%-30s %-9s %10s %10s %-5s %6s  target\n", "", "against", "theirs", "ours", "", "ratio"
+        printf "%-36s %-9s %10s %10s %-5s %6s  target\n", "", "against", "theirs", "ours", "", "ratio"
         for (i = 1; i <= n; i++) {
-            if (order[i] ~ /round trip/) row(order[i], "perftest", 1.1, "us", 0)
-            else { row(order[i], "perftest", "1.0", "/s", 1); row(order[i], "rstream", "1.0", "/s", 1) }
+            if (order[i] !~ /one way/) { row(order[i], "perftest", 1.1, "us", 0); continue }
+            row(order[i], "perftest", "1.0", "/s", 1)
+            if (all[order[i], "rstream"] != "") row(order[i], "rstream", "1.0", "/s", 1)
         }
         exit check != "" && missed > 0
     }' "$logs/figures"

@@ -51,6 +51,13 @@ for kind in SIW RXE; do
     [ -z "$address6" ] || expect 0 'provider verbs' t_typical -- demo -d "$device" --bind "$address6" -n 100
     expect 0 'provider verbs' MsgRate -- demo -d "$device" --mode throughput -s 4K -n 2000 -b
     expect 0 'provider verbs' 1048576 -- demo -d "$device" --all -n 20
+    for op in write read; do
+        expect 0 'provider verbs' "$op of 64 B" -- demo -d "$device" --op $op -n 300
+        expect 0 'provider verbs' "$op of 3 B" -- demo -d "$device" --op $op -s 3 -n 300
+        expect 0 'provider verbs' MsgRate -- demo -d "$device" --op $op --mode throughput -s 64K -n 300
+    done
+    expect 0 'provider verbs' t_typical -- demo -d "$device" --op read --wait event -n 300
+    expect 1 '--op write' '--wait event' -- demo -d "$device" --op write -e
     expect 1 "$device" "$address" 127.0.0.1 -- demo -d "$device" --bind 127.0.0.1
     expect 1 "$device" 127.0.0.1 -- client 127.0.0.1 -d "$device"
     expect 1 "$device" '--provider iwarp' -- server -d "$device" --provider iwarp

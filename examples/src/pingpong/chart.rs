@@ -73,23 +73,25 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
         results
             .iter()
             .filter_map(|figures| {
-                let h = figures.measured.half_rtt.as_ref()?;
+                let h = figures.measured.latency.as_ref()?;
                 Some((f64::from(figures.plan.job.size), (h.value_at_quantile(quantile) as f64 / 1e3).max(1e-3)))
             })
             .collect()
     };
     let lines = [("p50", points(0.5), RGBColor(31, 96, 168)), ("p99", points(0.99), RGBColor(214, 96, 32))];
     let title = results.first().map_or_else(String::new, |figures| {
-        format!("rdma-pingpong: half round trip, provider {}, wait {}", figures.provider, figures.plan.job.wait)
+        let job = &figures.plan.job;
+        format!("rdma-pingpong: {} {}, provider {}, wait {}", job.op, job.op.interval(), figures.provider, job.wait)
     });
+    let y = results.first().map_or_else(String::new, |figures| format!("{}, us", figures.plan.job.op.interval()));
     let mut svg = String::new();
-    draw(&mut svg, &title, &lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
+    draw(&mut svg, &title, &y, &lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
     Ok(svg)
 }
 
 type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
 
-fn draw(svg: &mut String, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(svg: &mut String, title: &str, y_desc: &str, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
     let values = lines.iter().flat_map(|(_, points, _)| points);
     if values.clone().next().is_none() {
         return Err("there is nothing to draw".into());
@@ -107,7 +109,7 @@ fn draw(svg: &mut String, title: &str, lines: &[Line]) -> Result<(), Box<dyn std
     chart
         .configure_mesh()
         .x_desc("message size")
-        .y_desc("half round trip, us")
+        .y_desc(y_desc)
         .label_style(("sans-serif", 14).into_font().color(&grey))
         .axis_desc_style(("sans-serif", 16).into_font().color(&grey))
         .bold_line_style(RGBColor(220, 220, 220))

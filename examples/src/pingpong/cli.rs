@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_reactor::ProviderChoice;
 
-use super::job::{MAX_SIZE, Mode, WaitMode};
+use super::job::{MAX_SIZE, Mode, Op, WaitMode};
 
 /// The port of perftest's tools.
 pub const DEFAULT_PORT: u16 = 18515;
@@ -87,7 +87,7 @@ pub struct DeviceArgs {
 /// What to measure.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Bytes per message, 1 to 1G; K, M and G are powers of 1024 [default: 64]
+    /// Bytes per message or operation, 1 to 1G; K, M and G are powers of 1024 [default: 64]
     #[arg(short, long, value_parser = parse_size)]
     pub size: Option<u32>,
     /// Every power of two from 1 B to 1 MiB; the histogram is of --size
@@ -105,13 +105,16 @@ pub struct RunArgs {
     /// What to measure
     #[arg(long, value_enum, default_value_t = Mode::Latency)]
     pub mode: Mode,
+    /// What carries the data
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    pub op: Op,
     /// Messages on their way at once, for --mode throughput [default: up to 128, fewer for large messages]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub tx_depth: Option<u32>,
     /// Both sides send, for --mode throughput
     #[arg(short, long)]
     pub bidirectional: bool,
-    /// How both sides wait [default: spin with two processors or more, else event]
+    /// How both sides wait; --op write needs spin for latency [default: spin with two processors or more, else event]
     #[arg(long, value_enum)]
     pub wait: Option<WaitMode>,
     /// The same as --wait event

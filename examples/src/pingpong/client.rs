@@ -4,18 +4,21 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, SendId, TimerId,
+    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, RemoteRegion,
+    SendId, SendKind, TimerId,
 };
 
 use super::dial::{Dial, Next};
 use super::failure::Failure;
 use super::figures::{Figures, Measured};
+use super::frame::Frame;
 use super::interrupt::Interrupt;
-use super::job::Mode;
+use super::job::{Mode, Op};
 use super::latency::Latency;
 use super::plan::Plan;
 use super::progress::Progress;
 use super::throughput::Throughput;
+use super::watch::{self, Watch};
 
 /// Between two drawings of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
@@ -31,6 +34,11 @@ const GIVE_UP: u64 = 2;
 pub trait Work: Debug {
     /// The connection is up: starts the clock.
     fn begin(&mut self);
+    /// The server has lent memory for one-sided operations: before [`Work::begin`], if at all.
+    ///
+    /// # Errors
+    /// It is of no use, or there is none here.
+    fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure>;
     /// A message came.
     ///
     /// # Errors
@@ -39,7 +47,19 @@ pub trait Work: Debug {
     /// Sends what there is to send and room for.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
     /// A send has completed.
-    fn completed(&mut self);
+    fn completed(&mut self, kind: SendKind);
+    /// What was not its own work took time: of what it sends next, the clock starts now.
+    fn resume(&mut self) {}
+    /// Whether there is memory to look at.
+    fn is_watching(&self) -> bool {
+        false
+    }
+    /// Looks at it: whether the server has written.
+    fn look(&mut self) -> bool {
+        false
+    }
+    /// It has.
+    fn seen(&mut self) {}
     /// Ends early: at the latest when what is on its way has arrived.
     fn wind_down(&mut self);
     /// Nothing is left to do.
@@ -59,6 +79,8 @@ struct Client {
     dial: Dial,
     work: Box<dyn Work>,
     connection: Option<ConnectionId>,
+    /// The work has begun.
+    begun: bool,
     progress: Progress,
     draw_now: bool,
     interrupted: bool,
@@ -84,6 +106,7 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figure
         dial: dial.clone(),
         work,
         connection: None,
+        begun: false,
         progress: Progress::new(plan),
         draw_now: false,
         interrupted: false,
@@ -92,8 +115,11 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figure
     };
     client.connect(&mut reactor.context());
     while !client.gone {
-        reactor.run(&mut client)?;
-        if interrupt.is_raised() && !client.interrupted {
+        match plan.job.is_watched() {
+            true => watch::run(&mut reactor, &mut client, |client| client.gone || client.is_to_stop(interrupt))?,
+            false => reactor.run(&mut client)?,
+        }
+        if client.is_to_stop(interrupt) {
             client.interrupt(&mut reactor.context());
         }
     }
@@ -111,6 +137,10 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figure
 }
 
 impl Client {
+    fn is_to_stop(&self, interrupt: &Interrupt) -> bool {
+        interrupt.is_raised() && !self.interrupted
+    }
+
     fn connect(&mut self, cx: &mut Context<'_>) {
         let options = ConnectOptions::new().private_data(self.plan.job.encode());
         if let Err(error) = cx.connect_with(self.dial.address(), options) {
@@ -141,6 +171,22 @@ impl Client {
         self.proceed(cx, connection);
     }
 
+    fn begin(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        self.begun = true;
+        self.work.begin();
+        self.proceed(cx, connection);
+    }
+
+    /// Goes on after what has come.
+    fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        // Between two messages, where the time it takes is nobody's latency.
+        if std::mem::take(&mut self.draw_now) {
+            self.progress.show(self.work.progress());
+            self.work.resume();
+        }
+        self.proceed(cx, connection);
+    }
+
     fn proceed(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         self.work.proceed(cx, connection);
         if self.work.is_over() {
@@ -155,27 +201,39 @@ impl Handler for Client {
         if self.progress.is_seen() {
             cx.set_timer(TICK, DRAW);
         }
-        self.work.begin();
-        self.proceed(cx, connection);
+        // One-sided operations need the server's memory first.
+        if self.plan.job.op == Op::Send {
+            self.begin(cx, connection);
+        }
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
-        if let Err(what) = self.work.arrived(&message) {
-            let address = self.dial.address();
-            self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+        if !self.begun
+            && let Some(Frame::Lent(memory)) = Frame::read(&message, self.plan.job.size)
+        {
+            match self.work.lent(cx, connection, memory) {
+                Ok(()) => self.begin(cx, connection),
+                Err(failure) => self.fail(cx, failure),
+            }
             return;
         }
-        // Between two messages, where the time it takes is nobody's latency.
-        if std::mem::take(&mut self.draw_now) {
-            self.progress.show(self.work.progress());
+        match self.work.arrived(&message) {
+            Ok(()) => self.go_on(cx, connection),
+            Err(what) => {
+                let address = self.dial.address();
+                self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+            }
         }
-        self.proceed(cx, connection);
     }
 
-    fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, _: SendId, outcome: Outcome) {
-        self.work.completed();
-        if outcome.is_sent() {
-            self.proceed(cx, connection);
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, send: SendId, outcome: Outcome) {
+        if !outcome.is_sent() {
+            return;
+        }
+        self.work.completed(send.kind());
+        match send.kind() {
+            SendKind::Read => self.go_on(cx, connection),
+            _ => self.proceed(cx, connection),
         }
     }
 
@@ -219,5 +277,23 @@ impl Handler for Client {
             (GIVE_UP, Some(connection)) => cx.close(connection),
             _ => {}
         }
+    }
+}
+
+impl Watch for Client {
+    fn is_watching(&self) -> bool {
+        self.work.is_watching() && self.connection.is_some() && !self.gone
+    }
+
+    #[inline]
+    fn look(&mut self) -> bool {
+        self.work.look()
+    }
+
+    fn seen(&mut self, cx: &mut Context<'_>) {
+        let Some(connection) = self.connection else { return };
+        self.work.seen();
+        self.go_on(cx, connection);
+        cx.flush(connection);
     }
 }

@@ -16,8 +16,8 @@ pub struct Measured {
     pub messages: u64,
     /// From the first message to the last answer.
     pub elapsed: Duration,
-    /// Halves of the round trips, ns; of latency only.
-    pub half_rtt: Option<Histogram<u64>>,
+    /// Halves of the round trips or whole reads, ns; of latency only.
+    pub latency: Option<Histogram<u64>>,
 }
 
 /// What one connection measured, and how.

@@ -1,13 +1,16 @@
 //! The first byte of every message says what it is. Data is as long as the job says; control messages have a length
 //! of their own, so that they work with messages of one byte.
 
+use rdma_reactor::RemoteRegion;
+
 /// First byte of data.
 const DATA: u8 = 0;
 const LAST: u8 = 1;
 const DONE: u8 = 2;
+const LENT: u8 = 3;
 
-/// Length of a control message, bytes.
-pub const CONTROL_LEN: usize = 9;
+/// Length of the longest control message, bytes.
+pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +19,11 @@ pub enum Frame {
     Data,
     /// From the client: it has sent this many, and waits for [`Frame::Done`].
     Last(u64),
-    /// From the server: all that came before [`Frame::Last`] has arrived; this many were sent the other way.
+    /// From the server: all that came before [`Frame::Last`] has arrived; this many were sent the other way, or of
+    /// one-sided operations, announced.
     Done(u64),
+    /// Memory for the operations of who gets this.
+    Lent(RemoteRegion),
 }
 
 impl Frame {
@@ -30,16 +36,13 @@ impl Frame {
 
     /// The bytes of a control message; of data, an empty one.
     #[must_use]
-    pub fn control(self) -> [u8; CONTROL_LEN] {
-        let (kind, count) = match self {
-            Self::Data => (DATA, 0),
-            Self::Last(count) => (LAST, count),
-            Self::Done(count) => (DONE, count),
-        };
-        let mut out = [0; CONTROL_LEN];
-        out[0] = kind;
-        out[1..].copy_from_slice(&count.to_le_bytes());
-        out
+    pub fn control(self) -> Vec<u8> {
+        match self {
+            Self::Data => vec![DATA],
+            Self::Last(count) => [&[LAST][..], &count.to_le_bytes()].concat(),
+            Self::Done(count) => [&[DONE][..], &count.to_le_bytes()].concat(),
+            Self::Lent(region) => [&[LENT][..], &region.to_bytes()].concat(),
+        }
     }
 
     /// Reads a message of a job with messages of `size` bytes; `None` when there is no such message.
@@ -49,10 +52,11 @@ impl Frame {
         if kind == DATA {
             return (message.len() == size as usize).then_some(Self::Data);
         }
-        let count = u64::from_le_bytes(rest.try_into().ok()?);
+        let count = || Some(u64::from_le_bytes(rest.try_into().ok()?));
         match kind {
-            LAST => Some(Self::Last(count)),
-            DONE => Some(Self::Done(count)),
+            LAST => Some(Self::Last(count()?)),
+            DONE => Some(Self::Done(count()?)),
+            LENT if rest.len() == RemoteRegion::LEN => RemoteRegion::from_bytes(rest).map(Self::Lent),
             _ => None,
         }
     }
@@ -64,13 +68,15 @@ mod tests {
 
     #[test]
     fn frames_survive_the_trip_and_others_are_nothing() {
-        for frame in [Frame::Last(3), Frame::Done(u64::MAX)] {
+        let lent = RemoteRegion { address: 1 << 40, len: 64, key: 7 };
+        for frame in [Frame::Last(3), Frame::Done(u64::MAX), Frame::Lent(lent)] {
             assert_eq!(Frame::read(&frame.control(), 1), Some(frame));
         }
         assert_eq!(Frame::read(&[0], 1), Some(Frame::Data));
         assert_eq!(Frame::read(&[0, 0], 1), None);
         assert_eq!(Frame::read(&[1], 1), None);
         assert_eq!(Frame::read(&[9; 9], 1), None);
+        assert_eq!(Frame::read(&[LENT; CONTROL_LEN + 1], 1), None);
         assert_eq!(Frame::read(&[], 1), None);
     }
 }

@@ -9,6 +9,7 @@ use rdma_reactor::{Config, Error, ProviderChoice, Reactor, Wait};
 
 use super::failure::Failure;
 use super::frame;
+use super::watch;
 
 /// Largest message, bytes: the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
@@ -34,6 +35,38 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Latency => "latency",
             Self::Throughput => "throughput",
+        })
+    }
+}
+
+/// What carries the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Op {
+    /// Messages
+    Send,
+    /// RDMA Writes; for latency each side looks at the memory that the other writes to
+    Write,
+    /// RDMA Reads of the client; their latency is that of a whole read
+    Read,
+}
+
+impl Op {
+    /// What a latency is the time of.
+    #[must_use]
+    pub const fn interval(self) -> &'static str {
+        match self {
+            Self::Send | Self::Write => "half round trip",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
         })
     }
 }
@@ -87,6 +120,8 @@ impl fmt::Display for WaitMode {
 pub struct Job {
     /// What is measured.
     pub mode: Mode,
+    /// What carries the data.
+    pub op: Op,
     /// How both sides wait.
     pub wait: WaitMode,
     /// Both sides stream.
@@ -101,13 +136,26 @@ pub struct Job {
 
 impl Job {
     /// What a server is ready for before the first client.
-    pub const IDLE: Self =
-        Self { mode: Mode::Latency, wait: WaitMode::Event, bidirectional: false, crc: true, size: 64, depth: 1 };
+    pub const IDLE: Self = Self {
+        mode: Mode::Latency,
+        op: Op::Send,
+        wait: WaitMode::Event,
+        bidirectional: false,
+        crc: true,
+        size: 64,
+        depth: 1,
+    };
+
+    /// Whether both sides look at memory, because nothing else tells them that something came.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.mode == Mode::Latency && self.op == Op::Write
+    }
 
     /// Messages on their way at once that suit a size: enough to keep the path busy, few enough for the caches.
     #[must_use]
     pub const fn suited_depth(size: u32) -> u32 {
-        let depth = (16 << 20) / size;
+        let depth = (2 << 20) / size;
         if depth < 4 {
             4
         } else if depth > 128 {
@@ -117,7 +165,7 @@ impl Job {
         }
     }
 
-    /// The private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | zero:1 | size:4 |
+    /// The private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | op:1 | size:4 |
     /// depth:4`, little-endian.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -130,9 +178,14 @@ impl Job {
             WaitMode::Spin => 1,
             WaitMode::Adaptive => 2,
         };
+        let op = match self.op {
+            Op::Send => 0,
+            Op::Write => 1,
+            Op::Read => 2,
+        };
         let flags = u8::from(self.bidirectional) | u8::from(self.crc) << 1;
         let mut out = MAGIC.to_vec();
-        out.extend_from_slice(&[mode, wait, flags, 0]);
+        out.extend_from_slice(&[mode, wait, flags, op]);
         out.extend_from_slice(&self.size.to_le_bytes());
         out.extend_from_slice(&self.depth.to_le_bytes());
         out
@@ -149,7 +202,7 @@ impl Job {
         if data[3..].first() != MAGIC.last() {
             return Err("another version of rdma-pingpong".into());
         }
-        let &[_, _, _, _, mode, wait, flags, zero, s0, s1, s2, s3, d0, d1, d2, d3] = data else {
+        let &[_, _, _, _, mode, wait, flags, op, s0, s1, s2, s3, d0, d1, d2, d3] = data else {
             return Err(format!("a request of {} bytes", data.len()));
         };
         let mode = match mode {
@@ -163,8 +216,14 @@ impl Job {
             2 => WaitMode::Adaptive,
             other => return Err(format!("unknown wait mode {other}")),
         };
-        if flags > 3 || zero != 0 {
-            return Err(format!("unknown flags {flags:#x}, {zero:#x}"));
+        let op = match op {
+            0 => Op::Send,
+            1 => Op::Write,
+            2 => Op::Read,
+            other => return Err(format!("unknown operation {other}")),
+        };
+        if flags > 3 || (flags & 1 != 0 && op != Op::Send) {
+            return Err(format!("unknown flags {flags:#x}"));
         }
         let (size, depth) = (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([d0, d1, d2, d3]));
         if !(1..=MAX_SIZE).contains(&size.into()) {
@@ -173,7 +232,7 @@ impl Job {
         if !(1..=MAX_DEPTH).contains(&depth) {
             return Err(format!("a depth of {depth}"));
         }
-        Ok(Self { mode, wait, bidirectional: flags & 1 != 0, crc: flags & 2 != 0, size, depth })
+        Ok(Self { mode, op, wait, bidirectional: flags & 1 != 0, crc: flags & 2 != 0, size, depth })
     }
 
     /// A reactor for this job, on either side.
@@ -192,13 +251,16 @@ impl Job {
     /// The settings of that reactor.
     fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
         let (receive, send) = match self.mode {
+            // Blocks that nobody has collected the completions of yet.
+            Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
             // One message on its way; the rest is for control messages and grants.
             Mode::Latency => (8, 4),
+            Mode::Throughput if self.op != Op::Send => (8, self.depth),
             // Grants come when half a window is owed: twice the depth keeps small messages flowing.
             Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             Mode::Throughput => (self.depth.max(4), self.depth),
         };
-        let max_message = self.size.max(frame::CONTROL_LEN as u32);
+        let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
         // A page per message covers the library's header and rounding; a few more than a connection needs are for
         // buffers being filled, and for a connection that is not quite gone.
         let memory = 2 * (u64::from(max_message) + 4096) * u64::from(receive + send + 8);
@@ -218,9 +280,9 @@ impl Job {
 
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, wait, size, .. } = self;
+        let Self { mode, op, wait, size, .. } = self;
         let both = if self.bidirectional { " both ways" } else { "" };
-        write!(f, "{mode}{both}, {size} bytes, wait {wait}")
+        write!(f, "{op} {mode}{both}, {size} bytes, wait {wait}")
     }
 }
 
@@ -272,13 +334,15 @@ mod tests {
     fn a_job_survives_the_trip() {
         let job = Job {
             mode: Mode::Throughput,
+            op: Op::Send,
             wait: WaitMode::Spin,
             bidirectional: true,
             crc: false,
             size: 1 << 30,
             depth: 8192,
         };
-        for job in [Job::IDLE, job] {
+        let [write, read] = [Op::Write, Op::Read].map(|op| Job { op, ..Job::IDLE });
+        for job in [Job::IDLE, job, write, read] {
             let data = job.encode();
             assert!(data.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
             assert_eq!(Job::decode(&data), Ok(job));
@@ -288,9 +352,14 @@ mod tests {
     #[test]
     fn a_job_of_somebody_else_is_refused_with_a_reason() {
         let good = Job::IDLE.encode();
-        for (at, value, why) in
-            [(0, b'X', "server"), (3, 9, "version"), (4, 7, "mode"), (6, 8, "flags"), (15, 255, "depth")]
-        {
+        for (at, value, why) in [
+            (0, b'X', "server"),
+            (3, 9, "version"),
+            (4, 7, "mode"),
+            (6, 8, "flags"),
+            (7, 3, "operation"),
+            (15, 255, "depth"),
+        ] {
             let mut data = good.clone();
             data[at] = value;
             assert!(Job::decode(&data).unwrap_err().contains(why), "{at}");
@@ -316,8 +385,10 @@ mod tests {
     fn every_job_makes_a_valid_reactor() {
         for size in [1, 64, 65_536, 1 << 20, 1 << 30] {
             for mode in [Mode::Latency, Mode::Throughput] {
-                let job = Job { mode, size, depth: Job::suited_depth(size), ..Job::IDLE };
-                job.reactor(ProviderChoice::Iwarp).unwrap();
+                for op in [Op::Send, Op::Write, Op::Read] {
+                    let job = Job { mode, op, size, depth: Job::suited_depth(size), ..Job::IDLE };
+                    job.reactor(ProviderChoice::Iwarp).unwrap();
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use rdma_reactor::Stats;
 use serde_json::{Value, json};
 
 use super::figures::{Figures, us};
+use super::job::Op;
 
 /// One object for one measurement, an array for several.
 #[must_use]
@@ -16,7 +17,7 @@ pub fn results(figures: &[Figures]) -> Value {
 
 fn object(figures: &Figures) -> Value {
     let Figures { plan, measured, provider, stats, interrupted } = figures;
-    let half_rtt = measured.half_rtt.as_ref().map(|h| {
+    let latency = measured.latency.as_ref().map(|h| {
         json!({
             "min": us(h.min()),
             "p50": us(h.value_at_quantile(0.5)),
@@ -32,13 +33,15 @@ fn object(figures: &Figures) -> Value {
         "size": plan.job.size,
         "iters": measured.iterations,
         "mode": plan.job.mode.to_string(),
+        "op": plan.job.op.to_string(),
         "wait": plan.job.wait.to_string(),
         "bidirectional": plan.job.bidirectional,
         "crc": plan.job.crc,
         "tx_depth": plan.job.depth,
         "interrupted": interrupted,
         "seconds": measured.elapsed.as_secs_f64(),
-        "half_rtt_us": half_rtt,
+        "half_rtt_us": latency.as_ref().filter(|_| plan.job.op != Op::Read),
+        "read_us": latency.as_ref().filter(|_| plan.job.op == Op::Read),
         "messages_per_second": figures.messages_per_second(),
         "gbit_per_second": figures.gbit_per_second(),
         "stats": counters(stats),

@@ -28,7 +28,9 @@ pub mod series;
 pub mod server;
 pub mod stream;
 pub mod table;
+pub mod target;
 pub mod throughput;
+pub mod watch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -1,13 +1,15 @@
-//! Where data messages leave: small ones are copied into the library's buffers, large ones are sent from them.
+//! Where data leaves: small messages are copied into the library's buffers, large ones are sent from them; one-sided
+//! operations go to their target.
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
 use super::frame::Frame;
+use super::target::Target;
 
 /// Up to here a copy is cheaper than handling a buffer.
 const COPY_UP_TO: u32 = 4096;
 
-/// What became of a message.
+/// What became of a message or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// The library has it; `on_send_complete` follows.
@@ -27,10 +29,12 @@ impl From<SendErrorKind> for Sent {
     }
 }
 
-/// Where data messages leave.
+/// Where data leaves.
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,
+    /// For one-sided operations instead of messages.
+    target: Option<Target>,
     /// What small messages are copied from.
     small: Vec<u8>,
     /// A large one that was not taken.
@@ -42,12 +46,20 @@ impl Outlet {
     #[must_use]
     pub fn new(size: u32) -> Self {
         let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
-        Self { size, small, refused: None }
+        Self { size, target: None, small, refused: None }
     }
 
-    /// Sends one data message. The contents of large ones are what the buffer held before, as with the tools of
+    /// Reads or writes there from now on.
+    pub fn aim(&mut self, target: Target) {
+        self.target = Some(target);
+    }
+
+    /// Sends one data message, or starts one operation. The contents of large ones are what the buffer held before, as with the tools of
     /// perftest: filling them would measure the memory.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
+        if let Some(target) = &mut self.target {
+            return target.go(cx, conn);
+        }
         if self.size <= COPY_UP_TO {
             return cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes);
         }

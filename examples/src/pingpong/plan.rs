@@ -6,7 +6,7 @@ use rdma_reactor::ProviderChoice;
 
 use super::cli::RunArgs;
 use super::failure::Failure;
-use super::job::{Job, Mode, WaitMode};
+use super::job::{Job, Mode, Op, WaitMode};
 
 /// The largest size of `--all`, as a power of two.
 const ALL_UP_TO: u32 = 20;
@@ -63,8 +63,16 @@ impl Plan {
         let wait = match (args.events, args.wait) {
             (true, _) => WaitMode::Event,
             (false, Some(wait)) => wait,
+            (false, None) if args.op == Op::Write && args.mode == Mode::Latency => WaitMode::Spin,
             (false, None) => WaitMode::suited(),
         };
+        if args.op == Op::Write && args.mode == Mode::Latency && wait != WaitMode::Spin {
+            let cure = "a write tells the peer nothing, so both sides have to look: --wait spin";
+            return Err(Failure::new(format!("no latency of --op write with --wait {wait}: {cure}")));
+        }
+        if args.bidirectional && args.op != Op::Send {
+            return Err(Failure::new(format!("--bidirectional needs --op send, not {}", args.op)));
+        }
         wait.policy()?;
         if args.mode == Mode::Latency {
             let misplaced = [(args.bidirectional, "--bidirectional"), (args.tx_depth.is_some(), "--tx-depth")];
@@ -88,6 +96,7 @@ impl Plan {
     fn of_size(args: &RunArgs, size: u32, wait: WaitMode, provider: ProviderChoice) -> Self {
         let job = Job {
             mode: args.mode,
+            op: args.op,
             wait,
             bidirectional: args.bidirectional,
             crc: !args.no_crc,

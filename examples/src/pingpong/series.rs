@@ -11,6 +11,7 @@ use super::figures::{Figures, size_label, us};
 use super::file::ResultFile;
 use super::histogram;
 use super::interrupt::Interrupt;
+use super::job::Op;
 use super::json;
 use super::output::Output;
 use super::plan::Plan;
@@ -111,9 +112,11 @@ impl Series {
         let out = &mut self.outputs.tables;
         let selected = results.iter().find(|figures| figures.plan.job.size == self.selected).or(results.last());
         if let Some(figures) = selected {
-            if let Some(half_rtt) = &figures.measured.half_rtt {
-                out.line(format_args!("\nHalf round trip, {}:", size_label(figures.plan.job.size.into())));
-                out.text(&histogram::text(half_rtt));
+            if let Some(latency) = &figures.measured.latency {
+                let job = &figures.plan.job;
+                let what = if job.op == Op::Read { "Read" } else { "Half round trip" };
+                out.line(format_args!("\n{what}, {}:", size_label(job.size.into())));
+                out.text(&histogram::text(latency));
             }
             out.line(format_args!("\n{}", summary(figures)));
         }
@@ -142,15 +145,17 @@ fn summary(figures: &Figures) -> String {
     let how = format!("{stopped}provider {provider}{crc}, wait {}", plan.job.wait);
     let size = size_label(plan.job.size.into());
     let seconds = measured.elapsed.as_secs_f64();
-    match &measured.half_rtt {
+    let op = plan.job.op;
+    match &measured.latency {
         Some(h) => format!(
-            "{how}: {size}, half round trip p50 {:.2} us, p99 {:.2} us; {} round trips in {seconds:.2} s",
+            "{how}: {op} of {size}, {} p50 {:.2} us, p99 {:.2} us; {} of them in {seconds:.2} s",
+            op.interval(),
             us(h.value_at_quantile(0.5)),
             us(h.value_at_quantile(0.99)),
             measured.iterations
         ),
         None => format!(
-            "{how}: {size}{}, {:.3} Gbit/s, {:.0} messages/s; {} messages in {seconds:.2} s",
+            "{how}: {op} of {size}{}, {:.3} Gbit/s, {:.0} messages/s; {} messages in {seconds:.2} s",
             if plan.job.bidirectional { " both ways" } else { "" },
             figures.gbit_per_second(),
             figures.messages_per_second(),

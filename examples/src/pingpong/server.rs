@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport;
 use rdma_reactor::{
-    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message, Outcome, Reactor, SendId,
+    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Error, Handler, Message, Outcome, Reactor,
+    Region, SendId,
 };
 
 use super::address;
@@ -17,10 +18,12 @@ use super::device::Carrier;
 use super::failure::{Ending, Failure};
 use super::frame::Frame;
 use super::interrupt::Interrupt;
-use super::job::{Job, Mode, Reply};
+use super::job::{Job, Mode, Op, Reply};
 use super::outlet::{Outlet, Sent};
 use super::output::Output;
 use super::stream::Stream;
+use super::target::{self, Inbox, Target};
+use super::watch::{self, Watch};
 
 /// How long clients get to hear that the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -61,7 +64,10 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
             first = false;
         }
         let mut server = Server { job, next: None, session: None, output, quiet: args.child };
-        reactor.run(&mut server)?;
+        match job.is_watched() {
+            true => watch::run(&mut reactor, &mut server, |server| server.next.is_some() || interrupt.is_raised())?,
+            false => reactor.run(&mut server)?,
+        }
         reactor.shutdown(&mut server, FAREWELL)?;
         output = server.output;
         match server.next {
@@ -134,6 +140,10 @@ enum Role {
     Echo { outlet: Outlet, owed: u64 },
     /// Takes messages, and sends its own if it is to.
     Sink { stream: Stream },
+    /// Answers each write to its memory with one.
+    Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
+    /// Lends memory, and takes note when the client says that it is done.
+    Lender { stream: Stream, _memory: Region },
 }
 
 impl Server {
@@ -156,22 +166,34 @@ impl Server {
 }
 
 impl Session {
-    fn new(cx: &Context<'_>, connection: ConnectionId, job: &Job) -> Self {
-        let role = match job.mode {
-            Mode::Latency => Role::Echo { outlet: Outlet::new(job.size), owed: 0 },
-            Mode::Throughput => Role::Sink { stream: Stream::new(job.size, job.depth) },
+    fn new(cx: &mut Context<'_>, connection: ConnectionId, job: &Job) -> Result<Self, Error> {
+        let mut outlet = Outlet::new(job.size);
+        let stream = Stream::new(job.size, job.depth);
+        let role = match (job.mode, job.op) {
+            (Mode::Latency, Op::Send) => Role::Echo { outlet, owed: 0 },
+            (Mode::Throughput, Op::Send) => Role::Sink { stream },
+            (_, op) => {
+                let memory = target::lend(cx, connection, job.size, op)?;
+                // The first message: there is room.
+                outlet.control(cx, connection, Frame::Lent(memory.remote()));
+                match job.is_watched() {
+                    true => Role::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
+                    false => Role::Lender { stream, _memory: memory },
+                }
+            }
         };
-        Self { connection, peer: cx.peer_address(connection), role, received: 0, total: 0 }
+        Ok(Self { connection, peer: cx.peer_address(connection), role, received: 0, total: 0 })
     }
 
     /// Takes a message; `false` when the client does not keep to its job.
-    fn arrived(&mut self, message: &[u8], job: &Job) -> bool {
+    fn arrived(&mut self, cx: &mut Context<'_>, message: &[u8], job: &Job) -> bool {
         match (Frame::read(message, job.size), &mut self.role) {
             (Some(Frame::Data), role) => {
                 self.received += 1;
                 self.total += 1;
                 match role {
                     Role::Echo { owed, .. } => *owed += 1,
+                    Role::Mirror { .. } | Role::Lender { .. } => return false,
                     Role::Sink { stream } if job.bidirectional && self.received == 1 => stream.start(u64::MAX),
                     Role::Sink { .. } => {}
                 }
@@ -182,18 +204,35 @@ impl Session {
                 stream.end(Frame::Done(sent));
                 std::mem::take(&mut self.received) == count
             }
+            (Some(Frame::Last(count)), Role::Lender { stream, .. }) => {
+                // Only the client knows how many there were.
+                stream.end(Frame::Done(count));
+                self.total += count;
+                true
+            }
+            (Some(Frame::Lent(memory)), Role::Mirror { outlet, aimed: aimed @ false, .. }) => {
+                match Target::new(cx, self.connection, job.size, job.op, memory) {
+                    Ok(target) => outlet.aim(target.counting()),
+                    Err(failure) => {
+                        log::warn!("{}: {failure}", self.connection);
+                        return false;
+                    }
+                }
+                *aimed = true;
+                true
+            }
             _ => false,
         }
     }
 
     fn proceed(&mut self, cx: &mut Context<'_>) {
         match &mut self.role {
-            Role::Echo { outlet, owed } => {
+            Role::Echo { outlet, owed } | Role::Mirror { outlet, owed, .. } => {
                 while *owed > 0 && outlet.data(cx, self.connection) == Sent::Yes {
                     *owed -= 1;
                 }
             }
-            Role::Sink { stream } => stream.pump(cx, self.connection),
+            Role::Sink { stream } | Role::Lender { stream, .. } => stream.pump(cx, self.connection),
         }
     }
 }
@@ -211,12 +250,18 @@ impl Handler for Server {
 
     fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         log::info!("serving {connection}: {}", self.job);
-        self.session = Some(Session::new(cx, connection, &self.job));
+        match Session::new(cx, connection, &self.job) {
+            Ok(session) => self.session = Some(session),
+            Err(error) => {
+                log::warn!("{connection}: {error}");
+                cx.close(connection);
+            }
+        }
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
         let Some(session) = &mut self.session else { return };
-        if session.arrived(&message, &self.job) {
+        if session.arrived(cx, &message, &self.job) {
             session.proceed(cx);
         } else {
             log::warn!("{connection}: a message that is not part of its job");
@@ -226,7 +271,7 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
         if let Some(session) = &mut self.session {
-            if let Role::Sink { stream } = &mut session.role {
+            if let Role::Sink { stream } | Role::Lender { stream, .. } = &mut session.role {
                 stream.completed();
             }
             if outcome.is_sent() {
@@ -248,6 +293,31 @@ impl Handler for Server {
         {
             let peer = session.peer.map_or_else(|| "a client".into(), |peer| peer.to_string());
             self.output.line(format_args!("{peer}: {}: {} messages, {reason}", self.job, session.total));
+        }
+    }
+}
+
+impl Watch for Server {
+    fn is_watching(&self) -> bool {
+        matches!(&self.session, Some(Session { role: Role::Mirror { aimed: true, .. }, .. }))
+    }
+
+    #[inline]
+    fn look(&mut self) -> bool {
+        let Some(Session { role: Role::Mirror { inbox, owed, .. }, received, total, .. }) = &mut self.session else {
+            return false;
+        };
+        let come = inbox.has_come();
+        if come {
+            (*owed, *received, *total) = (*owed + 1, *received + 1, *total + 1);
+        }
+        come
+    }
+
+    fn seen(&mut self, cx: &mut Context<'_>) {
+        if let Some(session) = &mut self.session {
+            session.proceed(cx);
+            cx.flush(session.connection);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! One side's stream of messages: as many on their way as the depth allows, then a control message.
+//! One side's stream of messages or operations: as many on their way as the depth allows, then a control message.
 
 use rdma_reactor::{ConnectionId, Context};
 
 use super::frame::Frame;
 use super::outlet::{Outlet, Sent};
+use super::target::Target;
 
 /// What a stream does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,11 @@ impl Stream {
     #[must_use]
     pub fn new(size: u32, depth: u32) -> Self {
         Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
+    }
+
+    /// Reads or writes there from now on.
+    pub fn aim(&mut self, target: Target) {
+        self.outlet.aim(target);
     }
 
     /// Data messages since the start.

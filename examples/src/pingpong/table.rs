@@ -29,7 +29,7 @@ pub fn head(mode: Mode) -> String {
 #[must_use]
 pub fn row(figures: &Figures) -> String {
     let (size, iterations) = (figures.plan.job.size, figures.measured.iterations);
-    match &figures.measured.half_rtt {
+    match &figures.measured.latency {
         Some(h) => format!(
             "{size:>10} {iterations:>12} {:>12.2} {:>12.2} {:>15.2} {:>12.2} {:>14.2} {:>12.2} {:>12.2}",
             us(h.min()),

@@ -3,13 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_reactor::{ConnectionId, Context};
+use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
 
 use super::client::Work;
+use super::failure::Failure;
 use super::figures::Measured;
 use super::frame::Frame;
+use super::job::Op;
 use super::plan::{Extent, Plan};
 use super::stream::Stream;
+use super::target::Target;
 
 /// Between two looks at the clock, messages.
 const CLOCK_EVERY: u64 = 16;
@@ -18,6 +21,7 @@ const CLOCK_EVERY: u64 = 16;
 #[derive(Debug)]
 pub struct Throughput {
     size: u32,
+    op: Op,
     bidirectional: bool,
     extent: Extent,
     stream: Stream,
@@ -38,6 +42,7 @@ impl Throughput {
     pub fn new(plan: &Plan) -> Self {
         Self {
             size: plan.job.size,
+            op: plan.job.op,
             bidirectional: plan.job.bidirectional,
             extent: plan.extent,
             stream: Stream::new(plan.job.size, plan.job.depth),
@@ -84,6 +89,11 @@ impl Work for Throughput {
         self.stream.start(limit);
     }
 
+    fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
+        self.stream.aim(Target::new(cx, conn, self.size, self.op, memory)?);
+        Ok(())
+    }
+
     fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
         match Frame::read(message, self.size) {
             Some(Frame::Data) if self.bidirectional => self.received += 1,
@@ -114,7 +124,7 @@ impl Work for Throughput {
         self.stream.pump(cx, conn);
     }
 
-    fn completed(&mut self) {
+    fn completed(&mut self, _: SendKind) {
         self.stream.completed();
     }
 
@@ -143,6 +153,6 @@ impl Work for Throughput {
     fn measured(&self) -> Measured {
         let messages = self.counted.unwrap_or(0);
         let iterations = if messages > 0 { self.stream.sent() } else { 0 };
-        Measured { iterations, messages, elapsed: self.elapsed, half_rtt: None }
+        Measured { iterations, messages, elapsed: self.elapsed, latency: None }
     }
 }

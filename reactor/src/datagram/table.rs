@@ -66,6 +66,11 @@ impl Endpoints {
         self.all.get_mut(id.0).filter(|endpoint| endpoint.closing.is_none())
     }
 
+    #[inline]
+    pub(crate) fn are_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
     fn mark_dirty(&mut self, id: EndpointId) {
         if let Some(endpoint) = self.all.get_mut(id.0)
             && !endpoint.dirty

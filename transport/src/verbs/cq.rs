@@ -81,8 +81,13 @@ impl RawCq {
             let want = BATCH.min(max - taken);
             // SAFETY: a live queue, and room for `want` completions.
             let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
-            let Ok(count) = usize::try_from(rc) else { return Err(Error::io("ibv_poll_cq", failure(rc))) };
-            let count = count.min(want);
+            if rc <= 0 {
+                if rc < 0 {
+                    return Err(Error::io("ibv_poll_cq", failure(rc)));
+                }
+                break;
+            }
+            let count = (rc as usize).min(want);
             out.extend(batch.0[..count].iter().map(|wc| completion(wc, numbers)));
             taken += count;
             if count < want {

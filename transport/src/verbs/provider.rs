@@ -554,13 +554,11 @@ impl Provider for Verbs {
             Err(_) if device.removed => 0,
             other => other?,
         };
+        if stashed + taken < max {
+            entry.drained();
+        }
         if entry.shared > 0 {
             self.count_shared(cq, &out[start + stashed..], None);
-        }
-        if stashed + taken < max
-            && let Some(entry) = self.cqs.get_mut(cq.0)
-        {
-            entry.drained();
         }
         Ok(stashed + taken)
     }

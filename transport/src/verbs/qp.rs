@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::{Key, Slab};
-use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
+use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 pub(super) type Posted = std::result::Result<(), PostError>;
 
@@ -231,9 +231,9 @@ impl std::fmt::Debug for Chains {
 
 impl Chains {
     /// Empties the entries and makes room for those of a chain, so that they never move while it is built.
-    fn reserve_sges<'a>(&mut self, lists: impl Iterator<Item = &'a SgeList>) {
+    fn reserve_sges(&mut self, chain: usize) {
         self.sges.clear();
-        self.sges.reserve(lists.map(|list| list.as_slice().len().max(1)).sum());
+        self.sges.reserve(chain * MAX_SGE);
     }
 
     /// Adds the entries of one work request; returns where they are and how many.
@@ -241,14 +241,17 @@ impl Chains {
     fn push_sges(&mut self, list: &SgeList) -> (*mut ibv_sge, c_int) {
         let start = self.sges.len();
         debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "room was made before");
-        // An entry of nothing between others crashes the kernel's siw.
-        let entries = list.as_slice().iter().filter(|sge| !sge.is_empty());
-        self.sges.extend(entries.map(entry));
+        for sge in list.as_slice() {
+            // An entry of nothing between others crashes the kernel's siw.
+            if !sge.is_empty() {
+                self.sges.push(entry(sge));
+            }
+        }
         (self.sges.as_mut_ptr().wrapping_add(start), (self.sges.len() - start) as c_int)
     }
 
     fn sends(&mut self, chain: &[SendWr], max_inline: usize, addresses: &Slab<Address>) -> *mut ibv_send_wr {
-        self.reserve_sges(chain.iter().map(|wr| &wr.sges));
+        self.reserve_sges(chain.len());
         self.sends.clear();
         self.sends.reserve(chain.len());
         let base = self.sends.as_mut_ptr();
@@ -262,7 +265,7 @@ impl Chains {
     }
 
     pub(super) fn recvs(&mut self, chain: &[RecvWr]) -> *mut ibv_recv_wr {
-        self.reserve_sges(chain.iter().map(|wr| &wr.sges));
+        self.reserve_sges(chain.len());
         self.recvs.clear();
         self.recvs.reserve(chain.len());
         let base = self.recvs.as_mut_ptr();
@@ -285,6 +288,7 @@ fn entry(sge: &Sge) -> ibv_sge {
     ibv_sge { addr: sge.address() as u64, length: sge.len() as u32, lkey: sge.local_key().0 }
 }
 
+#[inline]
 fn send(
     wr: &SendWr,
     next: *mut ibv_send_wr,
@@ -325,18 +329,12 @@ fn send(
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
     let takes_inline = !matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-    let mut flags = 0;
     // Siw takes no fence on a read; answers come in order anyway.
     let wanted = if matches!(wr.op, SendOp::Read(_)) { wr.flags - SendFlags::FENCE } else { wr.flags };
-    for (ours, theirs) in [
-        (SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED),
-        (SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED),
-        (SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE),
-    ] {
-        if wanted.contains(ours) {
-            flags |= theirs.0;
-        }
-    }
+    let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
+    let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
+        | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
+        | flag(SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE);
     if takes_inline && (1..=max_inline).contains(&wr.sges.total_len()) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }
