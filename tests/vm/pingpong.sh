@@ -7,11 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --profile test -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
-    build || exit 1
-    program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
-    test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
+    program=$(tests/vm/build.sh rdma-pingpong) || exit 1
     VM_TIMEOUT=${VM_TIMEOUT:-300} exec tests/vm/run.sh bash tests/vm/pingpong.sh --inside "$program"
 fi
 
