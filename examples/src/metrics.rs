@@ -39,6 +39,13 @@ fn rows(s: &Stats) -> Vec<Row> {
         ("stall_seconds_total", "Time with refused sends", true, s.stall_time.as_secs_f64()),
         ("pool_buffers", "Pooled buffers", false, s.pool_buffers as f64),
         ("pool_free_buffers", "Pooled buffers that nobody holds", false, s.pool_free as f64),
+        ("shared_receives_posted", "Receives posted to shared queues", false, s.shared_posted as f64),
+        (
+            "shared_receives_unclaimed",
+            "Receives of shared queues that no connection claims",
+            false,
+            s.shared_unclaimed as f64,
+        ),
     ]
 }
 

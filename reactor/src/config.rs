@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_transport::caps::Moderation;
+
 use crate::credit::{MAX_WINDOW, MIN_WINDOW};
 use crate::error::Error;
 
@@ -87,6 +89,7 @@ pub struct Config {
     pub(crate) max_message: u32,
     pub(crate) receive_depth: u32,
     pub(crate) send_depth: u32,
+    pub(crate) shared_receives: Option<u32>,
     pub(crate) max_connections: u32,
     pub(crate) max_pending: u32,
     pub(crate) max_memory: usize,
@@ -94,6 +97,7 @@ pub struct Config {
     pub(crate) transfer_memory: usize,
     pub(crate) overtake: bool,
     pub(crate) completion_queue: u32,
+    pub(crate) completion_moderation: Option<Moderation>,
     pub(crate) completions_per_turn: u32,
     pub(crate) fair_messages: u32,
     pub(crate) fair_bytes: usize,
@@ -118,6 +122,7 @@ impl Default for Config {
             max_message: 8 << 10,
             receive_depth: 64,
             send_depth: 64,
+            shared_receives: None,
             max_connections: 10_000,
             max_pending: 1024,
             max_memory: 4 << 30,
@@ -125,6 +130,7 @@ impl Default for Config {
             transfer_memory: 256 << 20,
             overtake: false,
             completion_queue: 16 << 10,
+            completion_moderation: None,
             completions_per_turn: 1024,
             fair_messages: 24,
             fair_bytes: 64 << 10,
@@ -197,10 +203,27 @@ impl Config {
         self
     }
 
-    /// Receives posted per connection, which is the peer's window: 4 to 32,768 messages. Default: 64.
+    /// Receives posted per connection, which is the peer's window: 4 to 32,768 messages. With `shared_receives`, the most
+    /// that one peer is promised. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
         self.receive_depth = messages;
+        self
+    }
+
+    /// Receives that all connections of a device share, 8 to 32,768 messages, instead of `receive_depth` for each: for many
+    /// connections that are idle most of the time. Each may be sent four messages at least, of which two are kept for
+    /// control, and more as it is busy, up to `receive_depth`; what peers are told they may send is never more than is
+    /// posted. One eighth is never promised, so `n` receives are enough for `7 n / 32` connections; one more is refused
+    /// (`RejectReason::Busy`, [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` keep receives of their own. A
+    /// device without shared receive queues: [`crate::ConnectError::Unsupported`], and who connects to it is refused.
+    ///
+    /// A busy connection is faster with receives of its own, and a peer that breaks the protocol can take receives that
+    /// were promised to others until that is noticed: on iWARP devices a message that finds none ends its connection.
+    /// Default: `None`, each connection has its own.
+    #[must_use]
+    pub const fn shared_receives(mut self, messages: Option<u32>) -> Self {
+        self.shared_receives = messages;
         self
     }
 
@@ -225,7 +248,8 @@ impl Config {
         self
     }
 
-    /// Memory of the buffer pools, bytes. A connection takes `max_message` x (`receive_depth` + `send_depth` + 2).
+    /// Memory of the buffer pools, bytes. A connection takes `max_message` x (`receive_depth` + `send_depth` + 2), with
+    /// `shared_receives` only `max_message` x (`send_depth` + 2).
     /// On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
@@ -237,6 +261,16 @@ impl Config {
     #[must_use]
     pub const fn completion_queue(mut self, entries: u32) -> Self {
         self.completion_queue = entries;
+        self
+    }
+
+    /// Has the device wake the reactor only when so many completions have gathered, or so many microseconds have passed since
+    /// the first: 1 to what `Capabilities::completion_moderation` says, both. Saves wake-ups at the cost of latency, where
+    /// the reactor sleeps; one that polls does not notice. A device that cannot: [`crate::ConnectError::Unsupported`], and
+    /// who connects to it is refused. Default: an event for each completion that is waited for.
+    #[must_use]
+    pub const fn completion_moderation(mut self, completions: u16, microseconds: u16) -> Self {
+        self.completion_moderation = Some(Moderation { completions, microseconds });
         self
     }
 
@@ -339,14 +373,23 @@ impl Config {
         check("largest_message", self.largest_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
-        let room = u64::from(self.completion_room());
+        if let Some(receives) = self.shared_receives {
+            check("shared_receives", receives.into(), 8, 32_768, "8 to 32,768 messages")?;
+        }
+        let shared = self.shared_receives.map_or(0, |receives| receives + self.send_slots());
+        let room = u64::from(self.completion_room().max(shared));
         check(
             "completion_queue",
             self.completion_queue.into(),
             room,
             1 << 24,
-            "room for one connection's sends and receives, to 16,777,216",
+            "room for one connection's sends and receives, and those that are shared, to 16,777,216",
         )?;
+        if let Some(Moderation { completions, microseconds }) = self.completion_moderation {
+            let most = u64::from(u16::MAX);
+            check("completion_moderation completions", completions.into(), 1, most, "1 to 65,535")?;
+            check("completion_moderation microseconds", microseconds.into(), 1, most, "1 to 65,535")?;
+        }
         check("completions_per_turn", self.completions_per_turn.into(), 1, u64::from(u32::MAX), "at least 1")?;
         check("fairness completions", self.fair_messages.into(), 1, u64::from(u32::MAX), "at least 1")?;
         check("fairness bytes", self.fair_bytes as u64, 1, u64::MAX, "at least 1")?;
@@ -404,6 +447,10 @@ mod tests {
         assert_eq!(error, "receive_depth is 3: it must be 4 to 32,768 messages");
         assert!(Config::default().max_message(0).validate().is_err());
         assert!(Config::default().completion_queue(10).validate().is_err());
+        assert!(Config::default().completion_moderation(0, 10).validate().is_err());
+        for wrong in [7, 32_769, 16_384] {
+            assert!(Config::default().shared_receives(Some(wrong)).validate().is_err());
+        }
         let second = Duration::from_secs(1);
         assert!(Config::default().keepalive(second, second).validate().is_err());
     }

@@ -18,6 +18,7 @@ use crate::id::{ConnectionId, SendId, SendKind, WorkId, WorkKind};
 use crate::pool::{Buffer, Posted};
 use crate::region::Hold;
 use crate::rendezvous::Transfers;
+use crate::share::Share;
 
 /// Where a connection is in its life. Only forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,6 +132,10 @@ pub(crate) struct Connection {
     pub(crate) reposts: Vec<Buffer>,
     /// Receives in the user's hands.
     pub(crate) detached: usize,
+    /// What it claims of the shared receive queue, if it lives on that.
+    pub(crate) share: Option<Share>,
+    /// How often its completion queue had been seen empty when the flush began.
+    pub(crate) drains: u64,
     pub(crate) next_send: u64,
 
     /// A send was refused; `on_writable` is owed.
@@ -248,6 +253,7 @@ impl Connection {
     #[inline]
     pub(crate) fn owes_little(&self) -> bool {
         self.framing == Framing::Credits
+            && self.share.is_none()
             && !self.chain.is_empty()
             && !self.transfers.is_active()
             && !self.rx.update_due_after(self.reposts.len() as u32)

@@ -171,7 +171,10 @@ impl Core {
         let (pool_buffers, pool_free) =
             pools.fold((0, 0), |(all, free), pool| (all + pool.capacity(), free + pool.available()));
         let (connections, acknowledgements) = (self.connections.len(), self.provider.acknowledgements());
-        Stats { connections, acknowledgements, pool_buffers, pool_free, ..self.stats }
+        let shared = self.devices.iter().flatten().filter_map(Device::shared_levels);
+        let (shared_posted, shared_unclaimed) =
+            shared.fold((0, 0), |(all, free), (posted, unclaimed)| (all + posted, free + unclaimed));
+        Stats { connections, acknowledgements, pool_buffers, pool_free, shared_posted, shared_unclaimed, ..self.stats }
     }
 
     /// Lets the first address that is used decide on the provider.
@@ -289,6 +292,8 @@ impl Core {
             receives: std::collections::VecDeque::new(),
             reposts: Vec::new(),
             detached: 0,
+            share: None,
+            drains: 0,
             provisional: false,
             next_send: 0,
             blocked: false,
@@ -354,7 +359,15 @@ impl Core {
         let (Some(c), Some(dev)) = (self.connections.get_mut(id.0), self.devices[index].as_mut()) else {
             return Err(Error::Gone("connection"));
         };
-        let cq = dev.claim(&mut *self.provider, &self.config)?;
+        let sharing = self.config.shared_receives.filter(|_| c.framing == Framing::Credits);
+        if let Some(receives) = sharing {
+            dev.share_receives(&mut *self.provider, receives)?;
+            self.settle_shared();
+        }
+        let (Some(c), Some(dev)) = (self.connections.get_mut(id.0), self.devices[index].as_mut()) else {
+            return Err(Error::Gone("connection"));
+        };
+        let cq = dev.claim(&mut *self.provider, &self.config, sharing)?;
         let cq_id = dev.cqs[cq].id;
         let inline = self.provider.device(device).map_or(0, |info| info.capabilities.max_inline);
         let attr = rdma_transport::QpAttr {
@@ -364,14 +377,39 @@ impl Core {
             max_recv_wr: self.config.receive_depth,
             max_inline: inline.min(MAX_INLINE),
         };
-        match self.provider.create_qp(c.cm, &attr) {
-            Ok(qp) => c.qp = Some(qp),
+        let share = match &mut dev.shared {
+            Some(shared) if sharing.is_some() => match shared.pot.join(self.now) {
+                Some(share) => Some(share),
+                None => {
+                    dev.release(cq, &self.config, 0, true);
+                    let value = sharing.unwrap_or_default().into();
+                    return Err(Error::Limit { limit: "shared_receives", value });
+                }
+            },
+            _ => None,
+        };
+        let made = match &dev.shared {
+            Some(shared) if share.is_some() => self.provider.create_qp_with_srq(c.cm, &attr, shared.srq()),
+            _ => self.provider.create_qp(c.cm, &attr),
+        };
+        let qp = match made {
+            Ok(qp) => qp,
             Err(error) => {
-                dev.release(cq, &self.config, 0);
+                dev.release(cq, &self.config, 0, share.is_some());
+                if let (Some(shared), Some(share)) = (&mut dev.shared, share) {
+                    shared.pot.take_back(share.claim());
+                }
                 return Err(error.into());
             }
-        }
+        };
         (c.device, c.cq, c.equipped) = (index, cq, true);
+        c.qp = Some(qp);
+        if let (Some(shared), Some(share)) = (&mut dev.shared, share) {
+            shared.own(qp, id);
+            c.rx = ReceiveWindow::new(share.claim());
+            c.share = Some(share);
+            return Ok(());
+        }
         let depth = self.config.receive_depth as usize;
         c.receives.reserve(depth);
         c.reposts.reserve(depth);

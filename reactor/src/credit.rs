@@ -9,7 +9,7 @@
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 
 /// Credits that data never takes.
-const CONTROL_CREDITS: u32 = 2;
+pub(crate) const CONTROL_CREDITS: u32 = 2;
 
 /// Smallest window that makes progress: the credits for control, and as many for data.
 pub(crate) const MIN_WINDOW: u32 = 2 * CONTROL_CREDITS;
@@ -147,9 +147,13 @@ impl ReceiveWindow {
         self.granted
     }
 
+    /// Makes grants worth a message of their own when half of `window`, all that is posted, is owed.
+    pub(crate) fn resize(&mut self, window: u32) {
+        self.threshold = if window < 2 { 1 } else { window / 2 };
+    }
+
     /// Receives posted and not yet used.
-    #[cfg(test)]
-    const fn outstanding(&self) -> u32 {
+    pub(crate) const fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.received)
     }
 }

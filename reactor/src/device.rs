@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
+use rdma_transport::caps::Features;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, LocalKey, MrId};
 use rdma_transport::provider::{CqId, DeviceId, Provider};
+use rdma_transport::qp::SrqId;
 
 use crate::buffer::Home;
 use crate::config::Config;
 use crate::error::Error;
 use crate::frame::HEADER_LEN;
 use crate::pool::{Exhausted, Pool};
+use crate::shared::SharedReceives;
 
 /// A completion queue and the room left on it.
 #[derive(Debug)]
@@ -20,6 +23,10 @@ pub(crate) struct CompletionQueue {
     free: u32,
     /// Claims given back; usable once the queue was seen empty, because completions may linger in it.
     released: u32,
+    /// It has room for all receives of the shared queue.
+    shared: bool,
+    /// How often it was seen empty.
+    pub(crate) drains: u64,
     pub(crate) armed: bool,
     /// On the list of queues to poll.
     pub(crate) ready: bool,
@@ -29,6 +36,7 @@ impl CompletionQueue {
     /// Notes that the queue is empty.
     pub(crate) fn drained(&mut self) {
         self.free += std::mem::take(&mut self.released);
+        self.drains += 1;
     }
 }
 
@@ -42,6 +50,8 @@ pub(crate) struct Device {
     /// Its completion channel may have events; some of the queues that count as armed may not be.
     pub(crate) has_events: bool,
     pub(crate) home: Arc<Home>,
+    /// The receives that connections share, if they do.
+    pub(crate) shared: Option<SharedReceives>,
     /// Largest payload it carries behind a header.
     pub(crate) max_payload: u32,
     /// Connections and endpoints that have a claim.
@@ -74,6 +84,18 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
+fn destroy(provider: &mut dyn Provider, srq: SrqId) {
+    if let Err(error) = provider.destroy_srq(srq) {
+        log::warn!("destroying a shared receive queue: {error}");
+    }
+}
+
+fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
+    if let Err(error) = provider.destroy_cq(cq) {
+        log::warn!("destroying a completion queue: {error}");
+    }
+}
+
 fn deregister(provider: &mut dyn Provider, region: MrId) {
     if let Err(error) = provider.deregister(region) {
         log::warn!("deregistering a memory region: {error}");
@@ -88,22 +110,70 @@ impl Device {
         let max_payload = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
         let pool = Pool::new(config.max_message as usize + HEADER_LEN, config.max_memory);
         let (regions, cqs) = (Vec::new(), Vec::new());
-        Self { id, name, pool, regions, cqs, has_events: false, home, max_payload, claims: 0, removed: false }
+        let (shared, has_events, claims, removed) = (None, false, 0, false);
+        Self { id, name, pool, regions, cqs, has_events, home, shared, max_payload, claims, removed }
     }
 
-    /// Buffers of one connection.
-    fn buffers(config: &Config) -> usize {
-        (config.receive_depth + config.send_slots()) as usize
+    /// Buffers of one connection, and completions that it may have outstanding.
+    const fn needs(config: &Config, sharing: bool) -> u32 {
+        if sharing { config.send_slots() } else { config.completion_room() }
     }
 
-    /// Claims buffers and completion entries for a connection; returns the index of its completion queue.
-    pub(crate) fn claim(&mut self, provider: &mut dyn Provider, config: &Config) -> Result<usize, Refusal> {
-        let room = config.completion_room();
-        let cq = self.claim_room(provider, config, room)?;
+    /// Makes the queue of receives that connections share, on first use.
+    pub(crate) fn share_receives(&mut self, provider: &mut dyn Provider, receives: u32) -> Result<(), Refusal> {
+        if self.shared.is_some() {
+            return Ok(());
+        }
+        let has = provider
+            .device(self.id)
+            .is_some_and(|info| info.capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE));
+        if !has {
+            let (provider, feature) = (provider.name(), "shared receive queues on this device");
+            return Err(rdma_transport::Error::Unsupported { provider, feature }.into());
+        }
+        let srq = provider.create_srq(self.id, receives)?;
+        let count = receives as usize;
+        let reserved = self.reserve(provider, count);
+        let made = reserved.and_then(|()| {
+            SharedReceives::new(provider, &mut self.pool, srq, receives).inspect_err(|_| self.pool.unreserve(count))
+        });
+        match made {
+            Ok(shared) => self.shared = Some(shared),
+            Err(error) => {
+                destroy(provider, srq);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, provider: &mut dyn Provider, count: usize) -> Result<(), Refusal> {
         let (id, regions) = (self.id, &mut self.regions);
-        let reserved: Result<(), Error> =
-            self.pool.reserve(Self::buffers(config), |bytes| register(provider, regions, id, bytes));
-        match reserved {
+        self.pool.reserve(count, |bytes| register(provider, regions, id, bytes))
+    }
+
+    /// Claims buffers and completion entries for a connection, and room for the `shared` receives if it takes its own from
+    /// there; returns the index of its completion queue.
+    pub(crate) fn claim(
+        &mut self,
+        provider: &mut dyn Provider,
+        config: &Config,
+        shared: Option<u32>,
+    ) -> Result<usize, Refusal> {
+        let room = Self::needs(config, shared.is_some());
+        let cq = match shared {
+            // The room for the shared queue stays until that is gone.
+            Some(all) => match self.cqs.iter().position(|cq| cq.shared && cq.free >= room) {
+                Some(index) => self.claim_of(index, room),
+                None => {
+                    let index = self.claim_room(provider, config, room + all)?;
+                    self.cqs[index].shared = true;
+                    index
+                }
+            },
+            None => self.claim_room(provider, config, room)?,
+        };
+        match self.reserve(provider, room as usize) {
             Ok(()) => Ok(cq),
             Err(error) => {
                 self.release_room(cq, room);
@@ -127,13 +197,37 @@ impl Device {
             None => {
                 let entries = config.completion_queue.max(room);
                 let id = provider.create_cq(self.id, entries)?;
-                self.cqs.push(CompletionQueue { id, free: entries, released: 0, armed: false, ready: false });
+                if let Some(to) = config.completion_moderation
+                    && let Err(error) = provider.moderate_cq(id, to)
+                {
+                    destroy_cq(provider, id);
+                    return Err(error.into());
+                }
+                self.cqs.push(CompletionQueue {
+                    id,
+                    free: entries,
+                    released: 0,
+                    shared: false,
+                    drains: 0,
+                    armed: false,
+                    ready: false,
+                });
                 self.cqs.len() - 1
             }
         };
+        Ok(self.claim_of(cq, room))
+    }
+
+    fn claim_of(&mut self, cq: usize, room: u32) -> usize {
         self.cqs[cq].free -= room;
         self.claims += 1;
-        Ok(cq)
+        cq
+    }
+
+    /// Receives posted to the shared queue, and those that nobody claims.
+    pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
+        let shared = self.shared.as_ref()?;
+        Some((shared.posted(), shared.unclaimed(|cq| self.cqs[cq].drains) as usize))
     }
 
     /// Gives completion entries back.
@@ -143,10 +237,14 @@ impl Device {
     }
 
     /// Gives a connection's claim back. Buffers that the user still has stay counted until they come home.
-    pub(crate) fn release(&mut self, cq: usize, config: &Config, detached: usize) {
-        self.release_room(cq, config.completion_room());
-        self.pool.unreserve(Self::buffers(config));
-        self.pool.lend(detached);
+    /// Those of the shared queue are never a connection's own.
+    pub(crate) fn release(&mut self, cq: usize, config: &Config, detached: usize, sharing: bool) {
+        let room = Self::needs(config, sharing);
+        self.release_room(cq, room);
+        self.pool.unreserve(room as usize);
+        if !sharing {
+            self.pool.lend(detached);
+        }
     }
 
     /// Whether it is going away and nothing is left on it.
@@ -177,10 +275,11 @@ impl Device {
 
     /// Deregisters everything. The connections are gone by now.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
+        if let Some(shared) = self.shared.take() {
+            destroy(provider, shared.srq());
+        }
         for cq in self.cqs.drain(..) {
-            if let Err(error) = provider.destroy_cq(cq.id) {
-                log::warn!("destroying a completion queue: {error}");
-            }
+            destroy_cq(provider, cq.id);
         }
         for (_, region) in self.regions.drain(..) {
             deregister(provider, region);

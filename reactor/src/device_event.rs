@@ -36,9 +36,8 @@ impl Core {
     fn device_event<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, event: event::DeviceEvent) {
         let event::DeviceEvent { device, kind } = event;
         match kind {
-            DeviceEventKind::LastReceive(_)
-            | DeviceEventKind::SharedReceivesLow(_)
-            | DeviceEventKind::SharedReceiveQueueFailed(_) => return,
+            DeviceEventKind::LastReceive(_) | DeviceEventKind::SharedReceivesLow(_) => return,
+            DeviceEventKind::SharedReceiveQueueFailed(_) => return self.shared_queue_failed(device.0 as usize),
             DeviceEventKind::Fatal | DeviceEventKind::Removed => self.device_failed(device.0 as usize),
             _ => {}
         }

@@ -29,9 +29,20 @@ impl Core {
         self.stats.completions += batch.len() as u64;
         let Some((mut slabs, home)) = self.home(device) else { return };
         for wc in batch {
-            let Some(work) = WorkId::unpack(wc.wr_id) else {
-                self.endpoint_completed(handler, wc);
-                continue;
+            let shared;
+            let (work, wc) = match WorkId::unpack(wc.wr_id) {
+                Some(work) => (work, wc),
+                None => match self.shared_completion(device, wc) {
+                    Some(Some((work, numbered))) => {
+                        shared = numbered;
+                        (work, &shared)
+                    }
+                    Some(None) => continue,
+                    None => {
+                        self.endpoint_completed(handler, wc);
+                        continue;
+                    }
+                },
             };
             if self.has_its_turn(work.connection, wc) {
                 self.completed(handler, work, wc, &mut slabs, &home);
@@ -57,7 +68,7 @@ impl Core {
     ) {
         match work.kind {
             WorkKind::Send => self.send_completed(handler, work.connection, work.sequence, wc.status),
-            WorkKind::Recv => self.received(handler, work.connection, wc, slabs, home),
+            WorkKind::Recv => self.received(handler, work, wc, slabs, home),
         }
     }
 
@@ -132,13 +143,29 @@ impl Core {
     fn received<M, H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
-        id: ConnectionId,
+        work: WorkId,
         wc: &WorkCompletion,
         slabs: &mut Arc<Slabs>,
         home: &Arc<Home>,
     ) {
+        let id = work.connection;
         let Some(c) = self.connections.get_mut(id.0) else { return };
-        let Some(buffer) = c.receives.pop_front().map(crate::pool::Posted::done) else {
+        let taken = match &mut c.share {
+            None => c.receives.pop_front().map(crate::pool::Posted::done),
+            Some(share) => {
+                let shared = self.devices[c.device].as_mut().and_then(|device| device.shared.as_mut());
+                let taken = shared.and_then(|shared| shared.take(work.sequence));
+                if taken.is_some() {
+                    share.take();
+                    // One that is kept calls for another, too.
+                    if !std::mem::replace(&mut c.dirty, true) {
+                        self.dirty.push(id);
+                    }
+                }
+                taken
+            }
+        };
+        let Some(buffer) = taken else {
             log::warn!("{id}: a completion of a receive that is not posted ({})", wc.status);
             self.stats.stale_completions += 1;
             return;
@@ -146,12 +173,12 @@ impl Core {
         self.endings_moved |= c.phase > Phase::Open;
         if !wc.status.is_success() {
             let status = wc.status;
-            if c.phase == Phase::Connecting && status == WcStatus::Flushed {
+            if c.phase == Phase::Connecting && status == WcStatus::Flushed && c.share.is_none() {
                 // The connection manager is about to say why there will be no connection.
                 c.reposts.push(buffer);
                 return;
             }
-            let flushing = c.phase == Phase::Flushing;
+            let flushing = c.phase == Phase::Flushing || (c.phase == Phase::Connecting && status == WcStatus::Flushed);
             self.recycle(id, buffer);
             if !flushing {
                 self.work_request_failed(id, status);
@@ -196,6 +223,11 @@ impl Core {
         }
         if c.blocked {
             self.writable.push(id);
+        }
+        if let (Some(share), Some(header)) = (&mut c.share, &header)
+            && matches!(header.kind, Kind::Data | Kind::Offer | Kind::Immediate)
+        {
+            share.count();
         }
         match header.map(|header| header.kind) {
             Some(Kind::Data) => {
@@ -264,6 +296,9 @@ impl Core {
             return;
         }
         let first = !c.announced && !c.active;
+        if let Some(share) = &mut c.share {
+            share.count();
+        }
         self.recycle(id, buffer);
         if first {
             self.announce(handler, id);
@@ -360,6 +395,14 @@ impl Core {
     #[inline]
     pub(crate) fn recycle(&mut self, id: ConnectionId, buffer: Buffer) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
+        if let Some(share) = &mut c.share {
+            share.give();
+            if let Some(shared) = self.devices[c.device].as_mut().and_then(|device| device.shared.as_mut()) {
+                shared.give(buffer);
+            }
+            self.mark_dirty(id);
+            return;
+        }
         if c.phase >= Phase::Draining && !c.exchanges() {
             if let Some(device) = self.devices[c.device].as_mut() {
                 device.pool.give(buffer);
@@ -414,9 +457,16 @@ impl Core {
             }
             None => {
                 if let Some(device) = self.devices.get_mut(pool).and_then(Option::as_mut) {
-                    device.pool.unlend();
-                    device.pool.give(buffer);
-                    self.expect_trim();
+                    // One of the shared queue that a connection that is gone had kept, or any in its place.
+                    let buffer = match &mut device.shared {
+                        Some(shared) if receive_of.is_some() => shared.give_astray(buffer),
+                        _ => Some(buffer),
+                    };
+                    if let Some(buffer) = buffer {
+                        device.pool.unlend();
+                        device.pool.give(buffer);
+                        self.expect_trim();
+                    }
                 }
             }
         }

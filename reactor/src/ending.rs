@@ -70,6 +70,11 @@ impl Core {
         {
             log::debug!("{id}: disconnecting: {error}");
         }
+        if c.share.is_some()
+            && let Some(device) = &self.devices[c.device]
+        {
+            c.drains = device.cqs[c.cq].drains;
+        }
         self.set_phase_timer(id, self.config.flush_timeout);
     }
 }

@@ -182,7 +182,21 @@ pub enum ConnectError {
     Timeout,
     /// The transport failed.
     Transport(ConnectFailure),
-    /// A limit on this side.
+    /// The device lacks what the settings ask for.
+    Unsupported {
+        /// Which provider.
+        provider: &'static str,
+        /// What it lacks.
+        feature: &'static str,
+    },
+    /// A limit of this side's settings is reached.
+    Limit {
+        /// The setting.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// Something else on this side.
     Local(String),
     /// Closed before it was established.
     Cancelled,
@@ -194,6 +208,8 @@ impl fmt::Display for ConnectError {
             Self::Rejected { reason, .. } => write!(f, "rejected: {reason}"),
             Self::Timeout => f.write_str("no connection within the connect timeout"),
             Self::Transport(failure) => failure.fmt(f),
+            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
+            Self::Limit { limit, value } => write!(f, "{limit} is reached ({value})"),
             Self::Local(why) => f.write_str(why),
             Self::Cancelled => f.write_str("closed before it was established"),
         }
@@ -201,6 +217,18 @@ impl fmt::Display for ConnectError {
 }
 
 impl std::error::Error for ConnectError {}
+
+impl From<Error> for ConnectError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Transport(rdma_transport::Error::Unsupported { provider, feature }) => {
+                Self::Unsupported { provider, feature }
+            }
+            Error::Limit { limit, value } => Self::Limit { limit, value },
+            other => Self::Local(other.to_string()),
+        }
+    }
+}
 
 /// Why an open connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

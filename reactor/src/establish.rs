@@ -71,7 +71,7 @@ impl Core {
         match kind {
             CmEventKind::Resolved { device } => {
                 if let Err(error) = self.resolved(id, device) {
-                    self.end(id, Ending::ConnectError(ConnectError::Local(error.to_string())));
+                    self.end(id, Ending::ConnectError(error.into()));
                 }
             }
             CmEventKind::Established { private_data, .. } => self.established(handler, id, &private_data),
@@ -110,7 +110,7 @@ impl Core {
         let greeting = match c.framing {
             Framing::Raw => std::mem::take(&mut c.private_data),
             Framing::Credits => Greeting {
-                window: self.config.receive_depth,
+                window: c.rx.told(),
                 max_message,
                 largest: self.config.largest_in_kib(),
                 extensions,
@@ -186,7 +186,7 @@ impl Core {
         let reply = match framing {
             Framing::Raw => answer.to_vec(),
             Framing::Credits => Greeting {
-                window: self.config.receive_depth,
+                window: self.connections.get(id.0).map_or(0, |c| c.rx.told()),
                 max_message,
                 largest: self.config.largest_in_kib(),
                 extensions,

@@ -101,6 +101,8 @@ pub(crate) enum WorkKind {
 /// Kinds of work requests that are no connection's: an endpoint's.
 pub(crate) const DATAGRAM_SEND: u64 = 3;
 pub(crate) const DATAGRAM_RECV: u64 = 4;
+/// A receive of a shared queue: the sequence is its place there.
+pub(crate) const SHARED_RECV: u64 = 5;
 
 /// The number of a work request: its kind, whose it is, and the low bits of its position in the queue.
 #[inline]

@@ -47,6 +47,8 @@ mod region;
 mod remote;
 mod rendezvous;
 mod sending;
+mod share;
+mod shared;
 mod stats;
 pub mod stream;
 mod teardown;

@@ -25,6 +25,9 @@ impl Core {
     /// Posts what the turn has gathered, if anything.
     #[inline]
     pub(crate) fn flush(&mut self) {
+        if self.config.shared_receives.is_some() {
+            self.settle_shared();
+        }
         if !self.dirty.is_empty() {
             self.flush_connections();
         }
@@ -80,6 +83,9 @@ impl Core {
 
     pub(crate) fn post_receives(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(c) = self.connections.get_mut(id.0) else { return Ok(()) };
+        if c.share.is_some() {
+            return self.renew_share(id);
+        }
         let (Some(qp), Some(device)) = (c.qp, self.devices[c.device].as_mut()) else { return Ok(()) };
         if c.reposts.is_empty() || (c.phase >= Phase::Draining && !c.exchanges()) {
             return Ok(());

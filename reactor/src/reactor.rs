@@ -170,11 +170,11 @@ impl<M> Reactor<M> {
         self.core.snapshot()
     }
 
-    /// Pooled buffers that exist, and those that nobody holds.
+    /// Pooled buffers that exist, and those that nobody holds; receives that wait in a shared queue are nobody's.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
-        let Stats { pool_buffers, pool_free, .. } = self.core.snapshot();
-        (pool_buffers, pool_free)
+        let Stats { pool_buffers, pool_free, shared_posted, .. } = self.core.snapshot();
+        (pool_buffers, pool_free + shared_posted)
     }
 
     /// When a turn is due at the latest, though nothing becomes readable. `None`: no timer is set.

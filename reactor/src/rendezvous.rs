@@ -280,10 +280,17 @@ impl Core {
     pub(crate) fn drop_transfers(&mut self, id: ConnectionId) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         let transfers = std::mem::take(&mut c.transfers);
+        let share = &mut c.share;
         if let Some(device) = self.devices.get_mut(c.device).and_then(Option::as_mut) {
             for held in transfers.held {
                 if let Held::Message { buffer, .. } = held {
-                    device.pool.give(buffer);
+                    match (&mut device.shared, share.as_mut()) {
+                        (Some(shared), Some(share)) => {
+                            share.give();
+                            shared.give(buffer);
+                        }
+                        _ => device.pool.give(buffer),
+                    }
                 }
             }
         }

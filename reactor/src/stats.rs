@@ -94,4 +94,8 @@ pub struct Stats {
     pub pool_buffers: usize,
     /// Pooled buffers that nobody holds now.
     pub pool_free: usize,
+    /// Receives posted to shared queues now, see [`crate::Config::shared_receives`].
+    pub shared_posted: usize,
+    /// Receives of shared queues that no connection claims now: each new one needs four.
+    pub shared_unclaimed: usize,
 }

@@ -8,7 +8,7 @@ use crate::core::{Core, TimerKind};
 use crate::device::Device;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::handler::Handler;
-use crate::id::{ConnectionId, TimerId};
+use crate::id::{ConnectionId, TimerId, WorkId, WorkKind};
 
 /// Timers fired in one turn before the other stages get theirs.
 const TIMERS_PER_TURN: usize = 1024;
@@ -131,7 +131,8 @@ impl Core {
             }
             let Some(c) = self.connections.get(id.0) else { continue };
             let flushed = c.qp.is_none() || (c.outstanding() == 0 && !c.provisional);
-            let done = c.phase == Phase::Flushing && (flushed || c.phase_timer.is_none());
+            let (flushing, overdue) = (c.phase == Phase::Flushing, c.phase_timer.is_none());
+            let done = flushing && (overdue || (flushed && self.is_flushed_from_shared(id)));
             if done {
                 *progressed = true;
                 self.finish(handler, id);
@@ -219,6 +220,18 @@ impl Core {
             self.timers.cancel(timer);
         }
         let Some(device) = self.devices.get_mut(c.device).and_then(Option::as_mut) else { return };
+        if let (Some(share), Some(shared)) = (&c.share, &mut device.shared) {
+            for wc in c.fair.backlog.drain(..) {
+                // Polled, and never handled.
+                if let Some(WorkId { kind: WorkKind::Recv, sequence, .. }) = WorkId::unpack(wc.wr_id)
+                    && let Some(buffer) = shared.take(sequence)
+                {
+                    shared.give(buffer);
+                }
+            }
+            let drains = device.cqs[c.cq].drains;
+            shared.leave(share, c.detached as u32, c.cq, drains);
+        }
         for posted in c.receives.drain(..) {
             device.pool.give(posted.done());
         }
@@ -226,7 +239,7 @@ impl Core {
             device.pool.give(buffer);
         }
         if c.equipped {
-            device.release(c.cq, &self.config, c.detached);
+            device.release(c.cq, &self.config, c.detached, c.share.is_some());
         }
         self.drop_if_abandoned(c.device);
         self.expect_trim();

@@ -6,3 +6,5 @@ use rdma_reactor_tests::conformance;
 
 conformance!(siw, rdma_reactor_tests::conformance::Setup::device("SIW"));
 conformance!(rxe, rdma_reactor_tests::conformance::Setup::device("RXE"));
+conformance!(shared siw_shared, rdma_reactor_tests::conformance::Setup::device("SIW").shared(128));
+conformance!(shared rxe_shared, rdma_reactor_tests::conformance::Setup::device("RXE").shared(128));

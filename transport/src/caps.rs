@@ -35,6 +35,16 @@ bitflags! {
     }
 }
 
+/// How long a device holds the events of a completion queue back: until so many completions have gathered, or so long
+/// after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moderation {
+    /// Completions.
+    pub completions: u16,
+    /// Microseconds.
+    pub microseconds: u16,
+}
+
 /// What one device can do, and its limits.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -57,6 +67,8 @@ pub struct Capabilities {
     pub max_message: u64,
     /// Receives per shared receive queue; 0 when there is none.
     pub max_shared_receives: u32,
+    /// The most that a completion queue's events can be held back; `None` when they cannot.
+    pub completion_moderation: Option<Moderation>,
     /// Largest datagram, bytes; 0 when there are none.
     pub max_datagram: u32,
     /// Outstanding RDMA Reads per queue pair, each direction.
@@ -80,6 +92,7 @@ impl Capabilities {
             max_private_data: 56,
             max_message: 1 << 30,
             max_shared_receives: 0,
+            completion_moderation: None,
             max_datagram: 0,
             max_read_depth: 16,
             numa_node: None,

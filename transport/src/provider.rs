@@ -27,7 +27,8 @@
 //! *Teardown.* [`Provider::disconnect`] flushes: every work request not yet done completes, with
 //! [`crate::WcStatus::Flushed`] if it was not started; what was handed to the network before is still delivered to
 //! the peer when it can be. [`Provider::destroy_id`] drops the queue pair and whatever is left on it without further
-//! completions; memory named by its work requests is no longer touched when it returns. `Disconnected` may be
+//! completions; memory named by its work requests is no longer touched when it returns. A receive that it had taken from
+//! a shared queue and not filled completes as flushed, or is posted there again. `Disconnected` may be
 //! delivered late, twice or never. Completions of a destroyed queue pair may still be polled from its queue.
 
 use std::fmt;
@@ -37,7 +38,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::caps::Capabilities;
+use crate::caps::{Capabilities, Moderation};
 use crate::cm::{CmEvent, ConnectParam, Detached};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
@@ -211,6 +212,12 @@ pub trait Provider: Send + fmt::Debug {
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         let _ = region;
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
+    }
+
+    /// Has the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
+    fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
+        let _ = (cq, to);
+        Err(Error::Unsupported { provider: self.name(), feature: "completion moderation" })
     }
 
     /// Makes a shared receive queue for up to `max_wr` receives. A receive counts from its post until its completion

@@ -60,7 +60,8 @@ fn counters(stats: &Stats) -> Value {
         remote_commands completion_events acknowledgements arms arm_races completions deferred stale_completions connected
         disconnected handed_over taken_over connect_errors refused regions messages_sent messages_received bytes_sent
         bytes_received datagrams_sent datagrams_received doorbells credit_updates send_stalls remote_sends_dropped pings
-        keepalive_timeouts connections pool_buffers pool_free;
+        keepalive_timeouts connections pool_buffers pool_free
+        shared_posted shared_unclaimed;
         wake_time wake_time_max stall_time
     };
     all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

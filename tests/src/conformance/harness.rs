@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, Decision, DetachedMessage, DeviceEvent,
     DisconnectReason, EndpointId, Handler, Immediate, Message, Origin, Outcome, PeerId, ProviderChoice, Reactor,
-    SendErrorKind, SendId, TimerId,
+    SendErrorKind, SendId, Stats, TimerId,
 };
 
 /// How to reach a provider under test.
@@ -23,6 +23,8 @@ pub struct Setup {
     pub reads_anything: bool,
     /// The device has datagrams and multicast groups.
     pub datagrams: bool,
+    /// Receives that connections share.
+    pub shared: Option<u32>,
 }
 
 /// How much the tests of scale do: an emulated machine gets less.
@@ -42,7 +44,7 @@ impl Setup {
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false, datagrams: false }
+        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false, datagrams: false, shared: None }
     }
 
     /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
@@ -63,13 +65,20 @@ impl Setup {
             scale,
             reads_anything,
             datagrams: kind == "RXE",
+            shared: None,
         }
+    }
+
+    /// The same, with so many receives for all connections together.
+    #[must_use]
+    pub fn shared(self, receives: u32) -> Self {
+        Self { shared: Some(receives), ..self }
     }
 
     /// Default settings on this provider.
     #[must_use]
     pub fn config(&self) -> Config {
-        Config::default().provider(self.provider).max_memory(2 << 30)
+        Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared)
     }
 }
 
@@ -411,10 +420,16 @@ impl Pair {
     pub fn finish(mut self) {
         self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
-        self.until("all buffers are home", |p| {
-            [&p.server, &p.client].iter().all(|r| r.pool_levels().0 == r.pool_levels().1)
-        });
+        self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
     }
+}
+
+/// Whether nobody holds a buffer of the pool, and nobody claims a receive of a shared queue.
+#[must_use]
+pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
+    let Stats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats();
+    let (all, free) = reactor.pool_levels();
+    all == free && shared_unclaimed == shared - shared / 8
 }
 
 /// Bytes that depend on where they are.

@@ -13,6 +13,7 @@ pub mod large;
 pub mod one_sided;
 pub mod reactors;
 pub mod scale;
+pub mod shared;
 pub mod stream;
 pub mod threads;
 pub mod traffic;
@@ -54,11 +55,31 @@ macro_rules! conformance {
                     nobody_there_is_said, groups_reach_their_members, endpoints_close_in_every_callback,
                     endpoints_are_drained_and_shut_down, endpoints_end_at_the_deadline_of_a_drain,
                     endpoints_of_a_group_are_drained, careless_datagrams_are_refused, one_endpoint_hears_many;
+                shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
+                    messages_kept_are_not_promised, a_violator_takes_nothing_for_long, refused_when_nothing_is_left,
+                    events_are_held_back_or_a_clear_no;
                 embed: an_outer_loop_misses_nothing;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
                     one_is_drained_and_the_others_go_on, draining_has_a_deadline, a_reactor_that_is_gone_is_passed_over;
                 threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;
+            );
+        }
+    };
+    // With receives that connections share: what has to do with receives, and needs no wide window to begin with.
+    (shared $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
+                flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
+                close: close_in_every_callback, both_close_at_once, dropped_reactor_is_a_closed_peer;
+                large: any_length_arrives_in_order, many_at_once_both_ways;
+                stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
+                    a_stream_closes_in_every_callback, close_delivers_what_was_written;
+                violations: rude_messages_end_their_connection, sending_without_credits_is_noticed,
+                    a_peer_that_never_grants_is_given_up;
+                batch: a_forgotten_cork_stops_nothing;
             );
         }
     };

@@ -17,18 +17,18 @@ fn greeting(window: u32) -> Vec<u8> {
     bytes
 }
 
-fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0], &grant.to_le_bytes()[..], payload].concat()
 }
 
-const DATA: u8 = 0;
+pub(super) const DATA: u8 = 0;
 const HELLO: u8 = 1;
 const CREDIT: u8 = 2;
 const IMMEDIATE: u8 = 5;
 const OFFER: u8 = 6;
 const FETCHED: u8 = 7;
 /// Receives that the honest side believes its peer has.
-const WINDOW: u32 = 64;
+pub(super) const WINDOW: u32 = 64;
 
 /// An offer of `len` bytes.
 fn offer(id: u32, len: u64) -> Vec<u8> {
@@ -37,7 +37,7 @@ fn offer(id: u32, len: u64) -> Vec<u8> {
 }
 
 /// Connects by hand, says hello; names of the connection on the rude and on the honest side.
-fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
+pub(super) fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let known = p.s.count(|e| matches!(e, Event::Connect(..)));
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
     let here = p.client.context().connect_with(p.address, options).expect("connecting");
@@ -50,7 +50,7 @@ fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     (here, there.expect("just seen"))
 }
 
-fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
+pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     p.s.events.iter().find_map(|event| match event {
         Event::Disconnect(of, reason) if *of == conn => Some(reason.clone()),
         _ => None,

@@ -10,6 +10,8 @@ use rdma_reactor::{Config, Context, Parts, Reactor, Wait};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
 use rdma_transport::provider::Provider;
 
+use crate::conformance::harness::at_home;
+
 use super::audit::{Audit, LARGEST, Pair};
 use super::fabric::{Fabric, Script, Shared, disturbed, let_others_speak, lock};
 use super::flow::SETTLE;
@@ -74,7 +76,13 @@ pub struct World {
     futile: u64,
 }
 
-fn config(options: &NodeOptions, unheard: u32) -> Config {
+/// Receives that the connections of a node share, if they do: on the bare embedded provider, in some worlds.
+fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
+    let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
+    (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
+}
+
+fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
     Config::default()
@@ -88,7 +96,8 @@ fn config(options: &NodeOptions, unheard: u32) -> Config {
         .transfer_memory(options.transfer_memory)
         .receive_depth(options.receive_depth)
         .send_depth(options.send_depth)
-        .completion_queue(options.per_queue * room)
+        .shared_receives(shared)
+        .completion_queue(options.per_queue * room + shared.unwrap_or(0))
         .completions_per_turn(options.completions_per_turn)
         .fairness(options.fairness.0, options.fairness.1)
         .max_connections(options.max_connections)
@@ -140,13 +149,14 @@ impl World {
                 poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
                 clock: Box::new(SimClock(Arc::clone(&fabric))),
             };
-            let reactor = Reactor::with_parts(config(&options.nodes[node], unheard), parts);
+            let reactor =
+                Reactor::with_parts(config(&options.nodes[node], unheard, shared(seed, node, &options)), parts);
             let reactor = reactor.expect("settings in range");
             threads.listen(reactor.remote(), unheard);
-            let (work, shared) = (&options.work, Arc::clone(&fabric));
+            let (work, fabric) = (&options.work, Arc::clone(&fabric));
             Node {
                 reactor: Some(reactor),
-                state: State::new(seed, node, &options.nodes, work, shared, threads.clone()),
+                state: State::new(seed, node, &options.nodes, work, fabric, threads.clone()),
                 options: options.nodes[node].clone(),
                 more: true,
                 turns: 0,
@@ -414,6 +424,9 @@ impl World {
             let (all, free) = reactor.pool_levels();
             if all != free {
                 return Err(format!("node{i}: {} of {all} buffers never came home", all - free));
+            }
+            if !at_home(reactor) {
+                return Err(format!("node{i}: shared receives are still claimed: {:?}", reactor.stats()));
             }
             let regions = reactor.stats().regions;
             if regions > 0 {

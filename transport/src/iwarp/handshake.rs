@@ -152,7 +152,7 @@ impl<N: Net> Iwarp<N> {
         self.transition(key, State::Dead);
         let endpoint = self.endpoints.remove(key)?;
         self.cm_events.retain(|event| event.id != CmId(key));
-        if let Some(qp) = endpoint.qp {
+        if let Some(mut qp) = endpoint.qp {
             qp.release_queues(&mut self.resources);
         }
         endpoint.socket

@@ -99,12 +99,13 @@ impl QueuePair {
     }
 
     /// Gives up the queue pair's room on its completion queues, but for what is not polled.
-    pub(crate) fn release_queues(&self, resources: &mut Resources) {
+    /// A shared receive that was being filled goes back to its queue.
+    pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         resources.cqs.release(self.attr.send_cq, self.attr.max_send_wr, self.send_unpolled);
         match self.srq {
             Some(srq) => {
-                let dropped = self.rx.posted_len() as u32;
-                resources.detach(srq, self.attr.recv_cq, self.id, dropped, self.recv_unpolled);
+                let begun = self.rx.take_posted();
+                resources.detach(srq, self.attr.recv_cq, self.id, begun, self.recv_unpolled);
             }
             None => resources.cqs.release(self.attr.recv_cq, self.attr.max_recv_wr, self.recv_unpolled),
         }

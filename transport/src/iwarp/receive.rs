@@ -121,6 +121,11 @@ impl Receiver {
         self.posted.push_back(wr);
     }
 
+    /// Gives up the receives that are not filled.
+    pub(crate) fn take_posted(&mut self) -> VecDeque<RecvWr> {
+        std::mem::take(&mut self.posted)
+    }
+
     /// The next receive that will not be filled.
     pub(crate) fn pop_flushed(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)

@@ -1,6 +1,6 @@
 //! What the queue pairs of a provider share: completion queues, memory regions, shared receive queues.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::cq::Completions;
 use super::srq::SharedReceiveQueue;
@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::provider::CqId;
 use crate::qp::{QpId, SrqId};
 use crate::slab::{Key, Slab};
+use crate::wr::RecvWr;
 
 const STALE: Error = Error::Stale { object: "shared receive queue" };
 
@@ -50,11 +51,11 @@ impl Resources {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }
 
-    /// A queue pair is gone, with `dropped` receives that will not complete and `unpolled` completions.
-    pub(crate) fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, dropped: u32, unpolled: u32) {
+    /// A queue pair is gone, with receives that it had `begun` and `unpolled` completions.
+    pub(crate) fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, begun: VecDeque<RecvWr>, unpolled: u32) {
         if let Ok(queue) = self.srq(srq) {
             queue.detach(cq);
-            queue.give_back(dropped);
+            begun.into_iter().rev().for_each(|wr| queue.untake(wr));
             if unpolled > 0 {
                 self.orphans.insert(qp.0, (srq, unpolled));
             }

@@ -38,7 +38,13 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Gives back the places of receives that are polled, or lost with their queue pair.
+    /// Takes a receive back whose queue pair is gone: it is the next one again.
+    pub(crate) fn untake(&mut self, wr: RecvWr) {
+        self.give_back(1);
+        self.posted.push_front(wr);
+    }
+
+    /// Gives back the places of receives that are polled.
     pub(crate) fn give_back(&mut self, count: u32) {
         self.taken = self.taken.saturating_sub(count);
     }

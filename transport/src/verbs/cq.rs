@@ -14,8 +14,10 @@ use rdma_sys::{
 
 use super::device::RawDevice;
 use super::ffi::{check, context_of, failure, key_of, non_null};
+use super::moderation;
 use super::qp::Numbers;
 use super::status::{wc_opcode, wc_status};
+use crate::caps::Moderation;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
@@ -62,6 +64,11 @@ impl RawCq {
 
     pub(super) const fn as_ptr(&self) -> *mut ibv_cq {
         self.raw
+    }
+
+    pub(super) fn moderate(&self, to: Moderation) -> Result<()> {
+        // SAFETY: a live queue.
+        unsafe { moderation::set(self.raw, to) }
     }
 
     pub(super) fn is_on(&self, device: &Arc<RawDevice>) -> bool {

@@ -412,6 +412,8 @@ impl Device {
         let mut capabilities = capabilities(&attr, &limits);
         capabilities.max_inline = probe_inline(&raw);
         capabilities.numa_node = raw.numa_node();
+        // SAFETY: a live context: the device has it.
+        capabilities.completion_moderation = unsafe { super::moderation::most(raw.context()) };
         let port_attr = port_attr(context, port)?;
         if capabilities.features.contains(Features::DATAGRAMS) {
             // A datagram is one packet. The code of 256 bytes is 1.

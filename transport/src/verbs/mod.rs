@@ -60,6 +60,7 @@ mod ffi;
 mod handover;
 mod id;
 mod landing;
+mod moderation;
 mod mr;
 mod open;
 mod port;

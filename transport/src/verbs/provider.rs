@@ -21,7 +21,7 @@ use super::mr::Region;
 use super::qp::Chains;
 use super::srq::Srq;
 use super::status::{connect_failure, is_unreachable};
-use crate::caps::Features;
+use crate::caps::{Features, Moderation};
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, ReadDepth};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
@@ -464,6 +464,10 @@ impl Provider for Verbs {
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.make_qp(id, attr, None)
+    }
+
+    fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
+        self.hold_back(cq, to)
     }
 
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {

@@ -7,7 +7,7 @@ use super::id::{Queues, RawId, Service, State};
 use super::provider::{NAME, STALE_CQ, STALE_SRQ, Verbs};
 use super::qp::{Qp, init_attr};
 use super::srq::{RawSrq, Srq};
-use crate::caps::Features;
+use crate::caps::{Features, Moderation};
 use crate::cm::CmId;
 use crate::error::{Error, Result};
 use crate::provider::{CqId, DeviceId};
@@ -42,6 +42,24 @@ impl Verbs {
                 Err(error)
             }
         }
+    }
+
+    pub(super) fn hold_back(&mut self, cq: CqId, to: Moderation) -> Result<()> {
+        let cq = self.cqs.get(cq.0).ok_or(STALE_CQ)?;
+        let entry = self.live_device(DeviceId(cq.device))?;
+        let Some(most) = entry.info.capabilities.completion_moderation else {
+            return Err(Error::Unsupported { provider: NAME, feature: "completion moderation on this device" });
+        };
+        for (what, value, most) in [
+            ("completions per event", to.completions, most.completions),
+            ("microseconds that an event is held back", to.microseconds, most.microseconds),
+        ] {
+            if value > most {
+                let range = "at most the device's completion_moderation";
+                return Err(Error::OutOfRange { what, value: value.into(), range });
+            }
+        }
+        cq.raw.as_ref().ok_or(STALE_CQ)?.moderate(to)
     }
 
     pub(super) fn drop_cq(&mut self, cq: CqId) -> Result<()> {

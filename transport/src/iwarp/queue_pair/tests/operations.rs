@@ -693,7 +693,7 @@ fn receives_from_a_shared_queue() {
     post(&mut end.resources, srq, 3).unwrap();
     // The rest is polled after its queue pairs are gone.
     assert!(end.resources.destroy_srq(srq).is_err());
-    for qp in &qps {
+    for qp in &mut qps {
         qp.release_queues(&mut end.resources);
     }
     out.clear();
@@ -705,4 +705,29 @@ fn receives_from_a_shared_queue() {
     end.resources.destroy_srq(srq).unwrap();
     end.resources.orphan_polled(end.cq, out[1].qp, true);
     end.resources.cqs.destroy(end.cq).unwrap();
+}
+
+/// A receive that a queue pair has begun to fill when it is destroyed is the next one of its queue again.
+#[test]
+fn a_shared_receive_that_was_begun_goes_back() {
+    let mut end = End::new(Role::Responder, agreement(true, None), 1448);
+    let srq = end.resources.create_srq(1);
+    let attr = *end.qp.attr();
+    let memory = Memory::new(4096).unwrap();
+    let wr = RecvWr { wr_id: 7, sges: SgeList::one(memory.sge(0, 4096)) };
+    end.resources.srq(srq).and_then(|queue| queue.post(wr)).unwrap();
+    for slot in 0..2 {
+        end.resources.attach(srq, end.cq).unwrap();
+        end.resources.cqs.reserve(end.cq, attr.max_send_wr).unwrap();
+        let mut qp = QueuePair::new(QpId(Key::new(10 + slot, 1)), &attr, Some(srq)).unwrap();
+        qp.establish(Role::Responder, &agreement(true, None), 1448);
+        let wire = stream(&[3000], true, 1448, 1, usize::MAX);
+        let part = if slot == 0 { 2000 } else { wire.len() };
+        qp.input(0, &wire[..part], &mut end.resources).unwrap();
+        qp.release_queues(&mut end.resources);
+        let mut out = Vec::new();
+        end.resources.cqs.poll(end.cq, 9, &mut out).unwrap();
+        let got: Vec<_> = out.iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();
+        assert_eq!(got, if slot == 0 { vec![] } else { vec![(7, 3000)] });
+    }
 }

@@ -1,0 +1,345 @@
+//! Shares of a shared receive queue: who may promise its peer how many of the receives that all take from.
+//!
+//! Each connection has a *claim*: receives set aside for it, of which it has promised some to its peer and has others in
+//! its hands, as messages. The claims together never exceed the receives that there are, and a connection never promises
+//! more than its claim leaves, so that no promise is without a receive, whoever uses his first:
+//!
+//! ```text
+//! posted = receives - in hands        sum(promised + in hands) <= sum(claims) <= receives        =>  sum(promised) <= posted
+//! ```
+//!
+//! A claim is never below [`MIN_WINDOW`], so that everybody gets on. Beyond that it grows with what a connection has
+//! received in about the last second, and what it has in hands, up to a half of what nobody claims and it has itself: a single busy one leaves half,
+//! and many have the same. What was promised cannot be taken back; a claim shrinks as the peer uses its promises and they
+//! are not renewed.
+
+use std::time::{Duration, Instant};
+
+use crate::credit::{CONTROL_CREDITS, MIN_WINDOW};
+
+/// Time in which what a connection has received counts half as much.
+const HALF_LIFE: Duration = Duration::from_secs(1);
+
+/// What nobody claims.
+#[derive(Debug)]
+pub(crate) struct Pot {
+    free: u32,
+}
+
+/// What one connection claims.
+#[derive(Debug)]
+pub(crate) struct Share {
+    claim: u32,
+    /// Receives that its messages have used and that are not posted again.
+    in_hands: u32,
+    /// Messages received, older ones counting less.
+    used: u32,
+    since: Instant,
+}
+
+impl Pot {
+    pub(crate) const fn new(receives: u32) -> Self {
+        Self { free: receives }
+    }
+
+    /// Receives that nobody claims.
+    pub(crate) const fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// The share of a new connection, which promises [`MIN_WINDOW`] receives; `None` when there are not so many.
+    pub(crate) fn join(&mut self, now: Instant) -> Option<Share> {
+        self.free = self.free.checked_sub(MIN_WINDOW)?;
+        Some(Share { claim: MIN_WINDOW, in_hands: 0, used: 0, since: now })
+    }
+
+    /// Adjusts a share whose connection has `promised` receives that its peer has not used, and is to have `most` at
+    /// most; how many more it promises now.
+    pub(crate) fn renew(&mut self, share: &mut Share, promised: u32, most: u32, now: Instant) -> u32 {
+        let ages = now.saturating_duration_since(share.since).as_nanos() / HALF_LIFE.as_nanos();
+        if ages > 0 {
+            share.used = share.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
+            share.since = now;
+        }
+        // Messages in the user's hands never take the credits by which the two sides keep in touch.
+        let least = MIN_WINDOW.max(share.in_hands + CONTROL_CREDITS);
+        let fair = (self.free + share.claim.saturating_sub(MIN_WINDOW)) / 2;
+        let wanted = (MIN_WINDOW + fair.min((share.used / 2).max(share.in_hands))).min(most);
+        let given = promised + share.in_hands;
+        let claim = wanted.max(least).max(given).min(share.claim + self.free);
+        self.free = self.free + share.claim - claim;
+        share.claim = claim;
+        claim.saturating_sub(given)
+    }
+
+    /// Takes back what was claimed, once nothing can use it any more.
+    pub(crate) fn take_back(&mut self, receives: u32) {
+        self.free += receives;
+    }
+}
+
+impl Share {
+    /// A message has used a receive.
+    #[inline]
+    pub(crate) fn take(&mut self) {
+        self.in_hands += 1;
+    }
+
+    /// The message was the user's: those that the two sides keep in touch by call for no more receives.
+    #[inline]
+    pub(crate) fn count(&mut self) {
+        self.used = self.used.saturating_add(1);
+    }
+
+    /// The receive of a message is posted again, or about to be before anything else is promised.
+    #[inline]
+    pub(crate) fn give(&mut self) {
+        self.in_hands = self.in_hands.saturating_sub(1);
+    }
+
+    /// Receives set aside for it.
+    pub(crate) const fn claim(&self) -> u32 {
+        self.claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credit::{ReceiveWindow, SendWindow};
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    fn start() -> Instant {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        Instant::now()
+    }
+
+    /// A message comes and goes.
+    fn pass(share: &mut Share) {
+        share.take();
+        share.count();
+        share.give();
+    }
+
+    #[test]
+    fn busy_connections_get_the_same_and_newcomers_something() {
+        let now = start();
+        let mut pot = Pot::new(400);
+        let mut shares: Vec<Share> = (0..4).map(|_| pot.join(now).unwrap()).collect();
+        let mut promised = [MIN_WINDOW; 4];
+        for round in 0..200 {
+            for (i, share) in shares.iter_mut().enumerate().take(3) {
+                // The peer uses all that it is promised; the first one has a long start.
+                if i == 0 || round > 100 {
+                    (0..promised[i]).for_each(|_| pass(share));
+                    promised[i] = 0;
+                    promised[i] += pot.renew(share, 0, 1000, now);
+                }
+            }
+            if round == 100 {
+                assert_eq!(promised[0], MIN_WINDOW + (400 - 4 * MIN_WINDOW) / 2, "one takes half of what there is");
+            }
+        }
+        assert!(promised[..3].iter().all(|p| p.abs_diff(promised[0]) <= 2), "{promised:?}");
+        assert_eq!(promised[3], MIN_WINDOW, "an idle one keeps the least");
+        assert!(pot.free() >= promised[0] - MIN_WINDOW - 3, "{} are left for another", pot.free());
+    }
+
+    #[test]
+    fn a_claim_shrinks_when_it_is_used_little() {
+        let now = start();
+        let mut pot = Pot::new(100);
+        let mut share = pot.join(now).unwrap();
+        (0..60).for_each(|_| pass(&mut share));
+        let promised = MIN_WINDOW + pot.renew(&mut share, MIN_WINDOW, 1000, now);
+        assert_eq!((promised, pot.free()), (34, 66));
+        // One message a minute: not renewed until few are left.
+        for minute in 1..=40 {
+            pass(&mut share);
+            let left = share.claim() - 1;
+            let more = pot.renew(&mut share, left, 1000, now + Duration::from_secs(60 * minute));
+            assert_eq!(more, u32::from(left < MIN_WINDOW));
+        }
+        assert_eq!((share.claim(), pot.free()), (MIN_WINDOW, 96));
+    }
+
+    #[test]
+    fn the_last_one_is_refused_and_let_in_when_another_goes() {
+        let now = start();
+        let mut pot = Pot::new(2 * MIN_WINDOW + 1);
+        let first = pot.join(now).unwrap();
+        let _second = pot.join(now).unwrap();
+        assert!(pot.join(now).is_none());
+        pot.take_back(first.claim());
+        assert!(pot.join(now).is_some());
+    }
+
+    /// A connection of the model, whose peer is honest.
+    #[derive(Debug)]
+    struct Link {
+        share: Share,
+        rx: ReceiveWindow,
+        /// The peer's.
+        tx: SendWindow,
+        /// Grants on their way.
+        grants: VecDeque<u32>,
+        /// Messages on their way; they need a receive when they arrive.
+        wire: u32,
+        /// Messages that have used a receive and were not looked at.
+        arrived: u32,
+        /// Messages that the user keeps.
+        kept: u32,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Join,
+        /// As much as it may, up to a count; control may take the last credits.
+        Send {
+            link: usize,
+            count: u32,
+            control: bool,
+        },
+        Arrive {
+            link: usize,
+        },
+        Look {
+            link: usize,
+            keep: bool,
+            count: bool,
+        },
+        Release {
+            link: usize,
+        },
+        /// The end of a turn: renews, and tells the peer or not.
+        Renew {
+            link: usize,
+            tell: bool,
+        },
+        Hear {
+            link: usize,
+        },
+        Leave {
+            link: usize,
+        },
+        /// The completion queue was seen empty.
+        Drain,
+        Wait,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let link = 0..6_usize;
+        let step = prop_oneof![
+            2 => Just(Step::Join),
+            6 => (link.clone(), 1..20_u32, any::<bool>()).prop_map(|(link, count, control)| Step::Send { link, count, control }),
+            8 => link.clone().prop_map(|link| Step::Arrive { link }),
+            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| Step::Look { link, keep, count }),
+            4 => link.clone().prop_map(|link| Step::Release { link }),
+            6 => (link.clone(), any::<bool>()).prop_map(|(link, tell)| Step::Renew { link, tell }),
+            6 => link.clone().prop_map(|link| Step::Hear { link }),
+            1 => link.prop_map(|link| Step::Leave { link }),
+            1 => Just(Step::Drain),
+            1 => Just(Step::Wait),
+        ];
+        proptest::collection::vec(step, 1..1500)
+    }
+
+    fn renew(pot: &mut Pot, link: &mut Link, most: u32, now: Instant, tell: bool) {
+        let more = pot.renew(&mut link.share, link.rx.outstanding(), most, now);
+        link.rx.posted(more);
+        if tell {
+            link.grants.push_back(link.rx.grant());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Over any history of connections that come and go: each message that an honest peer sends meets a receive, and
+        /// every connection can always say something once what it keeps is released.
+        #[test]
+        fn every_message_meets_a_receive(
+            receives in MIN_WINDOW..80, most in MIN_WINDOW..40, history in steps(),
+        ) {
+            let mut now = start();
+            let mut pot = Pot::new(receives);
+            let mut links: Vec<Link> = Vec::new();
+            let mut posted = receives;
+            // Of connections that are gone: claims to come back, completions nobody looked at, messages kept.
+            let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
+            for step in history {
+                let at = |link: usize, links: &[Link]| if links.is_empty() { None } else { Some(link % links.len()) };
+                match step {
+                    Step::Join => links.extend(pot.join(now).map(|share| Link {
+                        share, rx: ReceiveWindow::new(MIN_WINDOW), tx: SendWindow::new(MIN_WINDOW),
+                        grants: VecDeque::new(), wire: 0, arrived: 0, kept: 0,
+                    })),
+                    Step::Send { link, count, control } => if let Some(i) = at(link, &links) {
+                        let link = &mut links[i];
+                        let room = if control { link.tx.available() } else { link.tx.available_for_data() };
+                        for _ in 0..count.min(room) { link.tx.take(); link.wire += 1; }
+                    },
+                    Step::Arrive { link } => if let Some(i) = at(link, &links) && links[i].wire > 0 {
+                        prop_assert!(posted > 0, "a message met no receive: {links:?}");
+                        posted -= 1;
+                        links[i].wire -= 1;
+                        links[i].arrived += 1;
+                    },
+                    Step::Look { link, keep, count } => if let Some(i) = at(link, &links) && links[i].arrived > 0 {
+                        let link = &mut links[i];
+                        link.arrived -= 1;
+                        prop_assert!(link.rx.received());
+                        link.share.take();
+                        if count { link.share.count(); }
+                        if keep { link.kept += 1 } else { link.share.give(); posted += 1; }
+                    },
+                    Step::Release { link } => if let Some(i) = at(link, &links) && links[i].kept > 0 {
+                        links[i].kept -= 1;
+                        links[i].share.give();
+                        posted += 1;
+                    } else if astray > 0 {
+                        astray -= 1;
+                        posted += 1;
+                        pot.take_back(1);
+                    },
+                    Step::Renew { link, tell } => if let Some(i) = at(link, &links) {
+                        renew(&mut pot, &mut links[i], most, now, tell);
+                    },
+                    Step::Hear { link } => if let Some(i) = at(link, &links)
+                        && let Some(grant) = links[i].grants.pop_front() {
+                        prop_assert!(links[i].tx.grant(grant).is_ok());
+                    },
+                    Step::Leave { link } => if let Some(i) = at(link, &links) {
+                        // What is on its way arrives nowhere; what has arrived is still in the completion queue.
+                        let link = links.swap_remove(i);
+                        lingering += link.share.claim() - link.kept;
+                        unseen += link.arrived;
+                        astray += link.kept;
+                    },
+                    Step::Drain => {
+                        posted += std::mem::take(&mut unseen);
+                        pot.take_back(std::mem::take(&mut lingering));
+                    }
+                    Step::Wait => now += Duration::from_millis(700),
+                }
+                let claims: u32 = links.iter().map(|link| link.share.claim()).sum();
+                prop_assert_eq!(pot.free() + claims + lingering + astray, receives, "nothing is lost or made");
+                let promised: u32 = links.iter().map(|link| link.rx.outstanding() - link.arrived).sum();
+                prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
+                prop_assert!(links.iter().all(|link| link.share.claim() <= most.max(MIN_WINDOW).max(link.kept + 2 + MIN_WINDOW)));
+            }
+            // Users let go, peers hear: all have at least the least.
+            for link in &mut links {
+                while link.arrived > 0 {
+                    link.arrived -= 1;
+                    prop_assert!(link.rx.received());
+                }
+                (0..std::mem::take(&mut link.kept)).for_each(|_| link.share.give());
+                renew(&mut pot, link, most, now, true);
+                for grant in std::mem::take(&mut link.grants) { prop_assert!(link.tx.grant(grant).is_ok()); }
+                prop_assert!(link.tx.available() + link.wire >= MIN_WINDOW, "{link:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Receives that connections share.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
+
+use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
+use super::violations::{DATA, WINDOW, message, reason, rude};
+
+/// Receives of the tests' queues; seven eighths are promised, four at least to each connection.
+const SHARED: u32 = 64;
+const CONNECTIONS: usize = 14;
+/// Messages that a peer may send at first: of four receives its hello takes one, and two are kept for control.
+const LEAST: usize = 1;
+/// What a new connection claims.
+const MIN_CLAIM: usize = 4;
+
+fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
+    p.c.events.iter().find_map(|event| match event {
+        Event::ConnectError(of, error) if *of == conn => Some(error.clone()),
+        _ => None,
+    })
+}
+
+/// Messages by connection.
+type Messages = BTreeMap<ConnectionId, Vec<Vec<u8>>>;
+
+/// A handler that keeps the messages of one connection apart from those of another.
+fn collector() -> (Probe, Rc<RefCell<Messages>>) {
+    let got: Rc<RefCell<Messages>> = Rc::default();
+    let of = Rc::clone(&got);
+    let probe = Probe::new(move |_, event| {
+        if let Event::Recv(conn, bytes) = event {
+            of.borrow_mut().entry(*conn).or_default().push(bytes.clone());
+        }
+    });
+    (probe, got)
+}
+
+/// As many connections as there are receives for send at once, as much as they may: all arrives, in order, on its own.
+pub fn many_share_few(setup: &Setup) {
+    const MESSAGES: usize = 60;
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).max_message(512);
+    let (mut s, got) = collector();
+    s.record_messages = false;
+    let mut p = Pair::new(setup, config, s, Probe::default());
+    p.c.record_messages = false;
+    let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
+    assert_eq!(p.server.stats().shared_posted, SHARED as usize);
+    assert_eq!(p.server.stats().shared_unclaimed, 0);
+    let text =
+        |i: usize, nth: usize| [&[i as u8][..], &pattern(i * 1000 + nth, 1 + (i * 37 + nth * 11) % 500)].concat();
+    let mut next = [0; CONNECTIONS];
+    while next.iter().any(|&next| next < MESSAGES) {
+        for (i, &conn) in conns.iter().enumerate() {
+            // Uneven: some send all they may, others one at a time.
+            let most = if i % 3 == 0 { MESSAGES } else { 1 };
+            for _ in 0..most.min(MESSAGES - next[i]) {
+                match p.client.context().send(conn, &text(i, next[i])) {
+                    Ok(_) => next[i] += 1,
+                    Err(SendErrorKind::WouldBlock) => break,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+        p.turn();
+    }
+    p.until("all have arrived", |p| p.s.received == (CONNECTIONS * MESSAGES) as u64);
+    let mut seen = [false; CONNECTIONS];
+    for messages in got.borrow().values() {
+        let i = usize::from(messages[0][0]);
+        assert!(!std::mem::replace(&mut seen[i], true));
+        assert_eq!(messages.len(), MESSAGES);
+        assert!(messages.iter().enumerate().all(|(nth, bytes)| *bytes == text(i, nth)), "of connection {i}");
+    }
+    assert!(p.server.stats().credit_updates > 0, "nothing but grants went back");
+    p.finish();
+}
+
+/// Sends as long as it may and until `count` have gone; at most how many could be sent at once.
+fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
+    let (mut sent, mut most) = (0, 0);
+    let before = p.s.received;
+    while sent < count {
+        most = most.max(p.client.context().writable(conn));
+        while sent < count && p.client.context().send(conn, b"pour").is_ok() {
+            sent += 1;
+        }
+        p.turn();
+    }
+    p.until("all have arrived", |p| p.s.received == before + count as u64);
+    most
+}
+
+/// How often a connection was told that there is room again.
+fn opened(p: &Pair, conn: ConnectionId) -> usize {
+    p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
+}
+
+/// Sends until what the other side keeps has closed the window for good.
+fn fill(p: &mut Pair, conn: ConnectionId) {
+    loop {
+        while p.client.context().send(conn, b"keep me").is_ok() {}
+        let before = opened(p, conn);
+        p.turn_for(Duration::from_millis(50));
+        if opened(p, conn) == before {
+            return;
+        }
+    }
+}
+
+/// A window is small at first, opens as it is used, closes when it is full, and leaves something to others.
+pub fn windows_follow_use(setup: &Setup) {
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).max_message(64);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    p.s.record_messages = false;
+    p.c.record_messages = false;
+    let busy = p.connect();
+    let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
+    assert_eq!(p.client.context().writable(busy), LEAST);
+    let alone = pour(&mut p, busy, 400);
+    // Half of the 44 that nobody has claimed, and the least.
+    assert!((10..=22 + MIN_CLAIM - 2).contains(&alone), "{alone} at once");
+    for &conn in &idle {
+        assert_eq!(p.client.context().writable(conn), LEAST, "idle ones have what they had");
+    }
+    let left = p.server.stats().shared_unclaimed;
+    assert!((22..=30).contains(&left), "{left} are left");
+    // Another one has as much, of what the first has left and gives up.
+    let second = pour(&mut p, idle[0], 400);
+    assert!(second > LEAST + 4, "{second} at once");
+    // Full is full: a refused send is told once that there is room.
+    while p.client.context().send(busy, b"full").is_ok() {}
+    assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock));
+    let before = opened(&p, busy);
+    p.until("on_writable", |p| opened(p, busy) > before);
+    p.client.context().send(busy, b"room again").expect("room");
+    p.finish();
+}
+
+/// What a connection was promised is there for the next one when it has ended, however it did; nothing is lost on the way.
+pub fn an_end_returns_what_was_promised(setup: &Setup) {
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).max_message(64);
+    let mut p = Pair::new(setup, config.clone(), Probe::default(), Probe::default());
+    p.s.record_messages = false;
+    for cycle in 0..12 {
+        let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
+        assert_eq!(p.server.stats().shared_unclaimed, 0);
+        // Messages are on their way, or have arrived and nobody has looked at them, when it ends.
+        for &conn in &conns {
+            while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
+        }
+        match cycle % 3 {
+            0 => conns.iter().for_each(|&conn| p.client.context().close(conn)),
+            1 => {
+                for event in &p.s.events {
+                    if let Event::Connect(conn, _) = event {
+                        p.server.context().close(*conn);
+                    }
+                }
+            }
+            // At once, in the middle of whatever goes on.
+            _ => {
+                let client = rdma_reactor::Reactor::new(config.clone()).expect("a reactor");
+                drop(std::mem::replace(&mut p.client, client));
+                p.c = Probe::default();
+            }
+        }
+        p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
+        p.until("all promises are back", |p| at_home(&p.server) && at_home(&p.client));
+        p.s.events.clear();
+        p.c.events.clear();
+    }
+    // Every receive that is counted is there: messages that outlive their connections use one after another.
+    p.s.keep = Some(Vec::new());
+    let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
+    loop {
+        let (before, refused) = (kept(&p), p.server.stats().shared_unclaimed < MIN_CLAIM);
+        if refused {
+            break;
+        }
+        let conn = p.connect();
+        fill(&mut p, conn);
+        assert!(kept(&p) >= before + LEAST, "{} messages kept, {before} before", kept(&p));
+        assert_eq!((p.s.live(), p.c.live()), (1, 1), "every message met a receive");
+        p.client.context().close(conn);
+        p.until("it has ended", |p| p.s.live() + p.c.live() == 0);
+        p.until("what it did not use is back", |p| {
+            p.server.stats().shared_unclaimed == SHARED as usize * 7 / 8 - kept(p)
+        });
+    }
+    let messages = p.s.keep.take().expect("kept messages");
+    assert!(messages.len() > SHARED as usize * 7 / 8 - MIN_CLAIM, "{} messages kept", messages.len());
+    assert!(messages.iter().all(|message| **message == *b"keep me"));
+    drop(messages);
+    p.until("all receives are back", |p| at_home(&p.server) && p.server.stats().shared_posted == SHARED as usize);
+    p.finish();
+}
+
+/// Messages that the user keeps stop their own connection at `receive_depth` and no other, and leave the credits by which
+/// the two sides keep in touch.
+pub fn messages_kept_are_not_promised(setup: &Setup) {
+    const DEPTH: usize = 16;
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).max_message(64);
+    let config = config.keepalive(Duration::from_millis(50), Duration::from_millis(2000));
+    let mut s = Probe::default();
+    s.keep = Some(Vec::new());
+    let mut p = Pair::new(setup, config, s, Probe::default());
+    let (conn, other) = (p.connect(), p.connect());
+    fill(&mut p, conn);
+    assert_eq!(p.s.received as usize, DEPTH - 2, "all but the two credits for control");
+    // Silence is asked about and answered on what is left.
+    p.turn_for(Duration::from_millis(300));
+    assert!(p.server.stats().pings + p.client.stats().pings > 0);
+    fill(&mut p, other);
+    assert!(p.s.received as usize >= DEPTH - 2 + LEAST);
+    let opened = [conn, other].map(|conn| opened(&p, conn));
+    drop(p.s.keep.take());
+    p.until("there is room again", |p| [conn, other].map(|conn| self::opened(p, conn)) == opened.map(|n| n + 1));
+    let before = p.s.received;
+    for conn in [conn, other] {
+        p.client.context().send(conn, b"room again").expect("room");
+    }
+    p.until("both arrive", |p| p.s.received == before + 2);
+    p.finish();
+}
+
+/// A peer that sends without credits loses its connection; the others find the receives that they were promised.
+pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
+    const BURST: u64 = 30;
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).max_message(64);
+    let mut p = Pair::with_configs(setup, config, setup.config(), Probe::echo(), Probe::default());
+    p.s.record_messages = false;
+    p.c.record_messages = false;
+    let honest: Vec<_> = (0..6).map(|_| p.connect()).collect();
+    let mut noticed = 0;
+    for _ in 0..5 {
+        let (here, there) = rude(&mut p);
+        // More at once than it was promised, and fewer than there are beside what the others were.
+        let before = p.s.received;
+        for _ in 0..BURST {
+            p.client.context().send(here, &message(DATA, WINDOW, b"rude")).expect("room");
+        }
+        // Those that come late enough for another grant are none that anybody can object to.
+        p.until("it is noticed, or all arrived", |p| reason(p, there).is_some() || p.s.received == before + BURST);
+        if let Some(reason) = reason(&p, there) {
+            assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
+            noticed += 1;
+        }
+        // All that the others may send, at once.
+        let before = p.c.received;
+        for &conn in &honest {
+            for _ in 0..LEAST {
+                p.client.context().send(conn, b"honest").expect("room");
+            }
+        }
+        p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
+    }
+    assert!(noticed > 0);
+    // A flood that takes every receive there is, while the others are silent.
+    let (here, there) = rude(&mut p);
+    for _ in 0..60 {
+        p.client.context().send(here, &message(DATA, WINDOW, b"flood")).expect("room");
+    }
+    p.until("it is noticed", |p| reason(p, there).is_some());
+    let blamed = reason(&p, there).expect("just seen");
+    assert!(!matches!(blamed, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout), "{blamed:?}");
+    let before = p.c.received;
+    for &conn in &honest {
+        p.client.context().send(conn, b"still here").expect("room");
+    }
+    p.until("all are echoed", |p| p.c.received >= before + honest.len() as u64);
+    assert!(honest.iter().all(|&conn| p.client.context().writable(conn) > 0));
+    p.finish();
+}
+
+/// A device that cannot hold back its events says so, to who connects and to who is connected to; one that can is as
+/// before.
+pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
+    let held_back = setup.config().completion_moderation(16, 10);
+    let mut p = Pair::with_configs(setup, setup.config(), held_back, Probe::echo(), Probe::default());
+    let conn = p.client.context().connect(p.address).expect("connecting");
+    p.until("it is up, or refused", |p| p.c.live() == 1 || connect_error(p, conn).is_some());
+    if let Some(error) = connect_error(&p, conn) {
+        println!("skipped: {error}");
+        assert!(matches!(error, ConnectError::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("has no completion moderation"), "{error}");
+    } else {
+        p.client.context().send(conn, b"one").expect("room");
+        p.until("the echo", |p| p.c.received == 1);
+    }
+    p.finish();
+}
+
+/// Where nothing is left to promise, a connect request is refused and a connect fails, both saying why; when one ends, the
+/// next one comes in.
+pub fn refused_when_nothing_is_left(setup: &Setup) {
+    let few = setup.config().shared_receives(Some(8)).receive_depth(16);
+    // The passive side.
+    let mut p = Pair::with_configs(setup, few.clone(), setup.config(), Probe::default(), Probe::default());
+    let first = p.connect();
+    let refused = p.client.context().connect(p.address).expect("connecting");
+    p.until("the refusal", |p| connect_error(p, refused).is_some());
+    let error = connect_error(&p, refused).expect("just seen");
+    assert!(matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. }), "{error:?}");
+    assert_eq!(p.server.stats().refused, 1);
+    p.client.context().close(first);
+    p.until("the end", |p| p.s.live() + p.c.live() == 0);
+    let next = p.connect();
+    p.client.context().send(next, b"hello").expect("room");
+    p.until("the message", |p| p.s.received == 1);
+    p.finish();
+    // The active side.
+    let mut p = Pair::with_configs(setup, setup.config(), few, Probe::default(), Probe::default());
+    p.connect();
+    let refused = p.client.context().connect(p.address).expect("connecting");
+    p.until("the refusal", |p| connect_error(p, refused).is_some());
+    assert_eq!(connect_error(&p, refused), Some(ConnectError::Limit { limit: "shared_receives", value: 8 }));
+    p.finish();
+}
