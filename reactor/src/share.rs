@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A claim is never below [`MIN_WINDOW`], so that everybody gets on. Beyond that it grows with what a connection has
-//! received in about the last second, and what it has in hands, up to a half of what nobody claims and it has itself: a single busy one leaves half,
-//! and many have the same. What was promised cannot be taken back; a claim shrinks as the peer uses its promises and they
-//! are not renewed.
+//! received in about the last second, and what it has in hands, up to a half of what nobody claims and it has itself: a
+//! single busy one leaves half, and many have the same. What was promised cannot be taken back; a claim shrinks as the
+//! peer uses its promises and they are not renewed.
 
 use std::time::{Duration, Instant};
 
