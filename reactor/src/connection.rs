@@ -11,6 +11,7 @@ use rdma_transport::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use crate::config::{CONTROL_SENDS, Framing};
 use crate::credit::{ReceiveWindow, SendWindow};
+use crate::device::Mark;
 use crate::error::{ConnectError, DisconnectReason, Outcome, SendErrorKind};
 use crate::fair::Allowance;
 use crate::frame::{HEADER_LEN, Kind};
@@ -134,8 +135,10 @@ pub(crate) struct Connection {
     pub(crate) detached: usize,
     /// What it claims of the shared receive queue, if it lives on that.
     pub(crate) share: Option<Share>,
-    /// How often its completion queue had been seen empty when the flush began.
-    pub(crate) drains: u64,
+    /// When the flush began, on its completion queue.
+    pub(crate) flush: Mark,
+    /// When the time to flush was over, and there was more to look at.
+    pub(crate) overdue: Option<Mark>,
     pub(crate) next_send: u64,
 
     /// A send was refused; `on_writable` is owed.

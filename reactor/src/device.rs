@@ -19,6 +19,8 @@ use crate::shared::SharedReceives;
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) id: CqId,
+    /// Entries it has.
+    size: u32,
     /// Entries no connection has claimed.
     free: u32,
     /// Claims given back; usable once the queue was seen empty, because completions may linger in it.
@@ -26,10 +28,20 @@ pub(crate) struct CompletionQueue {
     /// It has room for all receives of the shared queue.
     shared: bool,
     /// How often it was seen empty.
-    pub(crate) drains: u64,
+    drains: u64,
+    /// Completions of it that were handled.
+    handled: u64,
     pub(crate) armed: bool,
     /// On the list of queues to poll.
     pub(crate) ready: bool,
+}
+
+/// A moment in the life of a completion queue, by what was in it then.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mark {
+    drains: u64,
+    /// Completions handled when even a full queue would have given them all.
+    handled: u64,
 }
 
 impl CompletionQueue {
@@ -37,6 +49,21 @@ impl CompletionQueue {
     pub(crate) fn drained(&mut self) {
         self.free += std::mem::take(&mut self.released);
         self.drains += 1;
+    }
+
+    /// Counts completions that were handled.
+    pub(crate) fn handled(&mut self, count: usize) {
+        self.handled += count as u64;
+    }
+
+    /// This moment.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { drains: self.drains, handled: self.handled + u64::from(self.size - self.free) }
+    }
+
+    /// Whether nothing is left of what was in it: it was seen empty since, or has given as many as it could have held.
+    pub(crate) fn has_passed(&self, mark: Mark) -> bool {
+        self.drains != mark.drains || self.handled >= mark.handled
     }
 }
 
@@ -205,10 +232,12 @@ impl Device {
                 }
                 self.cqs.push(CompletionQueue {
                     id,
+                    size: entries,
                     free: entries,
                     released: 0,
                     shared: false,
                     drains: 0,
+                    handled: 0,
                     armed: false,
                     ready: false,
                 });
@@ -227,7 +256,7 @@ impl Device {
     /// Receives posted to the shared queue, and those that nobody claims.
     pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
         let shared = self.shared.as_ref()?;
-        Some((shared.posted(), shared.unclaimed(|cq| self.cqs[cq].drains) as usize))
+        Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
     /// Gives completion entries back.

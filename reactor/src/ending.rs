@@ -73,7 +73,7 @@ impl Core {
         if c.share.is_some()
             && let Some(device) = &self.devices[c.device]
         {
-            c.drains = device.cqs[c.cq].drains;
+            c.flush = device.cqs[c.cq].mark();
         }
         self.set_phase_timer(id, self.config.flush_timeout);
     }

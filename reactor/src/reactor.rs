@@ -469,6 +469,9 @@ impl<M> Reactor<M> {
             self.woken = Some(self.core.stats.completions);
         }
         self.core.completions(handler, d, &self.batch);
+        if let Some(device) = &mut self.core.devices[d] {
+            device.cqs[i].handled(self.batch.len());
+        }
     }
 
     fn mark_ready(&mut self, d: usize, i: usize) {

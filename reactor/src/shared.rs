@@ -11,6 +11,7 @@ use rdma_transport::wr::{RecvWr, SgeList};
 
 use crate::connection::{Connection, Ending, Phase};
 use crate::core::Core;
+use crate::device::Mark;
 use crate::error::{DisconnectReason, Error};
 use crate::id::{ConnectionId, SHARED_RECV, WorkId, WorkKind, pack_work, unpack_work};
 use crate::pool::{Buffer, Pool, Posted};
@@ -31,9 +32,9 @@ pub(crate) struct SharedReceives {
     reposts: Vec<Buffer>,
     /// Whose queue pair it is, by slot.
     owners: Vec<Option<(QpId, ConnectionId)>>,
-    /// Claims of connections that are gone, until their completion queue was seen empty since: its index, how often it was
-    /// until then, and the claim.
-    lingering: Vec<(usize, u64, u32)>,
+    /// Claims of connections that are gone, until none of their completions is left: the queue's index, when they went, and
+    /// the claim.
+    lingering: Vec<(usize, Mark, u32)>,
     /// Messages of connections that are gone, in the user's hands.
     astray: u32,
 }
@@ -134,23 +135,22 @@ impl SharedReceives {
     }
 
     /// A connection is gone, with its queue pair, and has left `kept` messages with the user.
-    pub(crate) fn leave(&mut self, share: &Share, kept: u32, cq: usize, drains: u64) {
+    pub(crate) fn leave(&mut self, share: &Share, kept: u32, cq: usize, mark: Mark) {
         self.astray += kept;
-        self.lingering.push((cq, drains, share.claim().saturating_sub(kept)));
+        self.lingering.push((cq, mark, share.claim().saturating_sub(kept)));
     }
 
     /// Receives that nobody claims, or will when the next one asks.
-    pub(crate) fn unclaimed(&self, drains: impl Fn(usize) -> u64) -> u32 {
-        let settled = self.lingering.iter().filter(|&&(cq, at, _)| drains(cq) != at);
+    pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, Mark) -> bool) -> u32 {
+        let settled = self.lingering.iter().filter(|&&(cq, mark, _)| has_passed(cq, mark));
         self.pot.free() + settled.map(|&(.., claim)| claim).sum::<u32>()
     }
 
-    /// Claims of connections that are gone come back once none of their completions is left: `drains` says how often a
-    /// completion queue was seen empty.
-    pub(crate) fn settle(&mut self, drains: impl Fn(usize) -> u64) {
+    /// Claims of connections that are gone come back once none of their completions is left.
+    pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, Mark) -> bool) {
         let pot = &mut self.pot;
-        self.lingering.retain(|&(cq, at, claim)| {
-            let left = drains(cq) == at;
+        self.lingering.retain(|&(cq, mark, claim)| {
+            let left = !has_passed(cq, mark);
             if !left {
                 pot.take_back(claim);
             }
@@ -201,7 +201,7 @@ impl Core {
                 continue;
             }
             if !shared.lingering.is_empty() {
-                shared.settle(|cq| device.cqs[cq].drains);
+                shared.settle(|cq, mark| device.cqs[cq].has_passed(mark));
             }
         }
     }
@@ -221,12 +221,16 @@ impl Core {
         Ok(())
     }
 
-    /// Whether nothing of a connection can be left on its completion queue: it was seen empty since the flush began. If not,
-    /// has it looked at in the next turn.
+    /// Whether none of the messages of a connection that ends can be left on its completion queue. If not, has it looked at in
+    /// the next turn.
     pub(crate) fn is_flushed_from_shared(&mut self, id: ConnectionId) -> bool {
         let Some(c) = self.connections.get(id.0).filter(|c| c.share.is_some() && c.qp.is_some()) else { return true };
+        if matches!(c.ending, Some(Ending::ConnectError(_))) {
+            // None of them would be delivered.
+            return true;
+        }
         let Some(cq) = self.devices[c.device].as_mut().and_then(|device| device.cqs.get_mut(c.cq)) else { return true };
-        if cq.drains != c.drains && c.fair.backlog.is_empty() {
+        if cq.has_passed(c.flush) && c.fair.backlog.is_empty() {
             return true;
         }
         cq.armed = false;

@@ -67,12 +67,25 @@ impl Core {
                 self.end(id, Ending::Silent(None));
             }
             Phase::Draining => self.start_flush(id),
-            // What was flushed, or came before, may be among what is still to be looked at.
-            Phase::Flushing if behind || !c.fair.backlog.is_empty() => {
-                self.set_phase_timer(id, self.config.flush_timeout)
+            Phase::Flushing => {
+                let queue = self.devices[c.device].as_ref().and_then(|device| device.cqs.get(c.cq));
+                // What was flushed, or came before, may be among what is still to be looked at: that is waited for, and
+                // not for what comes later.
+                let unseen = match (queue, c.overdue) {
+                    (Some(queue), None) if behind => {
+                        c.overdue = Some(queue.mark());
+                        true
+                    }
+                    (Some(queue), Some(mark)) => !queue.has_passed(mark),
+                    _ => false,
+                };
+                if unseen || !c.fair.backlog.is_empty() {
+                    self.set_phase_timer(id, self.config.flush_timeout);
+                } else {
+                    // The device does not flush: stage 10 finishes it without.
+                    self.endings_moved = true;
+                }
             }
-            // The device does not flush: stage 10 finishes it without.
-            Phase::Flushing => self.endings_moved = true,
             Phase::Open => {}
         }
     }
@@ -229,8 +242,7 @@ impl Core {
                     shared.give(buffer);
                 }
             }
-            let drains = device.cqs[c.cq].drains;
-            shared.leave(share, c.detached as u32, c.cq, drains);
+            shared.leave(share, c.detached as u32, c.cq, device.cqs[c.cq].mark());
         }
         for posted in c.receives.drain(..) {
             device.pool.give(posted.done());

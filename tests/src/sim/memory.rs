@@ -79,6 +79,8 @@ pub struct Shared {
     pub mortal: bool,
     /// They have ended.
     pub withdrawn: bool,
+    /// Who had operations on it that failed: their requests may still be on their way.
+    pub strays: Vec<Who>,
     /// Something became known of its bytes: look at them.
     pub look: bool,
     parts: Vec<Who>,
@@ -101,6 +103,7 @@ impl Shared {
             any_peer,
             mortal: false,
             withdrawn: false,
+            strays: Vec::new(),
             look: false,
             parts: Vec::new(),
             known: bytes,

@@ -298,6 +298,9 @@ impl Program<'_> {
             // What went before it has arrived before it was answered.
             self.audit.arrived(who, send.sequence());
         }
+        if !outcome.is_sent() {
+            self.audit.memory[operation.shared].strays.push(who);
+        }
         let mut got = Vec::new();
         let mut whole = true;
         let mut wrong = None;

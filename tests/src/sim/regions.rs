@@ -143,7 +143,9 @@ impl Program<'_> {
 
     /// Who is at work on a region that is going may fail.
     fn note_withdrawn(&mut self, number: usize) {
-        let mut users: Vec<Who> = self.audit.memory[number].writers();
+        let shared = &self.audit.memory[number];
+        let mut users: Vec<Who> = shared.writers();
+        users.extend(&shared.strays);
         for (&cookie, pair) in &self.audit.pairs {
             for (side, end) in pair.ends.iter().enumerate() {
                 let uses = |stand: &Stand| matches!(stand, Stand::Operation(op) if op.shared == number);
