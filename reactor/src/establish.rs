@@ -11,7 +11,7 @@ use crate::config::Framing;
 use crate::connection::{Ending, Phase};
 use crate::context::Context;
 use crate::core::{Core, Owner, TimerKind};
-use crate::credit::{MAX_WINDOW, MIN_WINDOW, SendWindow};
+use crate::credit::SendWindow;
 use crate::error::{ConnectError, DisconnectReason, Error};
 use crate::frame::{Greeting, MAX_USER_PRIVATE_DATA, RejectReason};
 use crate::handler::{Decision, Handler};
@@ -239,7 +239,7 @@ impl Core {
                 c.max_message = max_message as usize;
                 self.announce(handler, id);
             }
-            (Phase::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(check_limits) {
+            (Phase::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked) {
                 Ok(greeting) => {
                     c.tx = SendWindow::new(greeting.window);
                     c.max_message = peer_limit(c.framing, &greeting, max_message);
@@ -343,12 +343,6 @@ impl Core {
         let device = self.connections.get(id.0).and_then(|c| self.devices.get(c.device)?.as_ref());
         device.map_or(self.config.max_message, |device| self.config.max_message.min(device.max_payload))
     }
-}
-
-/// A window or message size that the protocol cannot work with.
-pub(crate) fn check_limits(greeting: Greeting<'_>) -> Result<Greeting<'_>, RejectReason> {
-    let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&greeting.window) && greeting.max_message > 0;
-    if sound { Ok(greeting) } else { Err(RejectReason::Limits) }
 }
 
 /// Largest payload to send: the peer's limit, and what a buffer of ours holds.

@@ -2,6 +2,8 @@
 //!
 //! Both are little more than a version and a few counters; the layouts are in `docs/wire.md`.
 
+use crate::credit::{MAX_WINDOW, MIN_WINDOW};
+
 /// Bytes in front of every payload.
 pub(crate) const HEADER_LEN: usize = 8;
 
@@ -190,6 +192,15 @@ impl<'a> Greeting<'a> {
         out.extend_from_slice(&self.largest.to_le_bytes());
         out.extend_from_slice(self.user);
         out
+    }
+
+    /// Refuses a window or message size that the protocol cannot work with.
+    ///
+    /// # Errors
+    /// [`RejectReason::Limits`].
+    pub(crate) fn checked(self) -> Result<Self, RejectReason> {
+        let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&self.window) && self.max_message > 0;
+        if sound { Ok(self) } else { Err(RejectReason::Limits) }
     }
 
     /// Reads a greeting from private data that may have been padded.

@@ -9,7 +9,6 @@ use crate::config::Framing;
 use crate::context::Context;
 use crate::core::{Core, Owner};
 use crate::drain::Drain;
-use crate::establish::check_limits;
 use crate::frame::{Greeting, RejectReason};
 use crate::handler::{ConnectRequest, Handler};
 use crate::id::ListenerId;
@@ -34,7 +33,7 @@ impl<'a> Incoming<'a> {
     pub(crate) fn greeting(&self) -> Result<Greeting<'a>, RejectReason> {
         match self.framing {
             Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, self.private_data)),
-            Framing::Credits => Greeting::parse(self.private_data).and_then(check_limits),
+            Framing::Credits => Greeting::parse(self.private_data).and_then(Greeting::checked),
         }
     }
 

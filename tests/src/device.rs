@@ -210,6 +210,10 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.said.extend(self.lines.try_iter());
+            eprintln!("the peer has said: {:#?}", self.said);
+        }
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

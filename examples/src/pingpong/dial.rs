@@ -13,8 +13,9 @@ use super::job::Reply;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long one that makes itself fit is: longer than one try may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// Pause between two such questions.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Pause between two such questions. Not less: who asks at the moment in which a siw listens is never answered, nor is
+/// anybody after him until the next one comes, see tests/vm/README.md.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What to do after a connection that did not come up.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// The most RDMA Reads outstanding that peers take.
+pub(crate) const MAX_READ_DEPTH: u16 = 128;
+
 /// Whether FPDUs carry a checked CRC32c (RFC 5044 §4.4). A connection uses it if either side asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
@@ -77,7 +80,7 @@ impl IwarpConfig {
         if self.max_handshakes == 0 {
             return range("max_handshakes", 0, "at least 1");
         }
-        if self.read_depth == 0 || self.read_depth > super::startup::MAX_READ_DEPTH {
+        if self.read_depth == 0 || self.read_depth > MAX_READ_DEPTH {
             return range("read_depth", self.read_depth.into(), "1 to 128");
         }
         if self.receive_budget == 0 {

@@ -6,9 +6,10 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use super::NAME;
 use super::endpoint::{Endpoint, State};
 use super::net::Net;
-use super::provider::{DEVICE, Iwarp, NAME, Owner, STALE_ID};
+use super::provider::{DEVICE, Iwarp, Owner, STALE_ID};
 use super::startup::{self, Asked};
 use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};

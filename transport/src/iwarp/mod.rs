@@ -49,3 +49,6 @@ pub use config::{CrcPolicy, IwarpConfig};
 pub use net::Net;
 pub use provider::{Entropy, Iwarp};
 pub use tcp::{TcpConfig, TcpNet};
+
+/// Name of the provider.
+const NAME: &str = "iwarp";

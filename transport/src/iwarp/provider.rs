@@ -9,13 +9,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::config::IwarpConfig;
+use super::NAME;
+use super::config::{IwarpConfig, MAX_READ_DEPTH};
 use super::endpoint::{Attempt, Endpoint, State};
 use super::linger::Linger;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
 use super::resources::Resources;
-use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, MAX_READ_DEPTH, Terms};
+use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, Terms};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
 use crate::caps::{Capabilities, Features};
@@ -29,8 +30,6 @@ use crate::slab::{Key, Slab};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
-/// Name of the provider.
-pub(crate) const NAME: &str = "iwarp";
 pub(super) const DEVICE: DeviceId = DeviceId(0);
 /// Bytes received at a time for all connections together.
 const STAGING: usize = 256 * 1024;

@@ -2,10 +2,10 @@
 
 use std::io::{self, IoSlice};
 
+use super::NAME;
 use super::cq::Completions;
 use super::fault::Fault;
 use super::placement::{Context, Direct, Message};
-use super::provider::NAME;
 use super::receive::Receiver;
 use super::requester::Requester;
 use super::resources::Resources;

@@ -2,6 +2,7 @@
 //! sides make of each other's.
 
 use super::config::CrcPolicy;
+use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
 use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_HEADER_LEN};
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
@@ -9,8 +10,6 @@ use crate::cm::ReadDepth;
 
 /// The most private data we send: siw counts in a byte, the enhanced block included.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
-/// The most RDMA Reads outstanding that peers take.
-pub(crate) const MAX_READ_DEPTH: u16 = 128;
 
 /// Reads one startup frame. Bytes behind it stay in the socket: they are FPDUs.
 #[derive(Debug)]

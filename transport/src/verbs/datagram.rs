@@ -9,10 +9,11 @@ use rdma_sys::{
     ibv_wc, ibv_wc_flags,
 };
 
+use super::NAME;
 use super::device::RawDevice;
 use super::ffi::{check, non_null};
 use super::id::{Id, RawId, Service, State};
-use super::provider::{NAME, Verbs};
+use super::provider::Verbs;
 use crate::caps::Features;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use crate::datagram::{AddressId, DatagramPeer, DatagramSource, GRH_LEN, Route};

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use super::NAME;
 use super::channel::EventChannel;
 use super::id::{Id, RawId, State};
-use super::provider::{NAME, STALE_ID, Verbs};
+use super::provider::{STALE_ID, Verbs};
 use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;

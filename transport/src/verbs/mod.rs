@@ -7,6 +7,7 @@
 //! | `id` | a connection-manager id: its owner, and the state it is in |
 //! | `device` | a device: context, protection domain, channels, what it can do, its asynchronous events |
 //! | `cq`, `qp`, `srq`, `mr` | completion queues, queue pairs with their work requests, shared receive queues, memory regions |
+//! | `moderation` | fewer events of a completion queue |
 //! | `connector` | threads for the calls that block on iWARP |
 //! | `status` | what the codes of the libraries mean |
 //! | `open` | [`Verbs::open`], and which provider reaches an address |
@@ -72,3 +73,6 @@ mod status;
 
 pub use open::Reach;
 pub use provider::Verbs;
+
+/// Name of the provider.
+const NAME: &str = "verbs";

@@ -60,7 +60,7 @@ pub(super) unsafe fn most(context: *mut ibv_context) -> Option<Moderation> {
 /// # Safety
 /// `cq` is live.
 pub(super) unsafe fn set(cq: *mut ibv_cq, to: Moderation) -> Result<()> {
-    let unsupported = Error::Unsupported { provider: super::provider::NAME, feature: "completion moderation" };
+    let unsupported = Error::Unsupported { provider: super::NAME, feature: "completion moderation" };
     let moderate = ibv_moderate_cq { cq_count: to.completions, cq_period: to.microseconds };
     let mut attr = ibv_modify_cq_attr { attr_mask: ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0, moderate };
     // SAFETY: live, says the caller; a field is read only if it is there; the attributes are read during the call.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use super::NAME;
 use super::channel::EventChannel;
 use super::connector::Connector;
 use super::cq::{self, Batch, Cq};
@@ -34,8 +35,6 @@ use crate::slab::{Key, Slab};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
-/// Name of the provider.
-pub(super) const NAME: &str = "verbs";
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
 pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };

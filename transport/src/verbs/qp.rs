@@ -10,10 +10,10 @@ use rdma_sys::{
     rdma_t, tso_t, ud_t, wr_t, xrc_t,
 };
 
+use super::NAME;
 use super::datagram::Address;
 use super::ffi::{context_of, failure};
 use super::id::{Queues, Service};
-use super::provider::NAME;
 use crate::caps::{Capabilities, Features};
 use crate::datagram::Destination;
 use crate::error::Error;

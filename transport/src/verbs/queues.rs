@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::NAME;
 use super::cq::{Cq, RawCq};
 use super::id::{Queues, RawId, Service, State};
-use super::provider::{NAME, STALE_CQ, STALE_SRQ, Verbs};
+use super::provider::{STALE_CQ, STALE_SRQ, Verbs};
 use super::qp::{Qp, init_attr};
 use super::srq::{RawSrq, Srq};
 use crate::caps::{Features, Moderation};
