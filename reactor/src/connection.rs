@@ -91,7 +91,8 @@ pub(crate) struct Connection {
     /// The user has closed it, and wants to hear no more.
     pub(crate) closed_here: bool,
     pub(crate) ending: Option<Ending>,
-    /// Why is only guessed from a flushed work request: the connection manager will know better.
+    /// Why is only guessed, from a flushed work request or one that could not be posted: the connection manager may know
+    /// better.
     pub(crate) provisional: bool,
     /// Our private data until it is sent, the peer's afterwards.
     pub(crate) private_data: Vec<u8>,

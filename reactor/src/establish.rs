@@ -92,7 +92,7 @@ impl Core {
                 self.end(id, Ending::ConnectError(error));
             }
             CmEventKind::Disconnected(cause) => self.disconnected(id, cause),
-            CmEventKind::DeviceRemoval => self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved)),
+            CmEventKind::DeviceRemoval => self.device_removed(id),
             CmEventKind::TimewaitExit => {}
             other => log::debug!("{id}: {other:?} ignored"),
         }
@@ -294,6 +294,17 @@ impl Core {
         handler.on_connect(&mut Context { core: self }, id);
     }
 
+    fn device_removed(&mut self, id: ConnectionId) {
+        if let Some(c) = self.connections.get_mut(id.0)
+            && std::mem::take(&mut c.provisional)
+            && let Some(Ending::Disconnect(guess)) = &mut c.ending
+        {
+            *guess = DisconnectReason::DeviceRemoved;
+            self.endings_moved = true;
+        }
+        self.end(id, Ending::Disconnect(DisconnectReason::DeviceRemoved));
+    }
+
     fn disconnected(&mut self, id: ConnectionId, cause: DisconnectCause) {
         let Some(c) = self.connections.get_mut(id.0) else { return };
         if std::mem::take(&mut c.provisional) {
@@ -303,8 +314,11 @@ impl Core {
                 DisconnectCause::Peer | DisconnectCause::Local => DisconnectReason::Peer,
                 cause => DisconnectReason::Transport(cause),
             };
-            if let Some(Ending::Disconnect(guess)) = &mut c.ending {
-                *guess = reason;
+            match &mut c.ending {
+                // What could not be posted was no doing of the peer's.
+                Some(Ending::Disconnect(DisconnectReason::Internal(_))) if reason == DisconnectReason::Peer => {}
+                Some(Ending::Disconnect(guess)) => *guess = reason,
+                _ => {}
             }
             return;
         }

@@ -73,6 +73,10 @@ impl Core {
         if let Err(error) = posted {
             log::warn!("{id}: posting failed: {error}");
             self.end(id, Ending::Disconnect(DisconnectReason::Internal(error.to_string())));
+            if let Some(c) = self.connections.get_mut(id.0) {
+                // It may be the device that is going.
+                c.provisional |= matches!(c.ending, Some(Ending::Disconnect(DisconnectReason::Internal(_))));
+            }
         }
     }
 

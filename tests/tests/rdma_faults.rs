@@ -370,7 +370,14 @@ fn removed(device: Device, load: Load) {
         let already = peer.count("down: ");
         let start = now();
         let mut removal = device.remove();
-        side.all_end(SOON, &conns, &DisconnectReason::DeviceRemoved);
+        side.all_over(&conns);
+        // Which an end hears of first, the removal or that the other end has heard of it, is the kernel's choice.
+        for conn in &conns {
+            let ends = side.ends(*conn);
+            let fits =
+                |reason: &DisconnectReason| [DisconnectReason::DeviceRemoved, DisconnectReason::Peer].contains(reason);
+            assert!(matches!(ends[..], [Event::Disconnect(_, reason)] if fits(reason)), "{ends:?}");
+        }
         println!("all know after {:?}", start.elapsed());
         side.all_over(&rising);
         side.all_over(&[silent]);
@@ -385,9 +392,10 @@ fn removed(device: Device, load: Load) {
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
-        // The server has lost as many, and those that were coming up. Which it hears of first, the removal or the end of
-        // this side, is the kernel's choice.
+        // The server has lost as many, and those that were coming up.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
+        let removed = |event: &Event| matches!(event, Event::Disconnect(_, DisconnectReason::DeviceRemoved));
+        assert!(side.probe.count(removed) + peer.count("down: the device was removed") >= round * HIT);
         // Those on the other device have not noticed, and there is room for more.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
