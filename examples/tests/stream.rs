@@ -90,11 +90,11 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // It has not finished writing.
+    // It has not finished writing: waiting for its end would close its standard input, an end in order.
+    let inputs = (server.stdin.take(), client.stdin.take());
     process::terminate(&mut server);
-    let stdin = client.stdin.take();
     failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");
-    drop(stdin);
+    drop(inputs);
 }
 
 #[test]
