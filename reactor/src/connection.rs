@@ -176,6 +176,14 @@ pub(crate) struct Owes {
 }
 
 impl Connection {
+    /// Puts it on the list of those that have something to post, once.
+    #[inline]
+    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<ConnectionId>) {
+        if !std::mem::replace(&mut self.dirty, true) {
+            dirty.push(self.id);
+        }
+    }
+
     /// Whether a data message may be queued now.
     #[inline]
     pub(crate) fn check_send(&self, len: usize) -> Result<(), SendErrorKind> {

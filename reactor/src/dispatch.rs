@@ -158,9 +158,7 @@ impl Core {
                 if taken.is_some() {
                     share.take();
                     // One that is kept calls for another, too.
-                    if !std::mem::replace(&mut c.dirty, true) {
-                        self.dirty.push(id);
-                    }
+                    c.mark_dirty(&mut self.dirty);
                 }
                 taken
             }
@@ -410,9 +408,7 @@ impl Core {
             return;
         }
         c.reposts.push(buffer);
-        if !std::mem::replace(&mut c.dirty, true) {
-            self.dirty.push(id);
-        }
+        c.mark_dirty(&mut self.dirty);
     }
 
     /// Tells users that there is room again: once per refusal.

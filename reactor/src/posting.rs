@@ -14,11 +14,8 @@ use crate::stats::Stats;
 impl Core {
     #[inline]
     pub(crate) fn mark_dirty(&mut self, id: ConnectionId) {
-        if let Some(c) = self.connections.get_mut(id.0)
-            && !c.dirty
-        {
-            c.dirty = true;
-            self.dirty.push(id);
+        if let Some(c) = self.connections.get_mut(id.0) {
+            c.mark_dirty(&mut self.dirty);
         }
     }
 
