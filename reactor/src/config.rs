@@ -203,7 +203,8 @@ impl Config {
         self
     }
 
-    /// Receives posted per connection, which is the peer's window: 4 to 32,768 messages. With `shared_receives`, the most
+    /// Receives posted per connection, which is the peer's window: 5 to 32,768 messages, of which three are kept for
+    /// control. With `shared_receives`, the most
     /// that one peer is promised. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
@@ -212,9 +213,9 @@ impl Config {
     }
 
     /// Receives that all connections of a device share, 8 to 32,768 messages, instead of `receive_depth` for each: for many
-    /// connections that are idle most of the time. Each may be sent four messages at least, of which two are kept for
+    /// connections that are idle most of the time. Each may be sent five messages at least, of which three are kept for
     /// control, and more as it is busy, up to `receive_depth`; what peers are told they may send is never more than is
-    /// posted. One eighth is never promised, so `n` receives are enough for `7 n / 32` connections; one more is refused
+    /// posted. One eighth is never promised, so `n` receives are enough for `7 n / 40` connections; one more is refused
     /// (`RejectReason::Busy`, [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` keep receives of their own. A
     /// device without shared receive queues: [`crate::ConnectError::Unsupported`], and who connects to it is refused.
     ///
@@ -367,7 +368,7 @@ impl Config {
         check("spin_share", self.spin_share.into(), 1, 100, "1 to 100 percent")?;
         check("max_message", self.max_message.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
         let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
-        check("receive_depth", self.receive_depth.into(), window.0, window.1, "4 to 32,768 messages")?;
+        check("receive_depth", self.receive_depth.into(), window.0, window.1, "5 to 32,768 messages")?;
         check("send_depth", self.send_depth.into(), 1, 16_384, "1 to 16,384 messages")?;
         let most = (self.transfer_memory as u64).min(1 << 40);
         check("largest_message", self.largest_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
@@ -443,8 +444,8 @@ mod tests {
     #[test]
     fn the_defaults_are_valid_and_bad_values_are_named() {
         Config::default().validate().unwrap();
-        let error = Config::default().receive_depth(3).validate().unwrap_err().to_string();
-        assert_eq!(error, "receive_depth is 3: it must be 4 to 32,768 messages");
+        let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
+        assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
         assert!(Config::default().max_message(0).validate().is_err());
         assert!(Config::default().completion_queue(10).validate().is_err());
         assert!(Config::default().completion_moderation(0, 10).validate().is_err());

@@ -10,7 +10,7 @@ use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use crate::config::{CONTROL_SENDS, Framing};
-use crate::credit::{ReceiveWindow, SendWindow};
+use crate::credit::{ReceiveWindow, SendWindow, may_control};
 use crate::device::Mark;
 use crate::error::{ConnectError, DisconnectReason, Outcome, SendErrorKind};
 use crate::fair::Allowance;
@@ -242,7 +242,7 @@ impl Connection {
 
     /// Whether a control message can be sent now.
     pub(crate) fn has_room_for_control(&self) -> bool {
-        self.tx.available() > 0 && self.sends.len() < self.send_slots
+        may_control(&self.tx, &self.rx) && self.sends.len() < self.send_slots
     }
 
     /// The control message to send now, if one is due. Data that is going out anyway carries grants and shows life.

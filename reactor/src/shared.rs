@@ -216,7 +216,6 @@ impl Core {
         if renews {
             let more = shared.pot.renew(share, c.rx.outstanding(), self.config.receive_depth, self.now);
             c.rx.posted(more);
-            c.rx.resize(c.rx.outstanding());
         }
         Ok(())
     }

@@ -96,6 +96,6 @@ pub struct Stats {
     pub pool_free: usize,
     /// Receives posted to shared queues now, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Receives of shared queues that no connection claims now: each new one needs four.
+    /// Receives of shared queues that no connection claims now: each new one needs five.
     pub shared_unclaimed: usize,
 }

@@ -31,18 +31,18 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
 }
 
 /// 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with receives of their own
-/// and with 2,560 for all; and with fewer sends, as becomes idle connections.
+/// and with 2,880 for all; and with fewer sends, as becomes idle connections.
 #[test]
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
         const STRIDE: usize = 8256;
         let config = Setup::iwarp().config();
-        let small = Setup::iwarp().config().receive_depth(4).send_depth(1).max_message(64);
+        let small = Setup::iwarp().config().receive_depth(5).send_depth(1).max_message(64);
         let mib = |config: Config| idle(config, small.clone(), 500, STRIDE) >> 20;
         let own = mib(config.clone());
-        let shared = mib(config.clone().shared_receives(Some(2560)));
+        let shared = mib(config.clone().shared_receives(Some(2880)));
         let own_short = mib(config.clone().send_depth(4));
-        let shared_short = mib(config.send_depth(4).shared_receives(Some(2560)));
+        let shared_short = mib(config.send_depth(4).shared_receives(Some(2880)));
         println!("MiB: {own} and {shared} shared; with 4 sends each {own_short} and {shared_short} shared");
         // A pool grows by slabs of 4 MiB.
         assert!((511..=516).contains(&own), "{own} MiB");

@@ -117,7 +117,7 @@ impl TalkArgs {
         Config::default()
             .provider(self.provider.into())
             .max_message(self.size.unwrap_or(MAX_SIZE))
-            .receive_depth(depth.max(4))
+            .receive_depth(depth.max(5))
             .send_depth(depth)
             .completion_queue((2 * depth + 16).max(16 << 10))
             .crc(!self.no_crc)

@@ -256,9 +256,9 @@ impl Job {
             // One message on its way; the rest is for control messages and grants.
             Mode::Latency => (8, 4),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // Grants come when half a window is owed: twice the depth keeps small messages flowing.
+            // Grants come when about half a window is owed: twice the depth keeps small messages flowing.
             Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
-            Mode::Throughput => (self.depth.max(4), self.depth),
+            Mode::Throughput => (self.depth.max(5), self.depth),
         };
         let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
         // A page per message covers the library's header and rounding; a few more than a connection needs are for

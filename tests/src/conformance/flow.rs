@@ -53,7 +53,7 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
         probe.record_messages = false;
         probe
     }
-    for (depth, sends) in [(4, 1), (4, 64), (5, 3), (64, 64), (64, 2)] {
+    for (depth, sends) in [(5, 1), (5, 64), (6, 3), (64, 64), (64, 2)] {
         let budgets = [Rc::new(Cell::new(5000)), Rc::new(Cell::new(5000))];
         let config = setup.config().receive_depth(depth).send_depth(sends);
         let mut p = Pair::new(setup, config, pusher(&budgets[0]), pusher(&budgets[1]));
@@ -96,6 +96,42 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.client.context().close(conn);
     p.until("the end", |p| p.s.live() == 0 && p.c.live() == 0);
     assert_eq!(&*kept[0], b"the last");
+    drop(kept);
+    p.finish();
+}
+
+/// A user that keeps most of the receives for good leaves the peer the rest, in both directions at once.
+pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
+    const DEPTH: u32 = 16;
+    // Nobody is rescued by a question.
+    let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    let other = p.s.connection().expect("connected");
+    (p.s.keep, p.c.keep) = (Some(Vec::new()), Some(Vec::new()));
+    let keep = u64::from(DEPTH) - 5;
+    for _ in 0..keep {
+        let (s, c) = (p.s.received, p.c.received);
+        while p.client.context().send(conn, b"keep me").is_err() {
+            p.turn();
+        }
+        while p.server.context().send(other, b"keep me").is_err() {
+            p.turn();
+        }
+        p.until("they arrive", |p| p.s.received == s + 1 && p.c.received == c + 1);
+    }
+    let kept = (p.s.keep.take(), p.c.keep.take());
+    let mut left = [500; 2];
+    while left != [0; 2] {
+        while left[0] > 0 && p.client.context().send(conn, b"and on").is_ok() {
+            left[0] -= 1;
+        }
+        while left[1] > 0 && p.server.context().send(other, b"and on").is_ok() {
+            left[1] -= 1;
+        }
+        p.turn();
+    }
+    p.until("all the others", |p| p.s.received == keep + 500 && p.c.received == keep + 500);
     drop(kept);
     p.finish();
 }

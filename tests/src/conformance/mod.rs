@@ -34,13 +34,13 @@ macro_rules! conformance {
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
                     too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock,
-                    detached_messages_withhold_credit, timers_fire_in_order, remote_stops_the_loop,
-                    silent_peer_is_given_up, own_stall_is_not_the_peers;
+                    detached_messages_withhold_credit, messages_kept_for_good_stall_nobody, timers_fire_in_order,
+                    remote_stops_the_loop, silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
                     both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
-                    what_never_fits_does_not_wait,                    dropped_regions_are_given_back;
+                    what_never_fits_does_not_wait, dropped_regions_are_given_back;
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,

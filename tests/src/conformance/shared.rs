@@ -10,13 +10,13 @@ use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason, PeerViolation, 
 use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
-/// Receives of the tests' queues; seven eighths are promised, four at least to each connection.
+/// Receives of the tests' queues; seven eighths are promised, five at least to each connection.
 const SHARED: u32 = 64;
-const CONNECTIONS: usize = 14;
-/// Messages that a peer may send at first: of four receives its hello takes one, and two are kept for control.
+const CONNECTIONS: usize = 11;
+/// Messages that a peer may send at first: of five receives its hello takes one, and three are kept for control.
 const LEAST: usize = 1;
 /// What a new connection claims.
-const MIN_CLAIM: usize = 4;
+const MIN_CLAIM: usize = 5;
 
 fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
     p.c.events.iter().find_map(|event| match event {
@@ -50,7 +50,7 @@ pub fn many_share_few(setup: &Setup) {
     p.c.record_messages = false;
     let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
     assert_eq!(p.server.stats().shared_posted, SHARED as usize);
-    assert_eq!(p.server.stats().shared_unclaimed, 0);
+    assert!(p.server.stats().shared_unclaimed < MIN_CLAIM);
     let text =
         |i: usize, nth: usize| [&[i as u8][..], &pattern(i * 1000 + nth, 1 + (i * 37 + nth * 11) % 500)].concat();
     let mut next = [0; CONNECTIONS];
@@ -122,13 +122,13 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     assert_eq!(p.client.context().writable(busy), LEAST);
     let alone = pour(&mut p, busy, 400);
-    // Half of the 44 that nobody has claimed, and the least.
-    assert!((10..=22 + MIN_CLAIM - 2).contains(&alone), "{alone} at once");
+    // Half of the 41 that nobody has claimed, and the least.
+    assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
         assert_eq!(p.client.context().writable(conn), LEAST, "idle ones have what they had");
     }
     let left = p.server.stats().shared_unclaimed;
-    assert!((22..=30).contains(&left), "{left} are left");
+    assert!((20..=30).contains(&left), "{left} are left");
     // Another one has as much, of what the first has left and gives up.
     let second = pour(&mut p, idle[0], 400);
     assert!(second > LEAST + 4, "{second} at once");
@@ -148,7 +148,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.s.record_messages = false;
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
-        assert_eq!(p.server.stats().shared_unclaimed, 0);
+        assert!(p.server.stats().shared_unclaimed < MIN_CLAIM);
         // Messages are on their way, or have arrived and nobody has looked at them, when it ends.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
@@ -211,12 +211,12 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (conn, other) = (p.connect(), p.connect());
     fill(&mut p, conn);
-    assert_eq!(p.s.received as usize, DEPTH - 2, "all but the two credits for control");
+    assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
     // Silence is asked about and answered on what is left.
     p.turn_for(Duration::from_millis(300));
     assert!(p.server.stats().pings + p.client.stats().pings > 0);
     fill(&mut p, other);
-    assert!(p.s.received as usize >= DEPTH - 2 + LEAST);
+    assert!(p.s.received as usize >= DEPTH - 3 + LEAST);
     let opened = [conn, other].map(|conn| opened(&p, conn));
     drop(p.s.keep.take());
     p.until("there is room again", |p| [conn, other].map(|conn| self::opened(p, conn)) == opened.map(|n| n + 1));

@@ -226,7 +226,7 @@ fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (
 
 /// Megabytes in odd pieces, both ways at once, byte by byte; small windows and large ones.
 pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
-    for (depth, max_message, len) in [(64, 8192, 4 << 20), (4, 100, 50_000), (8, 65_536, 3 << 20)] {
+    for (depth, max_message, len) in [(64, 8192, 4 << 20), (5, 100, 50_000), (8, 65_536, 3 << 20)] {
         let (up, down) = (pattern(1, len), pattern(2, len + len / 3));
         let config = setup.config().receive_depth(depth).max_message(max_message);
         let (s, s_read) = exchanger(down.clone(), up.clone(), 7, Shutdown::Write);

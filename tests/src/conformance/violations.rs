@@ -123,7 +123,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
 
 /// A peer that sends without credits loses its connection one way or the other; a neighbour does not notice.
 pub fn sending_without_credits_is_noticed(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config().receive_depth(4), Probe::echo(), Probe::default());
+    let mut p = Pair::new(setup, setup.config().receive_depth(5), Probe::echo(), Probe::default());
     p.c.record_messages = false;
     let honest = p.connect();
     let (here, there) = rude(&mut p);
@@ -156,7 +156,7 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
             p.turn();
         }
     }
-    assert_eq!(taken, WINDOW as usize - 2, "the window, without what is kept for control");
+    assert_eq!(taken, WINDOW as usize - 3, "the window, without what is kept for control");
     assert_eq!(p.server.context().send(there, b"more"), Err(SendErrorKind::WouldBlock));
     p.until("it is given up", |p| reason(p, there).is_some());
     assert_eq!(reason(&p, there), Some(DisconnectReason::KeepaliveTimeout));

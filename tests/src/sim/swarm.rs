@@ -248,7 +248,7 @@ impl Options {
         let crc = rng.chance(700);
         let nodes: Vec<_> = (0..nodes).map(|_| NodeOptions::draw(rng, base, crc)).collect();
         let largest = nodes.iter().map(|node| node.max_message).max().unwrap_or(1);
-        let depth = nodes.iter().map(|node| node.receive_depth).max().unwrap_or(4);
+        let depth = nodes.iter().map(|node| node.receive_depth).max().unwrap_or(5);
         Self {
             chaos: rng.range(20 * MS..=1500 * MS),
             net: NetOptions::draw(rng, largest),
@@ -267,7 +267,7 @@ impl NodeOptions {
         Self {
             max_message: rng.range(1 + base / 2..=base) as u32,
             transfer_memory: rng.skewed(LARGEST..=2 * LARGEST) as usize,
-            receive_depth: rng.skewed(4..=16) as u32,
+            receive_depth: rng.skewed(5..=16) as u32,
             send_depth: rng.skewed(1..=16) as u32,
             per_queue: rng.range(1..=3) as u32,
             completions_per_turn: rng.skewed(1..=64) as u32,
