@@ -9,8 +9,11 @@
 //! up to the limit; otherwise the reactor sleeps at once. A gap counts as [`LONG`] limits at most: an odd pause is
 //! forgiven, two are not, and neither are short gaps that alternate with pauses.
 //!
+//! A gap that was slept through is what is left without the cost, and longer than the polling before it: else too high
+//! a cost and too short a gap could bear each other out.
+//!
 //! Whatever the estimates are, polling beyond what sleeping would have taken is paid for from a credit that grows by
-//! the share of the time that passes.
+//! the share of the time that passes. What would not reach for the usual gap is saved up.
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +23,8 @@ const PROBE: u32 = 128;
 const FAR_PROBE: u32 = 8 * PROBE;
 /// Gaps count as this many limits at most.
 const LONG: f64 = 4.0;
+/// A gap counts as so many times the polling that did not reach, at least.
+const MISSED: f64 = 1.5;
 /// Weight of a new measurement.
 const WEIGHT: f64 = 1.0 / 8.0;
 /// Weight of a probe.
@@ -102,7 +107,11 @@ impl Adaptive {
         self.count = self.count.wrapping_add(1);
         let (limit, probe) = (self.limit(), self.count.is_multiple_of(PROBE));
         let (plan, longest) = if self.gap <= limit {
-            if probe { (Plan::ProbeSleep, 0.0) } else { (Plan::Poll, limit) }
+            match (probe, self.gap <= self.credit) {
+                (true, _) => (Plan::ProbeSleep, 0.0),
+                (false, true) => (Plan::Poll, limit),
+                (false, false) => (Plan::Sleep, 0.0),
+            }
         } else if probe && self.gap < 0.95 * LONG * limit {
             (Plan::ProbePoll, LONG * limit)
         } else if self.count.is_multiple_of(FAR_PROBE) {
@@ -131,7 +140,7 @@ impl Adaptive {
 
     /// There are completions.
     pub(crate) fn found(&mut self, now: Instant) {
-        let Some(Idle { since, plan, slept, .. }) = self.idle.take() else { return };
+        let Some(Idle { since, until, plan, slept }) = self.idle.take() else { return };
         let time = nanos(now.saturating_duration_since(since));
         match (plan, slept) {
             (Plan::ProbeSleep, true) => return self.learn_cost(time - self.gap),
@@ -141,7 +150,8 @@ impl Adaptive {
         if slept {
             self.slept += (time.min(LONGEST) - self.slept) * WEIGHT;
         }
-        let gap = if slept { time - self.cost } else { time };
+        let polled = nanos(until.saturating_duration_since(since));
+        let gap = if slept { (time - self.cost).max(MISSED * polled) } else { time };
         self.gap += (gap.clamp(0.0, LONG * self.limit()) - self.gap) * WEIGHT;
     }
 
@@ -235,6 +245,17 @@ mod tests {
             let cost = trial.adaptive.cost;
             assert!((cost / wake as f64 - 1.0).abs() < 0.2, "a wake-up of {wake} is taken for {cost}");
         }
+    }
+
+    /// A steady gap that is a little too long to poll for, and a wake-up far cheaper than taken at first.
+    #[test]
+    fn a_first_guess_does_not_stay() {
+        let mut trial = Trial::new(50, 2_000);
+        (0..5_000).for_each(|_| trial.cycle(28_281, 1_000));
+        assert!((2_000.0..3_000.0).contains(&trial.adaptive.cost), "{:?}", trial.adaptive);
+        let polled = trial.polled;
+        (0..1_000).for_each(|_| trial.cycle(28_281, 1_000));
+        assert!(trial.polled - polled < 300_000, "polled for {} of 30,281,000 ns", trial.polled - polled);
     }
 
     #[test]
