@@ -10,8 +10,8 @@
 //!   the peer may use them, or they are owed to it.
 //! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without: of the
 //!   two last messages one was sent after the other had come, or each brings a credit.
-//! - A grant is due when at least two are owed, and about as many as the peer has left for data ([`ReceiveWindow::update_due`]).
-//!   So who is down to one credit is owed two, and told. Each grant takes two messages of the other side's: two sides
+//! - A grant is due when at least two are owed, and either no fewer than the peer has left or it has none left for data
+//!   ([`ReceiveWindow::update_due`]). So who is down to one credit is owed two, and told. Each grant takes two messages of the other side's: two sides
 //!   that have nothing else to say fall silent.
 
 /// Windows wider than this cannot be told apart from counters that ran backwards.
@@ -149,7 +149,7 @@ impl ReceiveWindow {
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
         let owed = self.owed().saturating_add(more);
         let left = self.granted.wrapping_sub(self.received);
-        owed >= 2 && owed.saturating_add(CONTROL_CREDITS) >= left
+        owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
     }
 
     /// The grant to send now; it counts as told.
