@@ -99,6 +99,21 @@ impl Station {
         self.provider.post_send(qp, &[SendWr { wr_id, op, sges, flags }]).map_err(reason)
     }
 
+    /// Posts work requests in one chain, each on one part of the memory, with its number and operation.
+    ///
+    /// # Errors
+    /// As [`Provider::post_send`], and for parts outside of the memory: then none is posted.
+    pub fn post_sends(
+        &mut self,
+        qp: QpId,
+        chain: impl IntoIterator<Item = (u64, SendOp, Range<usize>)>,
+        flags: SendFlags,
+    ) -> Result<()> {
+        let request = |(wr_id, op, part)| Ok(SendWr { wr_id, op, sges: self.sges(&[part])?, flags });
+        let chain = chain.into_iter().map(request).collect::<Result<Vec<_>>>()?;
+        self.provider.post_send(qp, &chain).map_err(reason)
+    }
+
     /// Posts one receive into `parts` of the memory.
     ///
     /// # Errors

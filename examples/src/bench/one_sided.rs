@@ -167,25 +167,18 @@ fn chunks(
     op: impl Fn(RemoteAddress) -> SendOp,
 ) -> io::Result<f64> {
     let started = Instant::now();
-    let mut under_way = 0;
-    for iteration in 0..iterations {
-        while under_way >= DEPTH as usize {
-            under_way -= side.completions()?;
-        }
-        let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
-        let target = RemoteAddress { address: remote.address + at as u64, ..remote };
-        let posted = side.station.post_send(
-            qp,
-            iteration,
-            op(target),
-            std::slice::from_ref(&(at..at + CHUNK)),
-            SendFlags::SIGNALED,
-        );
-        posted.map_err(io::Error::other)?;
-        under_way += 1;
-    }
-    while under_way > 0 {
-        under_way -= side.completions()?;
+    let (mut posted, mut under_way) = (0, 0);
+    while posted < iterations || under_way > 0 {
+        // What has room, behind one doorbell.
+        let room = (iterations - posted).min(u64::from(DEPTH) - under_way);
+        let chain = (posted..posted + room).map(|iteration| {
+            let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
+            let target = RemoteAddress { address: remote.address + at as u64, ..remote };
+            (iteration, op(target), at..at + CHUNK)
+        });
+        side.station.post_sends(qp, chain, SendFlags::SIGNALED).map_err(io::Error::other)?;
+        (posted, under_way) = (posted + room, under_way + room);
+        under_way -= side.completions()? as u64;
     }
     // A Write completes when it is handed over: what is read behind the last one says that all are placed.
     let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
