@@ -395,10 +395,8 @@ mod tests {
             }
             for end in 0..2 { model.release(end, u32::MAX); }
             let messages = model.settle(false);
-            for end in 0..2 {
-                prop_assert_eq!(model.ends[end].wants, 0, "stuck: {:?}", model);
-                prop_assert_eq!(model.ends[1 - end].delivered, wanted[end]);
-            }
+            prop_assert!(model.ends.iter().all(|side| side.wants == 0), "stuck: {model:?}");
+            prop_assert_eq!(model.ends.each_ref().map(|side| side.delivered), [wanted[1], wanted[0]]);
             prop_assert!(messages <= 2 * (wanted[0] + wanted[1]) + 8, "{messages} messages");
         }
     }
