@@ -368,8 +368,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
-
         /// Over any history of both sides: no send without a receive posted for it, and no grant lost. Whatever the users
         /// keep, the sides fall silent when there is nothing to say, and then either can ask and hear an answer. Once the
         /// users let go of what they keep, everything that was wanted is delivered.

@@ -93,7 +93,8 @@ pub trait Handler<M = ()> {
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
 
     /// A send, a message or a one-sided operation, has ended, in the order of sending. A message past one buffer ends
-    /// when the peer has fetched it, maybe after some that were sent later.
+    /// when the peer has fetched it, maybe after some that were sent later, and when the connection ends, after some
+    /// that were not sent.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// A send was refused with `WouldBlock` before, and there is room again. Once per refusal. One of another thread

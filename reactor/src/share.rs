@@ -254,8 +254,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(256))]
-
         /// Over any history of connections that come and go: each message that an honest peer sends meets a receive, and
         /// every connection can always say something once what it keeps is released.
         #[test]

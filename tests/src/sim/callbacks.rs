@@ -134,7 +134,7 @@ impl Handler<Said> for Program<'_> {
         let large = matches!(stand, Some(Stand::Message { large: true }));
         let fetched = |stand: &Stand| matches!(stand, Stand::Message { large: true });
         let in_order = large || end.sends.range(..send.sequence()).all(|(_, stand)| fetched(stand));
-        let after_failure = outcome.is_sent() && end.failed;
+        let after_failure = outcome.is_sent() && end.failed && !large;
         end.failed |= !outcome.is_sent();
         end.fetched_late += u64::from(large && end.closed.is_some());
         let tells = send.kind() == SendKind::Message || end.coming.iter().any(|&(nth, _)| nth == send.sequence());

@@ -144,8 +144,6 @@ fn pump(from: &mut End, to: &mut End, pipe: &mut Vec<u8>, cut: usize, window: us
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn any_mix_of_operations(
         crc: bool, emss in prop_oneof![Just(536usize), Just(1448), Just(9000), Just(65483)],
