@@ -19,7 +19,7 @@ use crate::wr::{MAX_SGE, SgeList};
 const MAX_PIECES: usize = 64;
 /// Framed bytes that are not sent yet, and how many of them may be in the control buffer.
 const MAX_BATCH: usize = 256 * 1024;
-const MAX_CONTROL: usize = 192 * 1024;
+const MAX_CONTROL: usize = 128 * 1024;
 /// Pieces one FPDU can add: every entry of a work request and a header and trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
