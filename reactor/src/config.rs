@@ -204,8 +204,7 @@ impl Config {
     }
 
     /// Receives posted per connection, which is the peer's window: 5 to 32,768 messages, of which three are kept for
-    /// control. With `shared_receives`, the most
-    /// that one peer is promised. Default: 64.
+    /// control. With `shared_receives`, the most that one peer is promised. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
         self.receive_depth = messages;

@@ -11,8 +11,8 @@
 //! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without: of the
 //!   two last messages one was sent after the other had come, or each brings a credit.
 //! - A grant is due when at least two are owed, and either no fewer than the peer has left or it has none left for data
-//!   ([`ReceiveWindow::update_due`]). So who is down to one credit is owed two, and told. Each grant takes two messages of the other side's: two sides
-//!   that have nothing else to say fall silent.
+//!   ([`ReceiveWindow::update_due`]). So who is down to one credit is owed two, and told. Each grant takes two messages of
+//!   the other side's: two sides that have nothing else to say fall silent.
 
 /// Windows wider than this cannot be told apart from counters that ran backwards.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     /// One end of the model: what the reactor does with the two windows, without a reactor.
-    #[derive(Clone, Debug)]
+    #[derive(Debug)]
     struct End {
         tx: SendWindow,
         rx: ReceiveWindow,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     /// Two ends, and what is on its way from each.
-    #[derive(Clone, Debug)]
+    #[derive(Debug)]
     struct Model {
         ends: [End; 2],
         wires: [VecDeque<Message>; 2],
