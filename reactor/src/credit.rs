@@ -217,6 +217,20 @@ mod tests {
         assert!(rx.received());
     }
 
+    #[test]
+    fn the_last_credit_is_for_a_grant() {
+        let (mut tx, mut rx) = (SendWindow::new(5), ReceiveWindow::new(5));
+        (0..3).for_each(|_| tx.take());
+        assert!(may_control(&tx, &rx), "two are left");
+        tx.take();
+        assert!(!may_control(&tx, &rx), "it would bring nothing");
+        assert!(rx.received());
+        rx.posted(1);
+        assert!(may_control(&tx, &rx));
+        tx.take();
+        assert!(!may_control(&tx, &rx), "none is left");
+    }
+
     /// One end of the model: what the reactor does with the two windows, without a reactor.
     #[derive(Debug)]
     struct End {
