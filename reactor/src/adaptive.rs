@@ -150,8 +150,12 @@ impl Adaptive {
         if slept {
             self.slept += (time.min(LONGEST) - self.slept) * WEIGHT;
         }
-        let polled = nanos(until.saturating_duration_since(since));
-        let gap = if slept { (time - self.cost).max(MISSED * polled) } else { time };
+        let gap = if slept {
+            let polled = nanos(until.saturating_duration_since(since));
+            (time - self.cost).max(MISSED * polled)
+        } else {
+            time
+        };
         self.gap += (gap.clamp(0.0, LONG * self.limit()) - self.gap) * WEIGHT;
     }
 
