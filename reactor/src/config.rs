@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_transport::caps::Moderation;
 
-use crate::credit::{MAX_WINDOW, MIN_WINDOW};
+use crate::limits::{CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW};
 use crate::error::Error;
 
 /// Which provider carries the connections.
@@ -26,7 +26,7 @@ pub enum ProviderChoice {
 #[non_exhaustive]
 pub enum Wait {
     /// Poll before sleeping when that pays, as measured: nearly the latency of `Spin` while messages follow each
-    /// other closely, the processor time of `Event` while they do not. See [`Config::spin_share`].
+    /// other closely, the processor time of `Event` while they do not. See [`Config::poll_share`].
     #[default]
     Adaptive,
     /// Sleep at once: no processor time while idle, a wake-up's latency per burst.
@@ -85,16 +85,17 @@ impl ConnectOptions {
 pub struct Config {
     pub(crate) provider: ProviderChoice,
     pub(crate) wait: Wait,
-    pub(crate) spin_share: u8,
-    pub(crate) max_message: u32,
+    pub(crate) poll_share: u8,
+    pub(crate) buffer_size: u32,
     pub(crate) receive_depth: u32,
     pub(crate) send_depth: u32,
     pub(crate) shared_receives: Option<u32>,
     pub(crate) max_connections: u32,
     pub(crate) max_pending: u32,
     pub(crate) max_memory: usize,
-    pub(crate) largest_message: u64,
+    pub(crate) max_message: u64,
     pub(crate) transfer_memory: usize,
+    pub(crate) transfer_timeout: Duration,
     pub(crate) overtake: bool,
     pub(crate) completion_queue: u32,
     pub(crate) completion_moderation: Option<Moderation>,
@@ -118,16 +119,17 @@ impl Default for Config {
         Self {
             provider: ProviderChoice::Auto,
             wait: Wait::Adaptive,
-            spin_share: 50,
-            max_message: 8 << 10,
+            poll_share: 50,
+            buffer_size: 8 << 10,
             receive_depth: 64,
             send_depth: 64,
             shared_receives: None,
             max_connections: 10_000,
             max_pending: 1024,
             max_memory: 4 << 30,
-            largest_message: 64 << 20,
+            max_message: 64 << 20,
             transfer_memory: 256 << 20,
+            transfer_timeout: Duration::from_secs(30),
             overtake: false,
             completion_queue: 16 << 10,
             completion_moderation: None,
@@ -166,32 +168,41 @@ impl Config {
     /// What `Wait::Adaptive` may poll beyond what sleeping would have taken, percent of one processor: 1 to 100.
     /// Default: 50. An idle reactor does not poll at all.
     #[must_use]
-    pub const fn spin_share(mut self, percent: u8) -> Self {
-        self.spin_share = percent;
+    pub const fn poll_share(mut self, percent: u8) -> Self {
+        self.poll_share = percent;
         self
     }
 
     /// Largest payload of a message this side takes in one buffer, bytes: 1 to 1 GiB, or what the device carries if that
     /// is less. Every buffer is this large. Default: 8 KiB.
     #[must_use]
-    pub const fn max_message(mut self, bytes: u32) -> Self {
-        self.max_message = bytes;
+    pub const fn buffer_size(mut self, bytes: u32) -> Self {
+        self.buffer_size = bytes;
         self
     }
 
     /// Largest message this side takes at all, bytes, in whole KiB: 0 to 1 TiB, at most `transfer_memory`. What is past
-    /// `max_message` is fetched from the sender's memory by RDMA Read and arrives as one message. Default: 64 MiB.
+    /// `buffer_size` is fetched from the sender's memory by RDMA Read and arrives as one message. Default: 64 MiB.
     #[must_use]
-    pub const fn largest_message(mut self, bytes: u64) -> Self {
-        self.largest_message = bytes;
+    pub const fn max_message(mut self, bytes: u64) -> Self {
+        self.max_message = bytes;
         self
     }
 
-    /// Memory for messages past `max_message`, bytes: so much for those that are being fetched or kept here, and so much
+    /// Memory for messages past `buffer_size`, bytes: so much for those that are being fetched or kept here, and so much
     /// again for copies of those that peers are to fetch. What has no room waits. Default: 256 MiB.
     #[must_use]
     pub const fn transfer_memory(mut self, bytes: usize) -> Self {
         self.transfer_memory = bytes;
+        self
+    }
+
+    /// Time that a message past `buffer_size` may stand still, in either direction, while the connection is otherwise alive:
+    /// a peer that neither fetches what it was offered nor lets its own offer be fetched loses its connection, since others
+    /// want the memory. 1 ms to 24 h. Default: 30 s.
+    #[must_use]
+    pub const fn transfer_timeout(mut self, timeout: Duration) -> Self {
+        self.transfer_timeout = timeout;
         self
     }
 
@@ -248,8 +259,8 @@ impl Config {
         self
     }
 
-    /// Memory of the buffer pools, bytes. A connection takes `max_message` x (`receive_depth` + `send_depth` + 2), with
-    /// `shared_receives` only `max_message` x (`send_depth` + 2).
+    /// Memory of the buffer pools, bytes. A connection takes `buffer_size` x (`receive_depth` + `send_depth` + 2), with
+    /// `shared_receives` only `buffer_size` x (`send_depth` + 2).
     /// On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
@@ -364,13 +375,13 @@ impl Config {
         let check = |setting, value: u64, low: u64, high: u64, range| {
             if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
         };
-        check("spin_share", self.spin_share.into(), 1, 100, "1 to 100 percent")?;
-        check("max_message", self.max_message.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
+        check("poll_share", self.poll_share.into(), 1, 100, "1 to 100 percent")?;
+        check("buffer_size", self.buffer_size.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
         let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
         check("receive_depth", self.receive_depth.into(), window.0, window.1, "5 to 32,768 messages")?;
         check("send_depth", self.send_depth.into(), 1, 16_384, "1 to 16,384 messages")?;
         let most = (self.transfer_memory as u64).min(1 << 40);
-        check("largest_message", self.largest_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
+        check("max_message", self.max_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
         if let Some(receives) = self.shared_receives {
@@ -397,6 +408,7 @@ impl Config {
         check("remote_queue", self.remote_queue.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let day = Duration::from_secs(86_400);
         for (setting, value) in [
+            ("transfer_timeout", self.transfer_timeout),
             ("connect_timeout", self.connect_timeout),
             ("handshake_timeout", self.handshake_timeout),
             ("keepalive interval", self.keepalive_interval),
@@ -418,8 +430,8 @@ impl Config {
     }
 
     /// Largest message fetched, in the unit of the greeting.
-    pub(crate) fn largest_in_kib(&self) -> u32 {
-        u32::try_from(self.largest_message >> 10).unwrap_or(u32::MAX)
+    pub(crate) fn max_message_in_kib(&self) -> u32 {
+        u32::try_from(self.max_message >> 10).unwrap_or(u32::MAX)
     }
 
     /// Send work requests of a connection: two are kept for control messages.
@@ -433,9 +445,6 @@ impl Config {
     }
 }
 
-/// Send work requests that data never takes.
-pub(crate) const CONTROL_SENDS: u32 = 2;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,7 +454,7 @@ mod tests {
         Config::default().validate().unwrap();
         let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
         assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
-        assert!(Config::default().max_message(0).validate().is_err());
+        assert!(Config::default().buffer_size(0).validate().is_err());
         assert!(Config::default().completion_queue(10).validate().is_err());
         assert!(Config::default().completion_moderation(0, 10).validate().is_err());
         for wrong in [7, 32_769, 16_384] {

@@ -6,8 +6,6 @@ use std::io;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::WcStatus;
 
-use crate::buffer::SendBuffer;
-use crate::frame::RejectReason;
 
 /// Why the reactor could not be made, or cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -69,13 +67,31 @@ pub enum Error {
     },
 }
 
+/// What a send has to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Blocked {
+    /// A place in the send queue: `Config::send_depth` sends are on their way.
+    #[error("the send queue is full")]
+    Queue,
+    /// A credit: the peer has no receive posted for another message.
+    #[error("the peer's window is closed")]
+    Window,
+    /// The end of another message past one buffer: as many as may be are under way.
+    #[error("too many large messages are under way")]
+    Transfers,
+    /// Memory for the copy of a message past one buffer, see `Config::transfer_memory`.
+    #[error("the memory for large messages is in use")]
+    Memory,
+}
+
 /// Why a send was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// The peer's window or the send queue is full: `on_writable` follows, once, when there is room.
-    #[error("the window is closed: wait for on_writable")]
-    WouldBlock,
+    /// There is no room now: `on_writable` follows, once, when there is.
+    #[error("{0}: wait for on_writable")]
+    WouldBlock(Blocked),
     /// The message is longer than the peer takes.
     #[error("a message of {len} bytes: the peer takes at most {max}")]
     TooLong {
@@ -130,23 +146,6 @@ pub enum SendErrorKind {
     #[error("the connection is not open")]
     Closed,
 }
-
-/// A send that was not taken, with its buffer.
-#[derive(Debug)]
-pub struct SendError {
-    /// Why.
-    pub kind: SendErrorKind,
-    /// The buffer, unchanged.
-    pub buffer: SendBuffer,
-}
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind.fmt(f)
-    }
-}
-
-impl std::error::Error for SendError {}
 
 /// How a send ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +239,9 @@ pub enum DisconnectReason {
     Peer,
     /// Nothing was heard for `Config::keepalive_timeout`.
     KeepaliveTimeout,
+    /// A message past one buffer did not move for `Config::transfer_timeout`: the peer did not fetch what was offered to it,
+    /// or did not let its own offer be fetched.
+    TransferTimeout,
     /// The peer broke the protocol of this library.
     PeerViolation(PeerViolation),
     /// The transport gave up.
@@ -256,6 +258,7 @@ impl fmt::Display for DisconnectReason {
             Self::Local => f.write_str("closed here"),
             Self::Peer => f.write_str("closed by the peer"),
             Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
+            Self::TransferTimeout => f.write_str("a large message did not move for the transfer timeout"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::Transport(cause) => cause.fmt(f),
             Self::DeviceRemoved => f.write_str("the device was removed"),
@@ -271,7 +274,7 @@ impl From<DisconnectReason> for io::Error {
         let kind = match &reason {
             DisconnectReason::Local => io::ErrorKind::NotConnected,
             DisconnectReason::Peer => io::ErrorKind::ConnectionReset,
-            DisconnectReason::KeepaliveTimeout => io::ErrorKind::TimedOut,
+            DisconnectReason::KeepaliveTimeout | DisconnectReason::TransferTimeout => io::ErrorKind::TimedOut,
             DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
             DisconnectReason::Transport(_) | DisconnectReason::DeviceRemoved | DisconnectReason::Internal(_) => {
                 io::ErrorKind::ConnectionAborted
@@ -303,5 +306,36 @@ impl fmt::Display for PeerViolation {
             Self::InvalidOffer => "it offered a message past the limits",
             Self::MalformedMessage => "a malformed message",
         })
+    }
+}
+
+/// Why a peer of ours was refused; travels in the private data of the reject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// The peer's handler said no.
+    Refused,
+    /// The private data is not a greeting of this library.
+    NotOurs,
+    /// Another version of the protocol.
+    Version,
+    /// A window or message size that cannot work.
+    Limits,
+    /// The peer is at a limit of its own.
+    Busy,
+    /// A reason this version does not know.
+    Other(u8),
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("refused by the peer's program"),
+            Self::NotOurs => f.write_str("the greeting is not one of rdma-reactor"),
+            Self::Version => f.write_str("the protocol versions differ"),
+            Self::Limits => f.write_str("the window or message size cannot work"),
+            Self::Busy => f.write_str("the peer is at a limit of its own"),
+            Self::Other(raw) => write!(f, "reason {raw}"),
+        }
     }
 }

@@ -1,29 +1,65 @@
-//! The names a handler knows things by.
+//! The names that a program and its reactor have for things.
+//!
+//! Each name carries a slot, which use of the slot it means, and its reactor: a stale name, or one of another reactor, is
+//! an error and never names something else.
 
 use std::fmt;
 
 use rdma_transport::slab::Key;
 
-/// Bits of a slot in a work request id.
+/// Bits of a slot in a connection's name and in a work request id.
 pub(crate) const SLOT_BITS: u32 = 24;
-/// Bits of a generation in a work request id.
+/// Bits of a generation there.
 pub(crate) const GENERATION_BITS: u32 = 20;
+/// Bits of a reactor's number there.
+const REACTOR_BITS: u32 = 20;
 
-/// Names one connection: slot and generation. A stale one is an error, never another connection.
+/// The number of a reactor in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ReactorTag(u32);
+
+impl ReactorTag {
+    /// A number that no other reactor of this process has; numbers come again after a million reactors.
+    pub(crate) fn next() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) & ((1 << REACTOR_BITS) - 1))
+    }
+}
+
+/// Names one connection. A stale name, or one of another reactor, is an error, never another connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId(pub(crate) Key);
+pub struct ConnectionId(u64);
 
 impl ConnectionId {
-    /// A small number, unique among live connections, to index one's own tables by. Reused after `on_disconnect`.
+    pub(crate) const fn new(reactor: ReactorTag, slot: u32, generation: u32) -> Self {
+        Self(((reactor.0 as u64) << (SLOT_BITS + GENERATION_BITS)) | ((generation as u64) << SLOT_BITS) | slot as u64)
+    }
+
+    /// A small number, unique among the live connections of a reactor, to index one's own tables by. It is used again after
+    /// `on_disconnect`.
     #[must_use]
+    #[inline]
     pub const fn slot(self) -> usize {
-        self.0.slot() as usize
+        (self.0 & ((1 << SLOT_BITS) - 1)) as usize
+    }
+
+    /// Which use of the slot is meant.
+    #[inline]
+    pub(crate) const fn generation(self) -> u32 {
+        (self.0 >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1)
+    }
+
+    /// Slot and generation, as they stand in a work request id.
+    #[inline]
+    const fn place(self) -> u64 {
+        self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
     }
 }
 
 impl fmt::Debug for ConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "conn#{}", self.0)
+        write!(f, "conn#{}.{}", self.slot(), self.generation())
     }
 }
 
@@ -33,13 +69,63 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Names one listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerId(pub(crate) Key);
+/// Makes a name of a table's key and the reactor that the table is in.
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name {
+            key: Key,
+            reactor: ReactorTag,
+        }
 
-/// Names one timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TimerId(pub(crate) Key);
+        impl $name {
+            pub(crate) const fn new(reactor: ReactorTag, key: Key) -> Self {
+                Self { key, reactor }
+            }
+
+            /// The key in the tables of a reactor; `None` if the name is another reactor's.
+            #[inline]
+            pub(crate) fn key(self, reactor: ReactorTag) -> Option<Key> {
+                (self.reactor == reactor).then_some(self.key)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "#{}"), self.key)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+name!(
+    /// Names one listener.
+    ListenerId, "listener"
+);
+name!(
+    /// Names one timer.
+    TimerId, "timer"
+);
+name!(
+    /// Names one registration of a descriptor. The name is stale once the registration was taken back.
+    IoId, "io"
+);
+name!(
+    /// Names one datagram endpoint.
+    EndpointId, "endpoint"
+);
+name!(
+    /// Names one peer of one endpoint. The name is stale when the peer was forgotten, its group was left, or the endpoint is
+    /// gone.
+    PeerId, "peer"
+);
 
 /// What a send is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,7 +164,7 @@ impl SendId {
         self.sequence
     }
 
-    /// What it is.
+    /// What kind of send it is.
     #[must_use]
     pub const fn kind(self) -> SendKind {
         self.kind
@@ -91,60 +177,68 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// What a work request was for.
+/// What a work request was for, and where it belongs. Its id is looked up and never a pointer, so that a late completion of
+/// a connection that is gone, or of another that took its slot, is seen as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WorkKind {
-    Send,
-    Recv,
+pub(crate) enum Work {
+    /// A send of a connection: low bits of its position in the queue.
+    Send { slot: u32, generation: u32, sequence: u16 },
+    /// A receive of a connection's own.
+    Recv { slot: u32, generation: u32 },
+    /// A receive of a device's shared queue, by its place there.
+    SharedRecv { place: u16 },
+    /// A work request of something else than a connection, which has numbered it itself.
+    Guest(u64),
+    /// A number that this library does not give.
+    Unknown,
 }
 
-/// Kinds of work requests that are no connection's: an endpoint's.
-pub(crate) const DATAGRAM_SEND: u64 = 3;
-pub(crate) const DATAGRAM_RECV: u64 = 4;
-/// A receive of a shared queue: the sequence is its place there.
-pub(crate) const SHARED_RECV: u64 = 5;
+const SEND: u64 = 1;
+const RECV: u64 = 2;
+const SHARED_RECV: u64 = 3;
+const GUEST: u64 = 8;
+/// Where the kind begins.
+const KIND: u32 = 60;
 
-/// The number of a work request: its kind, whose it is, and the low bits of its position in the queue.
+/// Bits of a guest's own number.
+pub(crate) const GUEST_BITS: u32 = KIND;
+
+/// The id of a send of a connection.
 #[inline]
-pub(crate) fn pack_work(kind: u64, of: Key, sequence: u16) -> u64 {
-    (kind << 60) | (u64::from(of.generation()) << 40) | (u64::from(of.slot()) << 16) | u64::from(sequence)
+pub(crate) const fn send_work(of: ConnectionId, sequence: u16) -> u64 {
+    (SEND << KIND) | (of.place() << 16) | sequence as u64
 }
 
-/// The parts of such a number.
+/// The id of a receive of a connection.
 #[inline]
-pub(crate) fn unpack_work(raw: u64) -> (u64, Key, u16) {
-    let generation = (raw >> 40) as u32 & ((1 << GENERATION_BITS) - 1);
-    let slot = (raw >> 16) as u32 & ((1 << SLOT_BITS) - 1);
-    (raw >> 60, Key::new(slot, generation), raw as u16)
+pub(crate) const fn recv_work(of: ConnectionId) -> u64 {
+    (RECV << KIND) | (of.place() << 16)
 }
 
-/// A work request id: looked up, never a pointer, so that a late completion of a connection that is gone, or of
-/// another that took its slot, is seen as such.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WorkId {
-    pub(crate) kind: WorkKind,
-    pub(crate) connection: ConnectionId,
-    /// Low bits of the position in the queue.
-    pub(crate) sequence: u16,
+/// The id of a receive of a shared queue.
+#[inline]
+pub(crate) const fn shared_recv_work(place: u16) -> u64 {
+    (SHARED_RECV << KIND) | place as u64
 }
 
-impl WorkId {
-    pub(crate) fn pack(self) -> u64 {
-        let kind = match self.kind {
-            WorkKind::Send => 1,
-            WorkKind::Recv => 2,
-        };
-        pack_work(kind, self.connection.0, self.sequence)
-    }
+/// The id of a guest's work request; the number has [`GUEST_BITS`] bits.
+#[inline]
+pub(crate) const fn guest_work(number: u64) -> u64 {
+    (GUEST << KIND) | number
+}
 
-    pub(crate) fn unpack(raw: u64) -> Option<Self> {
-        let (kind, of, sequence) = unpack_work(raw);
-        let kind = match kind {
-            1 => WorkKind::Send,
-            2 => WorkKind::Recv,
-            _ => return None,
-        };
-        Some(Self { kind, connection: ConnectionId(of), sequence })
+impl Work {
+    #[inline]
+    pub(crate) const fn of(wr_id: u64) -> Self {
+        let slot = (wr_id >> 16) as u32 & ((1 << SLOT_BITS) - 1);
+        let generation = (wr_id >> (16 + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
+        match wr_id >> KIND {
+            SEND => Self::Send { slot, generation, sequence: wr_id as u16 },
+            RECV => Self::Recv { slot, generation },
+            SHARED_RECV => Self::SharedRecv { place: wr_id as u16 },
+            GUEST => Self::Guest(wr_id & ((1 << GUEST_BITS) - 1)),
+            _ => Self::Unknown,
+        }
     }
 }
 
@@ -155,12 +249,22 @@ mod tests {
     #[test]
     fn a_work_id_survives_the_trip() {
         for (slot, generation, sequence) in [(0, 1, 0), (0xff_ffff, 0xf_ffff, 0xffff), (77, 3, 1)] {
-            for kind in [WorkKind::Send, WorkKind::Recv] {
-                let id = WorkId { kind, connection: ConnectionId(Key::new(slot, generation)), sequence };
-                assert_eq!(WorkId::unpack(id.pack()), Some(id));
-            }
+            let id = ConnectionId::new(ReactorTag(0xf_ffff), slot, generation);
+            assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
+            assert_eq!(Work::of(send_work(id, sequence)), Work::Send { slot, generation, sequence });
+            assert_eq!(Work::of(recv_work(id)), Work::Recv { slot, generation });
         }
-        assert_eq!(WorkId::unpack(0), None);
-        assert_eq!(WorkId::unpack(u64::MAX), None);
+        assert_eq!(Work::of(shared_recv_work(9)), Work::SharedRecv { place: 9 });
+        assert_eq!(Work::of(guest_work(1 << 59)), Work::Guest(1 << 59));
+        assert_eq!(Work::of(0), Work::Unknown);
+        assert_eq!(Work::of(u64::MAX), Work::Unknown);
+    }
+
+    #[test]
+    fn the_name_of_another_reactor_is_nobody_here() {
+        let (here, there) = (ReactorTag::next(), ReactorTag::next());
+        assert_ne!(ConnectionId::new(here, 0, 1), ConnectionId::new(there, 0, 1));
+        let timer = TimerId::new(here, Key::new(3, 1));
+        assert_eq!((timer.key(here), timer.key(there)), (Some(Key::new(3, 1)), None));
     }
 }

@@ -1,4 +1,4 @@
-//! Counters of a reactor, all since its start.
+//! Counters of a reactor. Those that are no levels count from its start.
 
 use std::time::Duration;
 
@@ -6,8 +6,24 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Turns of the loop.
-    pub turns: u64,
+    /// What the loop did.
+    pub turns: TurnStats,
+    /// What came out of the completion queues.
+    pub completions: CompletionStats,
+    /// What became of connections.
+    pub connections: ConnectionStats,
+    /// What was sent and received.
+    pub messages: MessageStats,
+    /// What is in use.
+    pub memory: MemoryStats,
+}
+
+/// What the loop did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TurnStats {
+    /// Turns taken.
+    pub taken: u64,
     /// Waits in the operating system.
     pub waits: u64,
     /// Waits that found nothing.
@@ -22,6 +38,8 @@ pub struct Stats {
     pub cm_edges: u64,
     /// Edges of completion channels.
     pub completion_edges: u64,
+    /// Edges of descriptors of [`crate::Context::register_io`].
+    pub io_edges: u64,
     /// Wake-ups by an edge after which there were completions.
     pub wakes: u64,
     /// Completions polled in the turns of those wake-ups.
@@ -30,42 +48,64 @@ pub struct Stats {
     pub wake_time: Duration,
     /// The longest of them.
     pub wake_time_max: Duration,
-    /// Edges of descriptors of [`crate::Context::register_io`].
-    pub io_edges: u64,
     /// Messages and sends taken from other threads.
     pub remote_commands: u64,
+    /// The most of them taken in one turn: many say that the reactor's thread was held up before.
+    pub remote_commands_max: u64,
+}
+
+/// What came out of the completion queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CompletionStats {
+    /// Completions polled.
+    pub polled: u64,
+    /// Completions that waited for another turn, for the sake of other connections.
+    pub deferred: u64,
+    /// Completions of connections that were gone.
+    pub stale: u64,
     /// Completion events.
-    pub completion_events: u64,
-    /// Calls that acknowledged them, in batches, each under a lock; none on the embedded provider.
+    pub events: u64,
+    /// Calls that acknowledged completion events, in batches, each under a lock; none on the embedded provider.
     pub acknowledgements: u64,
     /// Times a completion queue was armed.
     pub arms: u64,
     /// Times polling after arming found what would have been missed.
     pub arm_races: u64,
-    /// Completions.
-    pub completions: u64,
-    /// Completions that waited for another turn, for the sake of other connections.
-    pub deferred: u64,
-    /// Completions of connections that were gone.
-    pub stale_completions: u64,
+}
+
+/// What became of connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionStats {
+    /// Connections now, in any state.
+    pub current: usize,
     /// Connections that came up.
     pub connected: u64,
-    /// Connections that came up and went.
+    /// Connections that came up and ended.
     pub disconnected: u64,
-    /// Connect requests handed over to other reactors of the group.
-    pub handed_over: u64,
-    /// Connect requests taken over from other reactors of the group.
-    pub taken_over: u64,
     /// Outgoing connections that did not come up.
     pub connect_errors: u64,
     /// Incoming connections that were refused or did not come up.
     pub refused: u64,
-    /// Regions registered now.
-    pub regions: u64,
+    /// Connect requests handed over to other reactors of the group.
+    pub handed_over: u64,
+    /// Connect requests taken over from other reactors of the group.
+    pub taken_over: u64,
+    /// Keepalive questions sent.
+    pub pings: u64,
+    /// Connections given up for silence.
+    pub keepalive_timeouts: u64,
+}
+
+/// What was sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MessageStats {
     /// Messages sent.
-    pub messages_sent: u64,
+    pub sent: u64,
     /// Messages received.
-    pub messages_received: u64,
+    pub received: u64,
     /// Payload bytes sent.
     pub bytes_sent: u64,
     /// Payload bytes received.
@@ -80,22 +120,28 @@ pub struct Stats {
     pub credit_updates: u64,
     /// Sends refused because the window or the send queue was full.
     pub send_stalls: u64,
-    /// Sends from other threads that found no connection to go out on.
-    pub remote_sends_dropped: u64,
     /// Time with refused sends, of all connections together.
     pub stall_time: Duration,
-    /// Keepalive questions sent.
-    pub pings: u64,
-    /// Connections given up for silence.
-    pub keepalive_timeouts: u64,
-    /// Connections now, in any phase.
-    pub connections: usize,
-    /// Pooled buffers now.
+    /// Sends from other threads that found no connection to go out on.
+    pub remote_sends_dropped: u64,
+}
+
+/// What is in use now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Regions registered.
+    pub regions: usize,
+    /// Pooled buffers.
     pub pool_buffers: usize,
-    /// Pooled buffers that nobody holds now.
+    /// Pooled buffers that nobody holds.
     pub pool_free: usize,
-    /// Receives posted to shared queues now, see [`crate::Config::shared_receives`].
+    /// Receives posted to shared queues, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Receives of shared queues that no connection claims now: each new one needs five.
+    /// Receives of shared queues that no connection claims: each new connection needs five.
     pub shared_unclaimed: usize,
+    /// Bytes of messages past one buffer that are being fetched or were fetched and kept.
+    pub fetched_bytes: usize,
+    /// Bytes of messages past one buffer that peers are to fetch.
+    pub copied_bytes: usize,
 }

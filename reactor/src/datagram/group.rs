@@ -3,78 +3,73 @@
 use std::net::IpAddr;
 
 use rdma_transport::cm::CmEventKind;
+use rdma_transport::slab::Key;
 
-use super::EndpointId;
-use super::endpoint::Membership;
-use crate::context::Context;
-use crate::core::Core;
+use super::endpoint::{Endpoint, Membership};
+use super::table::{Endpoints, Event};
+use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error};
-use crate::handler::Handler;
 
-impl Core {
-    pub(super) fn join_group(&mut self, id: EndpointId, group: IpAddr) -> Result<(), Error> {
-        let endpoint = self.endpoints.open(id).ok_or(Error::Gone("endpoint"))?;
-        self.provider.join(endpoint.cm, group)?;
+impl Endpoints {
+    pub(crate) fn join(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
+        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
+        driver.provider_mut().join(endpoint.site.cm, group)?;
         endpoint.groups.push(Membership { group, peer: None });
         Ok(())
     }
 
-    pub(super) fn leave_group(&mut self, id: EndpointId, group: IpAddr) -> Result<(), Error> {
-        let endpoint = self.endpoints.open(id).ok_or(Error::Gone("endpoint"))?;
-        self.provider.leave(endpoint.cm, group)?;
-        self.forget_group(id, group);
+    pub(crate) fn leave(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
+        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
+        driver.provider_mut().leave(endpoint.site.cm, group)?;
+        self.forget_group(driver, key, group);
         Ok(())
     }
 
-    /// Whether it was in the group, or joining it.
-    fn forget_group(&mut self, id: EndpointId, group: IpAddr) -> bool {
-        let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { return false };
+    /// Whether the endpoint was in the group, or joining it.
+    fn forget_group(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> bool {
+        let Some(endpoint) = self.all.get_mut(key) else { return false };
         let Some(place) = endpoint.groups.iter().position(|member| member.group == group) else { return false };
-        if let Some(peer) = endpoint.groups.swap_remove(place).peer {
-            self.forget_peer(peer);
+        if let Some(peer) = endpoint.groups.swap_remove(place).peer.and_then(|peer| peer.key(driver.tag())) {
+            self.forget_peer(driver, peer);
         }
         true
     }
 
-    /// What the connection manager has to say about an endpoint.
-    pub(crate) fn endpoint_event<M, H: Handler<M> + ?Sized>(
-        &mut self,
-        handler: &mut H,
-        id: EndpointId,
-        kind: CmEventKind,
-    ) {
+    /// The connection manager has something to say about an endpoint.
+    pub(super) fn endpoint_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
+        let Some(id) = self.all.get(key).map(|endpoint| endpoint.id) else { return };
         match kind {
             CmEventKind::Joined { group, peer } => {
-                let waits = |endpoint: &super::endpoint::Endpoint| {
+                let waits = |endpoint: &Endpoint| {
                     endpoint.groups.iter().any(|member| member.group == group && member.peer.is_none())
                 };
-                if !self.endpoints.all.get(id.0).is_some_and(waits) {
+                if !self.all.get(key).is_some_and(waits) {
                     return;
                 }
-                let joined = self.add_peer(id, &peer).map_err(|error| ConnectError::Local(error.to_string()));
+                let joined = self.add_peer(driver, key, &peer).map_err(|error| ConnectError::Local(error.to_string()));
                 match &joined {
                     Ok(peer) => {
-                        if let Some(endpoint) = self.endpoints.all.get_mut(id.0)
+                        if let Some(endpoint) = self.all.get_mut(key)
                             && let Some(member) = endpoint.groups.iter_mut().find(|member| member.group == group)
                         {
                             member.peer = Some(*peer);
                         }
                     }
                     Err(_) => {
-                        if let Err(error) = self.leave_group(id, group) {
+                        if let Err(error) = self.leave(driver, key, group) {
                             log::debug!("{id}: {error}");
                         }
                     }
                 }
-                handler.on_join(&mut Context { core: self }, id, group, joined);
+                self.tell(Event::Joined { endpoint: id, group, joined });
             }
             CmEventKind::JoinFailed { group, reason } => {
-                if self.forget_group(id, group) {
-                    handler.on_join(&mut Context { core: self }, id, group, Err(ConnectError::Transport(reason)));
+                if self.forget_group(driver, key, group) {
+                    self.tell(Event::Joined { endpoint: id, group, joined: Err(ConnectError::Transport(reason)) });
                 }
             }
-            CmEventKind::DeviceRemoval => self.end_endpoint(id, DisconnectReason::DeviceRemoved, true),
-            CmEventKind::Disconnected(cause) => self.end_endpoint(id, DisconnectReason::Transport(cause), true),
+            CmEventKind::DeviceRemoval => self.end(driver, key, DisconnectReason::DeviceRemoved, true),
+            CmEventKind::Disconnected(cause) => self.end(driver, key, DisconnectReason::Transport(cause), true),
             other => log::debug!("{id}: {other:?} ignored"),
         }
     }

@@ -89,14 +89,20 @@ fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     (header[20] >> 4 == 4).then(|| IpAddr::V4(Ipv4Addr::from(source)))
 }
 
-/// A received datagram, in the registered buffer it arrived in. Derefs to its bytes; the buffer is posted again when the
+/// A received datagram, in the registered buffer it arrived in. It derefs to its bytes; the buffer is posted again when the
 /// callback has returned.
 pub struct Datagram<'a> {
-    pub(super) origin: Origin,
-    pub(super) payload: &'a [u8],
+    origin: Origin,
+    payload: &'a [u8],
 }
 
-impl Datagram<'_> {
+impl<'a> Datagram<'a> {
+    /// The datagram in a receive; `None` if that is too short for a route header.
+    pub(crate) fn of(completion: &WorkCompletion, bytes: &'a [u8]) -> Option<Self> {
+        let (header, payload) = bytes.split_first_chunk()?;
+        Some(Self { origin: Origin { completion: *completion, header: *header }, payload })
+    }
+
     /// Where it came from.
     #[must_use]
     pub const fn origin(&self) -> Origin {

@@ -1,59 +1,35 @@
 //! Unreliable datagrams, on devices that have them.
 //!
-//! An *endpoint* ([`Context::datagrams`](crate::Context::datagrams)) is one queue pair at an address of a device: it
-//! receives from everybody and sends to anybody. A *peer* is a way to send somewhere: an endpoint elsewhere, found by its
-//! address ([`Context::find_peer`](crate::Context::find_peer)) or from a datagram that came
-//! ([`Context::peer_of`](crate::Context::peer_of)), or a multicast group ([`Context::join`](crate::Context::join)).
+//! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device: it receives from
+//! everybody and sends to anybody. A *peer* is a way to send somewhere: an endpoint elsewhere, found by its address
+//! ([`Datagrams::find_peer`](crate::Datagrams::find_peer)) or from a datagram that came
+//! ([`Datagrams::peer_of`](crate::Datagrams::peer_of)), or a multicast group ([`Datagrams::join`](crate::Datagrams::join)).
 //! Addresses are those of the connection manager's UDP port space: librdmacm's programs find an endpoint, and are found.
+//! Callbacks are those of [`DatagramHandler`](crate::DatagramHandler).
 //!
 //! What a datagram is:
 //!
-//! - It arrives whole, or not at all; in any order, maybe more than once, and nobody is told what is lost. What finds no
-//!   receive posted is lost: [`EndpointOptions::receive_depth`] is what may come at once. There are no credits.
-//! - It is at most [`Context::max_datagram`](crate::Context::max_datagram) bytes long, which the device's port decides: 256
-//!   to 4,096.
+//! - It arrives whole, or not at all; in any order, maybe more than once, and nobody is told what is lost. A datagram that
+//!   finds no receive posted is lost: [`EndpointOptions::receive_depth`] is how many may come at once. There are no credits.
+//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long, which the device's port decides:
+//!   256 to 4,096.
 //! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing of the peer.
-//! - Who sent it is what the network says ([`Origin`]): nothing is authenticated, and anybody may send.
+//! - Its sender is what the network says ([`Origin`]): nothing is authenticated, and anybody may send.
 //! - A member of a group may hear what it sends there itself: loopback is the device's affair.
 //!
 //! The header that comes in front of a datagram is kept from its reader. Each endpoint has memory of its own, which
 //! `Config::max_memory` does not count: a receive takes `max_datagram` + 40 bytes, a send as much.
 
-mod calls;
 mod endpoint;
 mod group;
 mod message;
 mod peer;
-mod table;
-
-use std::fmt;
-
-use rdma_transport::slab::Key;
+pub(crate) mod table;
 
 pub use message::{Datagram, Origin};
-pub(crate) use table::Endpoints;
 
 use crate::error::Error;
-
-/// Names one endpoint. A stale one is an error, never another endpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EndpointId(pub(crate) Key);
-
-impl fmt::Debug for EndpointId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "endpoint#{}", self.0)
-    }
-}
-
-impl fmt::Display for EndpointId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// Names one peer of one endpoint. Stale when it was forgotten, its group was left, or the endpoint is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub(crate) Key);
+pub use crate::id::{EndpointId, PeerId};
 
 /// Most receives, and most sends, of an endpoint.
 const MAX_DEPTH: u32 = 16_384;

@@ -6,104 +6,110 @@ use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
 use rdma_transport::slab::Key;
 
-use super::{EndpointId, Origin, PeerId};
-use crate::context::Context;
-use crate::core::{Core, Owner, TimerKind};
-use crate::error::{ConnectError, DisconnectReason, Error};
-use crate::frame::RejectReason;
-use crate::handler::Handler;
+use super::table::{Endpoints, Event, Number};
+use super::{Origin, PeerId};
+use crate::driver::fabric::Owner;
+use crate::driver::{Driver, Due};
+use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
 
-/// Somewhere an endpoint sends to.
+/// Somewhere that an endpoint sends to.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    pub(super) endpoint: EndpointId,
+pub(super) struct Peer {
+    pub(super) endpoint: Key,
     pub(super) destination: Destination,
 }
 
 /// A question where datagrams are taken.
 #[derive(Debug)]
-pub(crate) struct Lookup {
-    endpoint: EndpointId,
+pub(super) struct Lookup {
+    pub(super) endpoint: Key,
     cm: CmId,
     address: SocketAddr,
     timer: Key,
 }
 
-impl Core {
+fn destroy_address(driver: &mut Driver, address: AddressId) {
+    if let Err(error) = driver.provider_mut().destroy_address(address) {
+        log::debug!("destroying an address: {error}");
+    }
+}
+
+impl Endpoints {
     /// Notes a way to send; the address handle is the endpoint's from now on.
-    pub(super) fn add_peer(&mut self, id: EndpointId, peer: &DatagramPeer) -> Result<PeerId, Error> {
-        let endpoint = self.endpoints.open(id).ok_or(Error::Gone("endpoint"))?;
-        let device = self.devices.get(endpoint.device).and_then(Option::as_ref).ok_or(Error::Gone("device"))?;
-        let address = self.provider.create_address(device.id, &peer.route)?;
+    pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
+        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
+        let device = driver.device(endpoint.site.device).ok_or(Error::Gone("device"))?.id;
+        let address = driver.provider_mut().create_address(device, &peer.route)?;
         let destination = Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key };
-        Ok(PeerId(self.endpoints.peers.insert(Peer { endpoint: id, destination })))
+        Ok(PeerId::new(driver.tag(), self.peers.insert(Peer { endpoint: key, destination })))
     }
 
-    pub(super) fn peer_of(&mut self, id: EndpointId, origin: &Origin) -> Result<PeerId, Error> {
-        let endpoint = self.endpoints.open(id).ok_or(Error::Gone("endpoint"))?;
-        let route = self.provider.route_back(endpoint.cm, &origin.completion, &origin.header)?;
-        self.add_peer(id, &DatagramPeer { route, qp_number: origin.qp_number(), queue_key: QUEUE_KEY })
+    pub(crate) fn peer_of(&mut self, driver: &mut Driver, key: Key, origin: &Origin) -> Result<PeerId, Error> {
+        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
+        let route = driver.provider().route_back(endpoint.site.cm, &origin.completion, &origin.header)?;
+        let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key: QUEUE_KEY };
+        self.add_peer(driver, key, &peer)
     }
 
-    /// What was taken for it is still sent.
-    pub(super) fn forget_peer(&mut self, peer: PeerId) {
-        let Some(peer) = self.endpoints.peers.remove(peer.0) else { return };
-        let (id, address) = (peer.endpoint, peer.destination.address);
-        match self.endpoints.all.get_mut(id.0) {
+    /// Forgets a peer. What was taken for it is still sent.
+    pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
+        let Some(peer) = self.peers.remove(peer) else { return };
+        let (key, address) = (peer.endpoint, peer.destination.address);
+        match self.all.get_mut(key) {
             Some(endpoint) => {
-                endpoint.forgotten.push_back((endpoint.taken, address));
-                self.drop_unused_addresses(id);
+                endpoint.forgotten.push_back((endpoint.traffic.taken, address));
+                self.drop_unused_addresses(driver, key);
             }
-            None => self.destroy_address(address),
+            None => destroy_address(driver, address),
         }
     }
 
-    pub(super) fn forget_peers_of(&mut self, id: EndpointId) {
-        for key in self.endpoints.peers.keys() {
-            if self.endpoints.peers.get(key).is_some_and(|peer| peer.endpoint == id) {
-                self.forget_peer(PeerId(key));
+    pub(super) fn forget_peers_of(&mut self, driver: &mut Driver, endpoint: Key) {
+        for key in self.peers.keys() {
+            if self.peers.get(key).is_some_and(|peer| peer.endpoint == endpoint) {
+                self.forget_peer(driver, key);
             }
         }
     }
 
     /// Destroys the addresses of peers that were forgotten, once nothing is on its way there: a device may look at an
     /// address until then.
-    pub(super) fn drop_unused_addresses(&mut self, id: EndpointId) {
-        while let Some(address) = self.endpoints.all.get_mut(id.0).and_then(super::endpoint::Endpoint::next_unused) {
-            self.destroy_address(address);
+    pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
+        while let Some(address) = self.all.get_mut(key).and_then(super::endpoint::Endpoint::next_unused) {
+            destroy_address(driver, address);
         }
     }
 
-    pub(super) fn destroy_address(&mut self, address: AddressId) {
-        if let Err(error) = self.provider.destroy_address(address) {
-            log::debug!("destroying an address: {error}");
-        }
+    /// Destroys the addresses of an endpoint that is gone.
+    pub(super) fn drop_addresses(driver: &mut Driver, addresses: impl IntoIterator<Item = (u64, AddressId)>) {
+        addresses.into_iter().for_each(|(_, address)| destroy_address(driver, address));
     }
 
     // Finding.
 
-    pub(super) fn find_peer(&mut self, id: EndpointId, address: SocketAddr) -> Result<(), Error> {
-        let endpoint = self.endpoints.open(id).ok_or(Error::Gone("endpoint"))?;
-        let from = SocketAddr::new(endpoint.address.ip(), 0);
-        let deadline = self.now + self.config.connect_timeout;
-        let cm = self.provider.resolve_datagram(address, Some(from), deadline)?;
-        let timers = &mut self.timers;
-        let key = self.endpoints.lookups.insert(Lookup { endpoint: id, cm, address, timer: Key::new(0, 0) });
-        if let Some(lookup) = self.endpoints.lookups.get_mut(key) {
-            lookup.timer = timers.insert(deadline, TimerKind::Lookup(key));
+    pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
+        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
+        let from = SocketAddr::new(endpoint.site.address.ip(), 0);
+        let deadline = driver.now() + driver.config().connect_timeout;
+        let cm = driver.provider_mut().resolve_datagram(address, Some(from), deadline)?;
+        let lookup = self.lookups.insert(Lookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
+        let number = Number::Lookup(lookup).pack();
+        let timer = driver.timers_mut().insert(deadline, Due::Guest(number));
+        if let Some(lookup) = self.lookups.get_mut(lookup) {
+            lookup.timer = timer;
         }
-        self.own(cm, Owner::Lookup(key));
+        driver.fabric_mut().own(cm, Owner::Guest(number));
         Ok(())
     }
 
-    /// What the connection manager has to say about a question.
-    pub(crate) fn lookup_event<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, key: Key, kind: CmEventKind) {
-        let Some(&Lookup { endpoint, cm, .. }) = self.endpoints.lookups.get(key) else { return };
+    /// The connection manager has something to say about a question.
+    pub(super) fn lookup_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
+        let Some(&Lookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
             CmEventKind::Resolved { device } => {
-                let ours = self.endpoints.all.get(endpoint.0).is_some_and(|of| of.device == device.0 as usize);
+                let ours = self.all.get(endpoint).is_some_and(|of| of.site.device == device.0 as usize);
                 let asked = if ours {
-                    self.provider.connect(cm, &ConnectParam::default()).map_err(|error| error.to_string())
+                    driver.provider_mut().connect(cm, &ConnectParam::default()).map_err(|error| error.to_string())
                 } else {
                     Err("another device leads there than the endpoint's".into())
                 };
@@ -113,7 +119,7 @@ impl Core {
                 }
             }
             CmEventKind::Reached { peer, .. } => {
-                self.add_peer(endpoint, &peer).map_err(|error| ConnectError::Local(error.to_string()))
+                self.add_peer(driver, endpoint, &peer).map_err(|error| ConnectError::Local(error.to_string()))
             }
             CmEventKind::Rejected { private_data } => {
                 let reason = RejectReason::Refused;
@@ -123,51 +129,44 @@ impl Core {
             CmEventKind::ConnectFailed(failure) => Err(ConnectError::Transport(failure)),
             CmEventKind::DeviceRemoval => Err(ConnectError::Local(DisconnectReason::DeviceRemoved.to_string())),
             other => {
-                log::debug!("{endpoint}: {other:?} ignored");
+                log::debug!("lookup {key}: {other:?} ignored");
                 return;
             }
         };
-        self.end_lookup(handler, key, ended);
+        self.end_lookup(driver, key, ended);
     }
 
-    pub(crate) fn end_lookup<M, H: Handler<M> + ?Sized>(
-        &mut self,
-        handler: &mut H,
-        key: Key,
-        found: Result<PeerId, ConnectError>,
-    ) {
-        if let Some(Lookup { endpoint, address, .. }) = self.drop_lookup(key) {
-            handler.on_peer(&mut Context { core: self }, endpoint, address, found);
+    pub(super) fn end_lookup(&mut self, driver: &mut Driver, key: Key, found: Result<PeerId, ConnectError>) {
+        if let Some(Lookup { endpoint, address, .. }) = self.drop_lookup(driver, key)
+            && let Some(endpoint) = self.all.get(endpoint).map(|endpoint| endpoint.id)
+        {
+            self.tell(Event::Peer { endpoint, address, found });
         }
     }
 
-    pub(super) fn drop_lookup(&mut self, key: Key) -> Option<Lookup> {
-        let lookup = self.endpoints.lookups.remove(key)?;
-        self.timers.cancel(lookup.timer);
-        self.disown(lookup.cm);
-        self.provider.destroy_id(lookup.cm, self.now);
+    pub(super) fn drop_lookup(&mut self, driver: &mut Driver, key: Key) -> Option<Lookup> {
+        let lookup = self.lookups.remove(key)?;
+        driver.timers_mut().cancel(lookup.timer);
+        driver.fabric_mut().disown(lookup.cm);
+        let now = driver.now();
+        driver.provider_mut().destroy_id(lookup.cm, now);
         Some(lookup)
     }
 
-    pub(super) fn cancel_lookups<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: EndpointId) {
-        for key in self.endpoints.lookups.keys() {
-            if self.endpoints.lookups.get(key).is_some_and(|lookup| lookup.endpoint == id) {
-                self.end_lookup(handler, key, Err(ConnectError::Cancelled));
+    pub(super) fn cancel_lookups(&mut self, driver: &mut Driver, endpoint: Key) {
+        for key in self.lookups.keys() {
+            if self.lookups.get(key).is_some_and(|lookup| lookup.endpoint == endpoint) {
+                self.end_lookup(driver, key, Err(ConnectError::Cancelled));
             }
         }
     }
 
     /// Somebody asks for an endpoint at its address. Nothing is allocated for it.
-    pub(crate) fn answer_for_endpoint(&mut self, id: EndpointId, asked: CmId) {
-        let answered = match self.endpoints.open(id) {
-            Some(endpoint) => self.provider.answer_datagram(asked, endpoint.qp, &[], self.now),
-            None => {
-                self.provider.destroy_id(asked, self.now);
-                return;
-            }
-        };
-        if let Err(error) = answered {
-            log::info!("{id}: answering who asks for it: {error}");
+    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: CmId) {
+        let now = driver.now();
+        let Some(endpoint) = self.open_one(key) else { return driver.provider_mut().destroy_id(asked, now) };
+        if let Err(error) = driver.provider_mut().answer_datagram(asked, endpoint.site.qp, &[], now) {
+            log::info!("{}: answering a peer that asks for it: {error}", endpoint.id);
         }
     }
 }

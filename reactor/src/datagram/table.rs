@@ -1,11 +1,12 @@
-//! All endpoints of a reactor: opening, sending, completions, the end.
+//! All endpoints of a reactor: opening, sending, completions, the end. The rest of the reactor knows an endpoint's queue
+//! pair, events and timers as those of a guest, by numbers that are given here.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rdma_transport::QpAttr;
-use rdma_transport::cm::CmId;
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, DisconnectCause};
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::DeviceId;
@@ -13,19 +14,51 @@ use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wc::{WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp};
 
-use super::endpoint::Endpoint;
-use super::message::{Datagram, Origin};
+use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
 use super::peer::{Lookup, Peer};
 use super::{EndpointId, EndpointOptions, PeerId};
-use crate::choose::Use;
-use crate::context::Context;
-use crate::core::{Core, Owner, TimerKind};
-use crate::device::register;
-use crate::drain::Drain;
-use crate::error::{DisconnectReason, Error, Outcome, SendErrorKind};
-use crate::handler::Handler;
-use crate::id::{DATAGRAM_RECV, DATAGRAM_SEND, GENERATION_BITS, SendId, unpack_work};
-use crate::pool::{Pool, Posted};
+use crate::device::pool::{Buffer, Pool, Posted, Slabs};
+use crate::device::{deregister, register};
+use crate::driver::choose::Use;
+use crate::driver::fabric::Owner;
+use crate::driver::{Driver, Due};
+use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
+use crate::id::SendId;
+
+/// A callback to make.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A datagram of so many bytes came, header included.
+    Datagram { endpoint: EndpointId, buffer: Buffer, len: usize, completion: Box<WorkCompletion> },
+    Sent { endpoint: EndpointId, send: SendId, outcome: Outcome },
+    Writable { endpoint: EndpointId },
+    Peer { endpoint: EndpointId, address: SocketAddr, found: Result<PeerId, ConnectError> },
+    Joined { endpoint: EndpointId, group: IpAddr, joined: Result<PeerId, ConnectError> },
+    /// The last one.
+    Closed { endpoint: EndpointId, reason: DisconnectReason },
+}
+
+/// What a guest's number stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Number {
+    Endpoint(Key),
+    Lookup(Key),
+}
+
+impl Number {
+    pub(super) fn pack(self) -> u64 {
+        let (kind, key) = match self {
+            Self::Endpoint(key) => (0, key),
+            Self::Lookup(key) => (1, key),
+        };
+        kind | u64::from(key.slot()) << 1 | u64::from(key.generation()) << 33
+    }
+
+    fn unpack(number: u64) -> Self {
+        let key = Key::new((number >> 1) as u32, (number >> 33) as u32);
+        if number & 1 == 0 { Self::Endpoint(key) } else { Self::Lookup(key) }
+    }
+}
 
 /// The endpoints, and what belongs to them.
 #[derive(Debug)]
@@ -33,12 +66,13 @@ pub(crate) struct Endpoints {
     pub(super) all: Slab<Endpoint>,
     pub(super) peers: Slab<Peer>,
     pub(super) lookups: Slab<Lookup>,
+    events: VecDeque<Event>,
     /// Endpoints with something to post.
-    dirty: Vec<EndpointId>,
+    to_post: Vec<Key>,
     /// Endpoints that were refused a send and may have room again.
-    writable: Vec<EndpointId>,
-    /// Endpoints on their way out.
-    ending: Vec<EndpointId>,
+    to_ask: Vec<Key>,
+    /// Endpoints that end.
+    ending: Vec<Key>,
     receive_chain: Vec<RecvWr>,
 }
 
@@ -46,10 +80,12 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
+            // The two have keys that travel in a number beside one bit more.
             peers: Slab::default(),
-            lookups: Slab::default(),
-            dirty: Vec::new(),
-            writable: Vec::new(),
+            lookups: Slab::with_generation_bits(31),
+            events: VecDeque::new(),
+            to_post: Vec::new(),
+            to_ask: Vec::new(),
             ending: Vec::new(),
             receive_chain: Vec::new(),
         }
@@ -62,57 +98,56 @@ impl Endpoints {
     }
 
     /// One that is open.
-    pub(super) fn open(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
-        self.all.get_mut(id.0).filter(|endpoint| endpoint.closing.is_none())
+    pub(super) fn open_one(&mut self, key: Key) -> Option<&mut Endpoint> {
+        self.all.get_mut(key).filter(|endpoint| endpoint.is_open())
     }
 
+    /// Has a callback made.
+    pub(super) fn tell(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// The next callback to make.
     #[inline]
-    pub(crate) fn are_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
     }
 
-    fn mark_dirty(&mut self, id: EndpointId) {
-        if let Some(endpoint) = self.all.get_mut(id.0)
-            && !endpoint.dirty
+    fn mark(&mut self, key: Key) {
+        if let Some(endpoint) = self.all.get_mut(key)
+            && !std::mem::replace(&mut endpoint.marked, true)
         {
-            endpoint.dirty = true;
-            self.dirty.push(id);
+            self.to_post.push(key);
         }
     }
-}
 
-impl Core {
-    pub(super) fn open_endpoint(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
+    // Opening.
+
+    pub(crate) fn open(
+        &mut self,
+        driver: &mut Driver,
+        local: SocketAddr,
+        options: EndpointOptions,
+    ) -> Result<EndpointId, Error> {
         options.validate()?;
-        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+        if driver.refuses_all() {
             return Err(Error::Drained);
         }
-        self.decide(local, Use::Listen);
-        let (cm, device) = self.provider.bind_datagram(SocketAddr::new(local.ip(), 0))?;
-        let listener = match self.provider.listen_datagram(local, self.config.backlog) {
+        driver.fabric_mut().decide(local, Use::Listen);
+        let (now, backlog) = (driver.now(), driver.config().backlog);
+        let (cm, device) = driver.provider_mut().bind_datagram(SocketAddr::new(local.ip(), 0))?;
+        let listener = match driver.provider_mut().listen_datagram(local, backlog) {
             Ok(listener) => listener,
             Err(error) => {
-                self.provider.destroy_id(cm, self.now);
+                driver.provider_mut().destroy_id(cm, now);
                 return Err(error.into());
             }
         };
-        match self.furnish(cm, listener, device, options) {
-            Ok(endpoint) => {
-                let id = EndpointId(self.endpoints.all.insert(endpoint));
-                if let Some(endpoint) = self.endpoints.all.get_mut(id.0) {
-                    endpoint.id = id;
-                    endpoint.address = self.provider.local_address(listener).unwrap_or(local);
-                }
-                self.own(cm, Owner::Endpoint(id));
-                self.own(listener, Owner::Endpoint(id));
-                self.endpoints.mark_dirty(id);
-                // It hears from the start, not from the next turn on.
-                self.flush_endpoints();
-                Ok(id)
-            }
+        match self.furnish(driver, cm, listener, local, device, options) {
+            Ok(id) => Ok(id),
             Err(error) => {
-                self.provider.destroy_id(listener, self.now);
-                self.provider.destroy_id(cm, self.now);
+                driver.provider_mut().destroy_id(listener, now);
+                driver.provider_mut().destroy_id(cm, now);
                 Err(error)
             }
         }
@@ -121,22 +156,21 @@ impl Core {
     /// Gives an endpoint its queue pair and its memory.
     fn furnish(
         &mut self,
+        driver: &mut Driver,
         cm: CmId,
         listener: CmId,
+        local: SocketAddr,
         device: DeviceId,
         options: EndpointOptions,
-    ) -> Result<Endpoint, Error> {
+    ) -> Result<EndpointId, Error> {
         let EndpointOptions { receive_depth, send_depth } = options;
-        let info = self.provider.device(device).ok_or(Error::Gone("device"))?;
+        let info = driver.provider().device(device).ok_or(Error::Gone("device"))?;
         let max_datagram = info.capabilities.max_datagram as usize;
-        let room = receive_depth + send_depth;
-        self.device(device);
-        let index = device.0 as usize;
-        let Some(dev) = self.devices[index].as_mut() else { return Err(Error::Gone("device")) };
-        let cq = dev.claim_room(&mut *self.provider, &self.config, room)?;
-        let cq_id = dev.cqs[cq].id;
+        let (index, room) = (device.0 as usize, receive_depth + send_depth);
+        let cq = driver.claim_room(device, room)?;
+        let cq_id = driver.device(index).ok_or(Error::Gone("device"))?.cqs[cq].id;
         let mut pool = Pool::new(GRH_LEN + max_datagram, usize::MAX);
-        let mut regions = Vec::new();
+        let mut slabs = Vec::new();
         let attr = QpAttr {
             send_cq: cq_id,
             recv_cq: cq_id,
@@ -144,298 +178,336 @@ impl Core {
             max_recv_wr: receive_depth,
             max_inline: 0,
         };
-        let provider = &mut *self.provider;
+        let provider = driver.provider_mut();
         let made = pool
-            .reserve(room as usize, |bytes| register(provider, &mut regions, device, bytes))
-            .and_then(|()| Ok(self.provider.create_qp(cm, &attr)?));
+            .reserve(room as usize, |bytes| register(provider, &mut slabs, device, bytes))
+            .and_then(|()| Ok(provider.create_qp(cm, &attr)?));
         let qp = match made {
             Ok(qp) => qp,
             Err(error) => {
-                self.drop_pool_regions(regions);
-                if let Some(dev) = self.devices[index].as_mut() {
-                    dev.release_room(cq, room);
-                }
+                drop_slabs(driver, slabs);
+                driver.release_room(index, cq, room);
                 return Err(error);
             }
         };
-        let reposts = (0..receive_depth).map_while(|_| pool.take()).collect();
-        Ok(Endpoint {
-            id: EndpointId(Key::new(0, 0)),
-            cm,
-            listener,
-            address: SocketAddr::from(([0, 0, 0, 0], 0)),
-            qp,
-            device: index,
-            cq,
-            room,
-            pool,
-            regions,
-            max_datagram,
+        let address = driver.provider().local_address(listener).unwrap_or(local);
+        let site = Site { cm, listener, address, qp, device: index, cq, room, max_datagram };
+        let traffic = Traffic {
             receives: VecDeque::with_capacity(receive_depth as usize),
-            reposts,
+            reposts: (0..receive_depth).map_while(|_| pool.take()).collect(),
             sends: VecDeque::with_capacity(send_depth as usize),
             chain: Vec::with_capacity(send_depth as usize),
             send_depth: send_depth as usize,
             taken: 0,
+            pool,
+            slabs,
+        };
+        let key = self.all.insert(Endpoint {
+            id: EndpointId::new(driver.tag(), Key::new(0, 0)),
+            site,
+            phase: Phase::Open,
+            traffic,
             forgotten: VecDeque::new(),
             groups: Vec::new(),
             blocked: false,
-            dirty: false,
-            closing: None,
-            over: false,
-            timer: None,
-        })
-    }
-
-    fn drop_pool_regions(&mut self, regions: Vec<(LocalKey, MrId)>) {
-        for (_, region) in regions {
-            if let Err(error) = self.provider.deregister(region) {
-                log::warn!("deregistering a memory region: {error}");
-            }
+            marked: false,
+        });
+        let id = EndpointId::new(driver.tag(), key);
+        if let Some(endpoint) = self.all.get_mut(key) {
+            endpoint.id = id;
         }
+        for cm in [cm, listener] {
+            driver.fabric_mut().own(cm, Owner::Guest(Number::Endpoint(key).pack()));
+        }
+        self.mark(key);
+        // The endpoint hears from the start, not from the next turn on.
+        self.flush(driver);
+        Ok(id)
     }
 
-    pub(super) fn send_datagram(
+    // What a program asks.
+
+    /// Where peers find an endpoint, the number of its queue pair, its device and its largest datagram.
+    pub(crate) fn site(&self, key: Key) -> Option<(SocketAddr, rdma_transport::qp::QpId, usize, usize)> {
+        let site = &self.all.get(key)?.site;
+        Some((site.address, site.qp, site.device, site.max_datagram))
+    }
+
+    pub(crate) fn send(
         &mut self,
-        id: EndpointId,
+        driver: &mut Driver,
+        key: Key,
         peer: PeerId,
         payload: &[u8],
         immediate: Option<u32>,
     ) -> Result<SendId, SendErrorKind> {
-        let endpoint = self.endpoints.all.get_mut(id.0).filter(|endpoint| endpoint.closing.is_none());
-        let endpoint = endpoint.ok_or(SendErrorKind::Closed)?;
-        let peer = self.endpoints.peers.get(peer.0).filter(|peer| peer.endpoint == id).ok_or(SendErrorKind::NoPeer)?;
-        if payload.len() > endpoint.max_datagram {
-            return Err(SendErrorKind::TooLong { len: payload.len(), max: endpoint.max_datagram });
+        let Self { all, peers, .. } = self;
+        let endpoint = all.get_mut(key).filter(|endpoint| endpoint.is_open()).ok_or(SendErrorKind::Closed)?;
+        let peer = peer.key(driver.tag()).and_then(|peer| peers.get(peer)).filter(|peer| peer.endpoint == key);
+        let peer = peer.ok_or(SendErrorKind::NoPeer)?;
+        if payload.len() > endpoint.site.max_datagram {
+            return Err(SendErrorKind::TooLong { len: payload.len(), max: endpoint.site.max_datagram });
         }
-        if !endpoint.has_room() {
+        let traffic = &mut endpoint.traffic;
+        let buffer = if traffic.has_room() { traffic.pool.take() } else { None };
+        let Some(mut buffer) = buffer else {
             endpoint.blocked = true;
-            self.stats.send_stalls += 1;
-            return Err(SendErrorKind::WouldBlock);
-        }
-        let Some(mut buffer) = endpoint.pool.take() else {
-            debug_assert!(false, "every send has a buffer promised");
-            return Err(SendErrorKind::WouldBlock);
+            driver.counters().messages.send_stalls += 1;
+            return Err(SendErrorKind::WouldBlock(Blocked::Queue));
         };
-        endpoint.pool.slabs().bytes_mut(&mut buffer)[..payload.len()].copy_from_slice(payload);
+        traffic.pool.slabs().bytes_mut(&mut buffer)[..payload.len()].copy_from_slice(payload);
         let op = match immediate {
             Some(value) => SendOp::DatagramWithImmediate(peer.destination, value),
             None => SendOp::Datagram(peer.destination),
         };
-        let send = endpoint.push_send(buffer, payload.len(), op);
-        self.endpoints.mark_dirty(id);
+        let send = traffic.push_send(key, buffer, payload.len(), op);
+        self.mark(key);
         Ok(send)
     }
 
-    /// A completion of no connection: of an endpoint, if it is anybody's.
+    // What the driver hears for its guests.
+
+    /// A work request of an endpoint has completed.
     #[cold]
-    pub(crate) fn endpoint_completed<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, wc: &WorkCompletion) {
-        let (kind, key, sequence) = unpack_work(wc.wr_id);
-        let id = EndpointId(key);
-        if self.endpoints.all.get(key).is_none() {
-            self.stats.stale_completions += 1;
-            return;
-        }
-        match kind {
-            DATAGRAM_SEND => self.datagram_sent(handler, id, sequence, wc.status),
-            DATAGRAM_RECV => self.datagram_received(handler, id, wc),
-            _ => self.stats.stale_completions += 1,
-        }
+    pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
+        let Work { endpoint, send } = Work::unpack(number);
+        let known = match send {
+            _ if self.all.get(endpoint).is_none() => false,
+            Some(sequence) => self.sent(driver, endpoint, sequence, wc.status),
+            None => self.received(driver, endpoint, wc),
+        };
+        driver.counters().completions.stale += u64::from(!known);
     }
 
-    fn datagram_sent<M, H: Handler<M> + ?Sized>(
-        &mut self,
-        handler: &mut H,
-        id: EndpointId,
-        sequence: u16,
-        status: WcStatus,
-    ) {
-        let Some(count) = self.endpoints.all.get(id.0).and_then(|endpoint| endpoint.sends_ended_by(sequence)) else {
-            log::warn!("{id}: a completion of a datagram that is not posted ({status})");
-            self.stats.stale_completions += 1;
-            return;
+    fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, status: WcStatus) -> bool {
+        let Some(endpoint) = self.all.get(key) else { return false };
+        let Some(count) = endpoint.traffic.sends_ended_by(sequence) else {
+            log::warn!("{}: a completion of a datagram that is not posted ({status})", endpoint.id);
+            return false;
         };
         let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
         for nth in 1..=count {
-            // Those before the one that failed were only not signaled.
-            self.end_datagram(handler, id, if nth < count { Outcome::Sent } else { last });
+            // Datagrams before the one that failed were only not signaled.
+            self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
-        self.drop_unused_addresses(id);
+        self.drop_unused_addresses(driver, key);
         if !status.is_success() {
-            self.end_endpoint(id, DisconnectReason::Transport(work_request(status)), true);
-        } else if self.endpoints.all.get(id.0).is_some_and(|endpoint| endpoint.blocked) {
-            self.endpoints.writable.push(id);
+            self.end(driver, key, work_request(status), true);
+        } else if self.all.get(key).is_some_and(|endpoint| endpoint.blocked) {
+            self.to_ask.push(key);
         }
+        true
     }
 
-    /// Ends the oldest datagram of an endpoint and tells the user.
-    fn end_datagram<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: EndpointId, outcome: Outcome) {
-        let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { return };
-        let Some(sending) = endpoint.sends.pop_front() else { return };
-        endpoint.pool.give(sending.buffer.done());
-        self.stats.datagrams_sent += u64::from(outcome.is_sent());
-        handler.on_datagram_sent(&mut Context { core: self }, id, sending.id, outcome);
+    /// Ends the oldest datagram of an endpoint.
+    fn end_send(&mut self, driver: &mut Driver, key: Key, outcome: Outcome) {
+        let Some(endpoint) = self.all.get_mut(key) else { return };
+        let Some(sending) = endpoint.traffic.sends.pop_front() else { return };
+        endpoint.traffic.pool.give(sending.buffer.done());
+        driver.counters().messages.datagrams_sent += u64::from(outcome.is_sent());
+        let endpoint = endpoint.id;
+        self.tell(Event::Sent { endpoint, send: sending.id, outcome });
     }
 
-    fn datagram_received<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: EndpointId, wc: &WorkCompletion) {
-        let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { return };
-        let Some(buffer) = endpoint.receives.pop_front().map(Posted::done) else {
-            log::warn!("{id}: a completion of a receive that is not posted ({})", wc.status);
-            self.stats.stale_completions += 1;
-            return;
+    fn received(&mut self, driver: &mut Driver, key: Key, wc: &WorkCompletion) -> bool {
+        let Some(endpoint) = self.all.get_mut(key) else { return false };
+        let Some(buffer) = endpoint.traffic.receives.pop_front().map(Posted::done) else {
+            log::warn!("{}: a completion of a receive that is not posted ({})", endpoint.id, wc.status);
+            return false;
         };
-        let (open, slabs) = (endpoint.closing.is_none(), Arc::clone(endpoint.pool.slabs()));
         if !wc.status.is_success() {
-            endpoint.reposts.push(buffer);
-            self.end_endpoint(id, DisconnectReason::Transport(work_request(wc.status)), true);
-            return;
+            endpoint.traffic.reposts.push(buffer);
+            self.end(driver, key, work_request(wc.status), true);
+            return true;
         }
-        if let (true, Some((header, payload))) = (open, slabs.bytes(&buffer, wc.byte_len as usize).split_first_chunk())
-        {
-            self.stats.datagrams_received += 1;
-            let datagram = Datagram { origin: Origin { completion: *wc, header: *header }, payload };
-            handler.on_datagram(&mut Context { core: self }, id, datagram);
-        }
-        if let Some(endpoint) = self.endpoints.all.get_mut(id.0) {
-            endpoint.reposts.push(buffer);
-            self.endpoints.mark_dirty(id);
+        let (endpoint, len) = (endpoint.id, wc.byte_len as usize);
+        self.tell(Event::Datagram { endpoint, buffer, len, completion: Box::new(*wc) });
+        true
+    }
+
+    /// The memory of a datagram that is to be told; `None` if there is nobody to tell any more.
+    pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
+        let slabs = self.open_one(key)?.traffic.slabs();
+        driver.counters().messages.datagrams_received += 1;
+        Some(slabs)
+    }
+
+    /// The buffer of a datagram is free again: it is posted at the end of the turn.
+    pub(crate) fn free(&mut self, key: Key, buffer: Buffer) {
+        if let Some(endpoint) = self.all.get_mut(key) {
+            endpoint.traffic.reposts.push(buffer);
+            self.mark(key);
         }
     }
 
-    /// Tells users that there is room for datagrams again: once per refusal.
-    pub(crate) fn writable_endpoints<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H) {
-        for id in std::mem::take(&mut self.endpoints.writable) {
-            let Some(endpoint) = self.endpoints.open(id) else { continue };
-            if endpoint.has_room() && std::mem::take(&mut endpoint.blocked) {
-                handler.on_datagram_writable(&mut Context { core: self }, id);
+    /// The connection manager has something to say.
+    pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, event: CmEvent) {
+        match (Number::unpack(number), event) {
+            (Number::Endpoint(key), CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
+                self.answer(driver, key, id);
+            }
+            (Number::Endpoint(key), CmEvent { kind, .. }) => self.endpoint_event(driver, key, kind),
+            (Number::Lookup(key), CmEvent { kind, .. }) => self.lookup_event(driver, key, kind),
+        }
+    }
+
+    /// A timer is due.
+    pub(crate) fn due(&mut self, driver: &mut Driver, number: u64) {
+        match Number::unpack(number) {
+            // A closed endpoint had its time to send what was taken.
+            Number::Endpoint(key) => self.hurry(driver, key),
+            Number::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
+        }
+    }
+
+    /// Tells the programs that there is room for datagrams again: once per refusal.
+    pub(crate) fn find_writable(&mut self) {
+        for key in std::mem::take(&mut self.to_ask) {
+            let Some(endpoint) = self.open_one(key) else { continue };
+            if endpoint.traffic.has_room() && std::mem::take(&mut endpoint.blocked) {
+                let endpoint = endpoint.id;
+                self.tell(Event::Writable { endpoint });
             }
         }
     }
 
     /// Posts what the turn has gathered.
-    pub(crate) fn flush_endpoints(&mut self) {
-        while let Some(id) = self.endpoints.dirty.pop() {
-            let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { continue };
-            endpoint.dirty = false;
-            if endpoint.over {
+    #[inline]
+    pub(crate) fn flush(&mut self, driver: &mut Driver) {
+        while let Some(key) = self.to_post.pop() {
+            let Some(endpoint) = self.all.get_mut(key) else { continue };
+            endpoint.marked = false;
+            if endpoint.is_over() {
                 continue;
             }
-            self.stats.doorbells += u64::from(!endpoint.chain.is_empty());
-            if let Err(error) = endpoint.post(&mut *self.provider, &mut self.endpoints.receive_chain) {
-                log::warn!("{id}: posting failed: {error}");
-                self.end_endpoint(id, DisconnectReason::Internal(error.to_string()), true);
+            let (open, qp, traffic) = (endpoint.is_open(), endpoint.site.qp, &mut endpoint.traffic);
+            driver.counters().messages.doorbells += u64::from(!traffic.chain.is_empty());
+            let provider = driver.provider_mut();
+            let receives =
+                if open { traffic.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
+            if let Err(error) = receives.and_then(|()| traffic.post_sends(qp, provider)) {
+                log::warn!("{}: posting failed: {error}", endpoint.id);
+                self.end(driver, key, DisconnectReason::Internal(error.to_string()), true);
             }
         }
     }
 
     // Ending.
 
-    /// Marks an endpoint as ending, for the first reason given; `at_once`: without sending what was taken.
-    pub(crate) fn end_endpoint(&mut self, id: EndpointId, reason: DisconnectReason, at_once: bool) {
-        let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { return };
-        endpoint.over |= at_once;
-        self.endings_moved = true;
-        if endpoint.closing.is_some() {
-            return;
+    /// Ends an endpoint, for the first reason given; `at_once`: without sending what was taken.
+    pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, at_once: bool) {
+        let Some(endpoint) = self.all.get_mut(key) else { return };
+        if endpoint.is_open() {
+            log::debug!("{}: ending: {reason}", endpoint.id);
+            let until = driver.now() + driver.config().close_timeout;
+            let timer = driver.timers_mut().insert(until, Due::Guest(Number::Endpoint(key).pack()));
+            endpoint.phase = Phase::Draining { reason, timer };
+            self.ending.push(key);
+            driver.note_ending();
         }
-        log::debug!("{id}: ending: {reason}");
-        endpoint.closing = Some(reason);
-        self.endpoints.ending.push(id);
-        if !at_once {
-            let at = self.now + self.config.close_timeout;
-            endpoint.timer = Some(self.timers.insert(at, TimerKind::Endpoint(id)));
-        }
-    }
-
-    /// An endpoint had its time to send what was taken.
-    pub(crate) fn endpoint_expired(&mut self, id: EndpointId) {
-        if let Some(endpoint) = self.endpoints.all.get_mut(id.0) {
-            endpoint.timer = None;
-            endpoint.over = true;
+        if at_once {
+            self.hurry(driver, key);
         }
     }
 
-    pub(crate) fn end_endpoints_of(&mut self, device: usize) {
-        for key in self.endpoints.all.keys() {
-            if self.endpoints.all.get(key).is_some_and(|endpoint| endpoint.device == device) {
-                self.end_endpoint(EndpointId(key), DisconnectReason::DeviceRemoved, true);
+    /// What an endpoint that ends has not sent is not sent any more.
+    fn hurry(&mut self, driver: &mut Driver, key: Key) {
+        let Some(endpoint) = self.all.get_mut(key) else { return };
+        if let Phase::Draining { reason, timer } = &endpoint.phase {
+            driver.timers_mut().cancel(*timer);
+            endpoint.phase = Phase::Over { reason: reason.clone() };
+            driver.note_ending();
+        }
+    }
+
+    /// A device has failed or was removed.
+    pub(crate) fn end_on_device(&mut self, driver: &mut Driver, device: usize) {
+        for key in self.all.keys() {
+            if self.all.get(key).is_some_and(|endpoint| endpoint.site.device == device) {
+                self.end(driver, key, DisconnectReason::DeviceRemoved, true);
             }
         }
     }
 
-    pub(crate) fn close_endpoints(&mut self, at_once: bool) {
-        for key in self.endpoints.all.keys() {
-            self.end_endpoint(EndpointId(key), DisconnectReason::Local, at_once);
+    /// Closes all.
+    pub(crate) fn close_all(&mut self, driver: &mut Driver, at_once: bool) {
+        for key in self.all.keys() {
+            self.end(driver, key, DisconnectReason::Local, at_once);
         }
     }
 
-    /// Stage 10: finishes the endpoints that have nothing left to send.
-    pub(crate) fn finish_endpoints<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, progressed: &mut bool) {
-        for id in std::mem::take(&mut self.endpoints.ending) {
-            let Some(endpoint) = self.endpoints.all.get(id.0) else { continue };
-            if !endpoint.over && !endpoint.sends.is_empty() {
-                self.endpoints.ending.push(id);
-                continue;
+    /// Stage 10: finishes the endpoints that have nothing left to send; whether there were any. [`Endpoints::release`]
+    /// follows each one's [`Event::Closed`].
+    pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
+        let mut any = false;
+        for key in std::mem::take(&mut self.ending) {
+            let Some(endpoint) = self.all.get(key) else { continue };
+            if endpoint.is_over() || endpoint.traffic.sends.is_empty() {
+                any = true;
+                self.finish(driver, key);
+            } else {
+                self.ending.push(key);
             }
-            *progressed = true;
-            self.finish_endpoint(handler, id);
         }
+        any
     }
 
-    fn finish_endpoint<M, H: Handler<M> + ?Sized>(&mut self, handler: &mut H, id: EndpointId) {
-        self.destroy_ids_of(id);
+    fn finish(&mut self, driver: &mut Driver, key: Key) {
+        self.hurry(driver, key);
+        self.destroy_ids_of(driver, key);
         // From here on nothing touches the buffers.
-        while self.endpoints.all.get(id.0).is_some_and(|endpoint| !endpoint.sends.is_empty()) {
-            self.end_datagram(handler, id, Outcome::Failed(WcStatus::Flushed));
+        while self.all.get(key).is_some_and(|endpoint| !endpoint.traffic.sends.is_empty()) {
+            self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed));
         }
-        self.cancel_lookups(handler, id);
-        let reason = self.endpoints.all.get_mut(id.0).and_then(|endpoint| endpoint.closing.take());
-        if let Some(endpoint) = self.endpoints.all.get_mut(id.0) {
-            // Still not open, for what the callback may call.
-            endpoint.closing = Some(DisconnectReason::Local);
-        }
-        handler.on_endpoint_closed(&mut Context { core: self }, id, reason.unwrap_or(DisconnectReason::Local));
-        self.release_endpoint(id);
+        self.cancel_lookups(driver, key);
+        let Some(endpoint) = self.all.get(key) else { return };
+        let reason = match &endpoint.phase {
+            Phase::Draining { reason, .. } | Phase::Over { reason } => reason.clone(),
+            Phase::Open => DisconnectReason::Local,
+        };
+        let endpoint = endpoint.id;
+        self.tell(Event::Closed { endpoint, reason });
     }
 
-    fn destroy_ids_of(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.all.get_mut(id.0) else { return };
-        endpoint.chain.clear();
-        for cm in [endpoint.listener, endpoint.cm] {
-            self.disown(cm);
-            self.provider.destroy_id(cm, self.now);
+    fn destroy_ids_of(&mut self, driver: &mut Driver, key: Key) {
+        let Some(endpoint) = self.all.get_mut(key) else { return };
+        endpoint.traffic.chain.clear();
+        for cm in [endpoint.site.listener, endpoint.site.cm] {
+            driver.fabric_mut().disown(cm);
+            let now = driver.now();
+            driver.provider_mut().destroy_id(cm, now);
         }
     }
 
-    /// Gives back all that an endpoint holds and frees its slot.
-    fn release_endpoint(&mut self, id: EndpointId) {
-        self.forget_peers_of(id);
-        let Some(endpoint) = self.endpoints.all.remove(id.0) else { return };
-        if let Some(timer) = endpoint.timer {
-            self.timers.cancel(timer);
-        }
-        for (_, address) in endpoint.forgotten {
-            self.destroy_address(address);
-        }
-        self.drop_pool_regions(endpoint.regions);
-        if let Some(device) = self.devices.get_mut(endpoint.device).and_then(Option::as_mut) {
-            device.release_room(endpoint.cq, endpoint.room);
-        }
-        self.drop_if_abandoned(endpoint.device);
+    /// Gives back all that an endpoint holds, and frees its slot.
+    pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
+        self.forget_peers_of(driver, key);
+        let Some(endpoint) = self.all.remove(key) else { return };
+        Self::drop_addresses(driver, endpoint.forgotten);
+        drop_slabs(driver, endpoint.traffic.slabs);
+        driver.release_room(endpoint.site.device, endpoint.site.cq, endpoint.site.room);
     }
 
     /// Drops everything at once, without callbacks.
-    pub(crate) fn teardown_endpoints(&mut self) {
-        for key in self.endpoints.lookups.keys() {
-            self.drop_lookup(key);
+    pub(crate) fn teardown(&mut self, driver: &mut Driver) {
+        for key in self.lookups.keys() {
+            self.drop_lookup(driver, key);
         }
-        for key in self.endpoints.all.keys() {
-            self.destroy_ids_of(EndpointId(key));
-            self.release_endpoint(EndpointId(key));
+        for key in self.all.keys() {
+            self.hurry(driver, key);
+            self.destroy_ids_of(driver, key);
+            self.release(driver, key);
         }
+        self.events.clear();
     }
 }
 
-fn work_request(status: WcStatus) -> rdma_transport::cm::DisconnectCause {
-    rdma_transport::cm::DisconnectCause::WorkRequest(status)
+fn drop_slabs(driver: &mut Driver, slabs: Vec<(LocalKey, MrId)>) {
+    for (_, slab) in slabs {
+        deregister(driver.provider_mut(), slab);
+    }
+}
+
+fn work_request(status: WcStatus) -> DisconnectReason {
+    DisconnectReason::Transport(DisconnectCause::WorkRequest(status))
 }

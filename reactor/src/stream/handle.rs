@@ -5,17 +5,14 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 
 use super::table::{Table, Writing};
-use crate::core::Core;
-use crate::error::SendErrorKind;
-use crate::id::ConnectionId;
-use crate::io::Readiness;
+use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
 /// A stream, borrowed from its [`super::StreamContext`]. Nothing here blocks: what cannot be done now is
-/// [`ErrorKind::WouldBlock`], and a callback follows. Of a stream that is not there any more, all calls fail with
-/// [`ErrorKind::NotConnected`].
+/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] when the stream is not
+/// there any more.
 pub struct Stream<'a> {
     pub(super) table: &'a mut Table,
-    pub(super) core: &'a mut Core,
+    pub(super) cx: Context<'a>,
     pub(super) id: ConnectionId,
 }
 
@@ -29,7 +26,7 @@ impl Stream<'_> {
     /// Address of the peer; `None` when the connection is gone.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.core.connections.get(self.id.0).map(|c| c.peer)
+        self.cx.peer_address(self.id)
     }
 
     /// What can be done now, for loops that ask instead of being called. Readable: a read does not say `WouldBlock`.
@@ -38,8 +35,8 @@ impl Stream<'_> {
     pub fn readiness(&self) -> Readiness {
         let Some(record) = self.table.get(self.id) else { return Readiness::new(true, false, true) };
         let closed = record.peer_finished || record.reason.is_some();
-        let readable = !record.inbox.is_empty() || record.deaf || closed;
-        Readiness::new(readable, record.writing == Writing::Open && self.core.writable(self.id) > 0, closed)
+        let readable = !record.unread.is_empty() || record.deaf || closed;
+        Readiness::new(readable, record.writing == Writing::Open && self.cx.writable(self.id) > 0, closed)
     }
 
     /// Writes without a copy: `fill` gets room of a buffer that goes out at the end of the turn, at least one byte, at
@@ -52,8 +49,8 @@ impl Stream<'_> {
         if record.writing != Writing::Open {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        self.core.append(self.id, fill).map_err(|kind| match kind {
-            SendErrorKind::WouldBlock => ErrorKind::WouldBlock.into(),
+        self.cx.append(self.id, fill).map_err(|kind| match kind {
+            SendErrorKind::WouldBlock(_) => ErrorKind::WouldBlock.into(),
             // The connection is going: reads say why.
             _ => ErrorKind::BrokenPipe.into(),
         })
@@ -68,19 +65,19 @@ impl Stream<'_> {
     pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
         self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if how != Shutdown::Write {
-            self.table.shut_down_reading(self.core, self.id);
+            self.table.shut_down_reading(&mut self.cx, self.id);
         }
         if how != Shutdown::Read {
-            self.table.shut_down_writing(self.core, self.id);
+            self.table.shut_down_writing(&mut self.cx, self.id);
         }
         Ok(())
     }
 
     /// Ends the stream; only `on_close` or `on_error` follows. What was written is sent, and an end behind it, for which
-    /// room is awaited for `Config::close_timeout`. With bytes unread there is no end: to the peer it is an error, as
+    /// room is awaited for [`super::Streams::linger`]. With bytes unread there is no end: to the peer it is an error, as
     /// with TCP. Harmless when repeated.
-    pub fn close(self) {
-        self.table.close(self.core, self.id);
+    pub fn close(mut self) {
+        self.table.close(&mut self.cx, self.id);
     }
 }
 
@@ -88,7 +85,7 @@ impl Read for Stream<'_> {
     /// Reads what is there, up to the length of `out`. `Ok(0)`: the peer has finished, or `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
-        while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.inbox.is_empty())) {
+        while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {
             let front = self.fill_buf()?;
             let part = front.len().min(out.len() - len);
             if part == 0 {
@@ -106,10 +103,10 @@ impl BufRead for Stream<'_> {
     /// What comes next, in the buffer it arrived in. Empty: the peer has finished.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
-        if !record.inbox.is_empty() {
-            return Ok(record.inbox.front());
+        let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
+        if !record.unread.is_empty() && !early_end {
+            return Ok(record.unread.front());
         }
-        record.read_out = record.reason.is_some();
         match &record.reason {
             _ if record.peer_finished || record.deaf => Ok(&[]),
             Some(reason) => Err(reason.clone().into()),
@@ -119,8 +116,8 @@ impl BufRead for Stream<'_> {
 
     /// Takes note that `len` bytes of `fill_buf` are read. The peer gets its credit back with the last one of a message.
     fn consume(&mut self, len: usize) {
-        if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.inbox.consume(len)) {
-            message.give_back(self.core);
+        if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.consume(len)) {
+            self.cx.release(message);
         }
     }
 }

@@ -39,34 +39,28 @@
 //!   writable.
 //! - `on_hangup` comes once, when the peer has finished writing. What it wrote may still have to be read; reads say
 //!   `Ok(0)` after the last byte.
-//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. What came before can be read even
-//!   then; the id is stale for all else.
+//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. What came before can be read in that
+//!   callback still; when it returns, nothing of the stream is left, and the id is stale.
 //!
 //! # Memory
 //!
 //! What was received stays in the registered buffers it arrived in until it is read; then the peer gets its credit
-//! back. So unread bytes take at most the receives of the connection, and stop the peer. Writes fill the buffers that
+//! back. So unread bytes take at most the receives of the connection, and stop the peer; they go with the stream. Writes fill the buffers that
 //! go out at the end of the turn, several small ones the same buffer.
 
-mod append;
 mod handle;
-mod inbox;
 mod table;
+mod unread;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use self::handle::Stream;
 use self::table::Table;
-use crate::buffer::Message;
-use crate::context::Context;
-use crate::core::Core;
-use crate::device_event::DeviceEvent;
-use crate::error::{ConnectError, DisconnectReason, PeerViolation};
-use crate::handler::{ConnectRequest, Decision, Handler};
-use crate::id::{ConnectionId, TimerId};
-use crate::io::{IoId, Readiness};
-use crate::reactors::Place;
+use crate::{
+    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DeviceEvent, DisconnectReason, Handler, IoId, Message,
+    Place, Readiness, TimerId,
+};
 
 /// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be
 /// called in any of them, for any stream.
@@ -143,39 +137,46 @@ impl<H> Streams<H> {
         Self { handler, table: Table::default() }
     }
 
+    /// Time that a closed stream waits for room to tell the peer that it has finished. Default: 2 s.
+    #[must_use]
+    pub fn linger(mut self, time: Duration) -> Self {
+        self.table.linger = time;
+        self
+    }
+
     /// What a callback has, outside of callbacks: with the [`crate::Reactor::context`] of the one reactor whose streams
     /// these are. What is written goes out in the next turn.
     pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
-        StreamContext { table: &mut self.table, core: cx.core }
+        StreamContext { table: &mut self.table, cx }
     }
 
     fn split<'a>(&'a mut self, cx: &'a mut Context<'_>) -> (&'a mut H, StreamContext<'a>) {
-        (&mut self.handler, StreamContext { table: &mut self.table, core: cx.core })
+        (&mut self.handler, StreamContext { table: &mut self.table, cx: cx.reborrow() })
     }
 }
 
 /// The streams and their reactor, inside a callback or from [`Streams::context`]. Nothing here blocks.
 pub struct StreamContext<'a> {
     table: &'a mut Table,
-    core: &'a mut Core,
+    cx: Context<'a>,
 }
 
 impl StreamContext<'_> {
     /// A stream, to use. An id that is stale, or was closed, gives one where everything fails.
     pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
-        Stream { table: self.table, core: self.core, id }
+        Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
 
     /// Closes every stream, as [`Stream::close`] does.
     pub fn close_all(&mut self) {
-        for key in self.core.connections.keys() {
-            self.stream(ConnectionId(key)).close();
+        for id in self.table.ids() {
+            self.stream(id).close();
         }
     }
 
     /// The reactor: connecting, listening, timers, stopping. Messages sent from here would be bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
-        Context { core: self.core }
+        self.cx.reborrow()
     }
 }
 
@@ -210,18 +211,16 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     fn on_recv(&mut self, cx: &mut Context<'_>, id: ConnectionId, message: Message<'_>) {
         let Some(record) = self.table.live(id) else { return };
         if record.peer_finished {
-            log::warn!("{id}: the peer has written after its end");
-            cx.core.violated(id, PeerViolation::MalformedMessage);
-            return;
+            return self.table.violated(cx, id);
         }
         let finished = message.is_empty();
         // Closed here or shut down for reading: the buffer is posted again when this returns.
         let listens = record.listens();
-        let edge = listens && record.inbox.is_empty();
+        let edge = listens && record.unread.is_empty();
         if finished {
             record.peer_finished = true;
         } else if listens {
-            record.inbox.push(message.detach());
+            record.unread.push(message.detach());
         }
         let (handler, mut cx) = self.split(cx);
         if edge {
@@ -232,25 +231,25 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }
-            cx.table.close_if_finished(cx.core, id);
+            cx.table.close_if_finished(&mut cx.cx, id);
         }
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
-        if !self.table.finish(cx.core, id) {
+        if !self.table.finish(cx, id) {
             let (handler, mut cx) = self.split(cx);
             handler.on_writable(&mut cx, id);
         }
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, id: ConnectionId, reason: DisconnectReason) {
-        let Some(orderly) = self.table.ended(cx.core, id, &reason) else { return };
+        let Some((reason, orderly)) = self.table.ended(cx, id, reason) else { return };
         let (handler, mut cx) = self.split(cx);
         match orderly {
             true => handler.on_close(&mut cx, id),
             false => handler.on_error(&mut cx, id, reason),
         }
-        cx.table.forget_read(id);
+        cx.table.forget_last(&mut cx.cx);
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, id: ConnectionId, error: ConnectError) {
@@ -264,7 +263,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
-        if !self.table.lingered(cx.core, timer, token) {
+        if !self.table.lingered(cx, timer) {
             let (handler, mut cx) = self.split(cx);
             handler.on_timer(&mut cx, timer, token);
         }

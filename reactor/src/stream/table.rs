@@ -1,21 +1,18 @@
 //! The streams of a reactor, by connection.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use rdma_transport::slab::Key;
-
-use super::inbox::Inbox;
-use crate::buffer::DetachedMessage;
-use crate::context::Context;
-use crate::core::Core;
-use crate::error::{DisconnectReason, SendErrorKind};
-use crate::id::{ConnectionId, TimerId};
+use super::unread::Unread;
+use crate::{
+    ConnectionId, Context, DetachedMessage, DisconnectReason, PeerViolation, SendErrorKind, TimerId,
+};
 
 /// Whether this side still writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writing {
+pub(super) enum Writing {
     Open,
-    /// It has finished; there was no room yet to say so.
+    /// It has finished, and there was no room yet to say so.
     Finishing,
     /// It has finished, and said so.
     Finished,
@@ -23,65 +20,75 @@ pub(crate) enum Writing {
 
 /// One stream.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(super) struct Record {
     id: ConnectionId,
-    pub(crate) inbox: Inbox<DetachedMessage>,
-    pub(crate) writing: Writing,
+    pub(super) unread: Unread<DetachedMessage>,
+    pub(super) writing: Writing,
     /// The peer writes no more.
-    pub(crate) peer_finished: bool,
-    /// Shut down for reading here.
-    pub(crate) deaf: bool,
-    /// Closed here: nothing but its last callback concerns the program any more.
-    pub(crate) closed: bool,
+    pub(super) peer_finished: bool,
+    /// It was shut down for reading here.
+    pub(super) deaf: bool,
+    /// It was closed here: nothing but its last callback concerns the program any more.
+    pub(super) closed: bool,
+    /// The peer has written after its end.
+    violated: bool,
     /// Ends the wait for room to say that this side has finished.
     linger: Option<TimerId>,
     /// Why the connection is gone.
-    pub(crate) reason: Option<DisconnectReason>,
-    /// The program has read to the end.
-    pub(crate) read_out: bool,
+    pub(super) reason: Option<DisconnectReason>,
 }
 
 impl Record {
     fn new(id: ConnectionId) -> Self {
         Self {
             id,
-            inbox: Inbox::default(),
+            unread: Unread::default(),
             writing: Writing::Open,
             peer_finished: false,
             deaf: false,
             closed: false,
+            violated: false,
             linger: None,
             reason: None,
-            read_out: false,
         }
     }
 
     /// Whether what comes is kept to be read.
-    pub(crate) const fn listens(&self) -> bool {
+    pub(super) const fn listens(&self) -> bool {
         !self.closed && !self.deaf
     }
 
     /// Drops what was not read; whether there was any.
-    fn discard(&mut self, core: &mut Core) -> bool {
-        let some = !self.inbox.is_empty();
-        while let Some(message) = self.inbox.pop() {
-            message.give_back(core);
+    fn discard(&mut self, cx: &mut Context<'_>) -> bool {
+        let some = !self.unread.is_empty();
+        while let Some(message) = self.unread.pop() {
+            cx.release(message);
         }
         some
     }
 }
 
 /// The streams of a reactor.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
+#[derive(Debug)]
+pub(super) struct Table {
     /// Those with a connection, by its slot.
     live: Vec<Option<Record>>,
-    /// Those whose connection is gone and that have something to read.
-    ended: BTreeMap<ConnectionId, Record>,
+    /// The stream whose last callback is being made.
+    last: Option<Record>,
+    /// Timers of streams that linger.
+    lingering: BTreeMap<TimerId, ConnectionId>,
+    /// Time that a closed stream waits for room to say that it has finished.
+    pub(super) linger: Duration,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { live: Vec::new(), last: None, lingering: BTreeMap::new(), linger: Duration::from_secs(2) }
+    }
 }
 
 impl Table {
-    pub(crate) fn open(&mut self, id: ConnectionId) {
+    pub(super) fn open(&mut self, id: ConnectionId) {
         if self.live.len() <= id.slot() {
             self.live.resize_with(id.slot() + 1, || None);
         }
@@ -90,152 +97,142 @@ impl Table {
 
     /// A stream whose connection is there.
     #[inline]
-    pub(crate) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
+    pub(super) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
         self.live.get_mut(id.slot())?.as_mut().filter(|record| record.id == id)
     }
 
     /// A stream that the program may use.
     #[inline]
-    pub(crate) fn get(&self, id: ConnectionId) -> Option<&Record> {
+    pub(super) fn get(&self, id: ConnectionId) -> Option<&Record> {
         let live = self.live.get(id.slot()).and_then(Option::as_ref).filter(|record| record.id == id);
-        live.or_else(|| self.ended.get(&id)).filter(|record| !record.closed)
+        live.or_else(|| self.last.as_ref().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
     /// A stream that the program may use.
     #[inline]
-    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Record> {
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Record> {
         let live = self.live.get_mut(id.slot()).and_then(Option::as_mut).filter(|record| record.id == id);
-        live.or_else(|| self.ended.get_mut(&id)).filter(|record| !record.closed)
+        live.or_else(|| self.last.as_mut().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
-    /// This side writes no more: says so when there is room.
-    pub(crate) fn shut_down_writing(&mut self, core: &mut Core, id: ConnectionId) {
+    /// The names of all streams that have a connection.
+    pub(super) fn ids(&self) -> Vec<ConnectionId> {
+        self.live.iter().flatten().map(|record| record.id).collect()
+    }
+
+    /// This side writes no more, and says so when there is room.
+    pub(super) fn shut_down_writing(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id).filter(|record| record.writing == Writing::Open) {
             record.writing = Writing::Finishing;
-            self.finish(core, id);
+            if cfg!(planted = "stream-end-waits-for-ever") && cx.writable(id) == 0 {
+                return;
+            }
+            self.finish(cx, id);
         }
     }
 
     /// Drops what is not read, and all that is still to come.
-    pub(crate) fn shut_down_reading(&mut self, core: &mut Core, id: ConnectionId) {
+    pub(super) fn shut_down_reading(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.get_mut(id) {
             record.deaf = true;
-            record.discard(core);
+            record.discard(cx);
         }
     }
 
     /// The program wants no more of a stream.
-    pub(crate) fn close(&mut self, core: &mut Core, id: ConnectionId) {
-        self.ended.remove(&id).into_iter().for_each(|mut record| _ = record.discard(core));
+    pub(super) fn close(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        if let Some(last) = self.last.as_mut().filter(|record| record.id == id) {
+            last.closed = true;
+        }
+        let linger = self.linger;
         let Some(record) = self.live(id).filter(|record| !record.closed) else { return };
         record.closed = true;
-        if record.discard(core) {
-            // As TCP: who throws bytes away does not say that all is well.
-            core.close(id);
+        if record.discard(cx) {
+            // As TCP: a side that throws bytes away does not say that all is well.
+            cx.close(id);
             return;
         }
-        self.shut_down_writing(core, id);
-        match self.live(id).map(|record| record.writing) {
-            Some(Writing::Finishing) => {
-                let delay = core.config.close_timeout;
-                let timer = Context { core }.set_timer(delay, token(id));
-                self.live(id).expect("just seen").linger = Some(timer);
+        self.shut_down_writing(cx, id);
+        match self.live(id) {
+            Some(record) if record.writing == Writing::Finishing => {
+                let timer = cx.set_timer(linger, 0);
+                record.linger = Some(timer);
+                self.lingering.insert(timer, id);
             }
-            _ => core.close(id),
+            _ => cx.close(id),
         }
     }
 
     /// Says that this side writes no more, if that is to be said; whether this side had finished.
-    pub(crate) fn finish(&mut self, core: &mut Core, id: ConnectionId) -> bool {
+    pub(super) fn finish(&mut self, cx: &mut Context<'_>, id: ConnectionId) -> bool {
         let Some(record) = self.live(id).filter(|record| record.writing != Writing::Open) else { return false };
-        if record.writing == Writing::Finishing && core.send(id, &[]) != Err(SendErrorKind::WouldBlock) {
-            // Said, or the connection is going and nobody is to be told.
+        if record.writing == Writing::Finishing && !matches!(cx.send(id, &[]), Err(SendErrorKind::WouldBlock(_))) {
+            // It is said, or the connection is going and nobody is to be told.
             record.writing = Writing::Finished;
             if record.closed {
-                core.close(id);
+                cx.close(id);
             }
-            self.close_if_finished(core, id);
+            self.close_if_finished(cx, id);
         }
         true
     }
 
     /// Closes the connection when nobody will write any more.
-    pub(crate) fn close_if_finished(&mut self, core: &mut Core, id: ConnectionId) {
+    pub(super) fn close_if_finished(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if self.live(id).is_some_and(|record| record.peer_finished && record.writing == Writing::Finished) {
-            core.close(id);
+            cx.close(id);
         }
     }
 
-    /// The connection is gone; whether in order. What is not read stays until it is.
-    pub(crate) fn ended(&mut self, core: &mut Core, id: ConnectionId, reason: &DisconnectReason) -> Option<bool> {
+    /// The peer has written after its end.
+    pub(super) fn violated(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
+        if let Some(record) = self.live(id) {
+            log::warn!("{id}: the peer has written after its end");
+            record.violated = true;
+            cx.abort(id);
+        }
+    }
+
+    /// The connection is gone: why, as far as the stream goes, and whether in order. What is unread can be read until
+    /// [`Table::forget_last`].
+    pub(super) fn ended(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: ConnectionId,
+        reason: DisconnectReason,
+    ) -> Option<(DisconnectReason, bool)> {
         self.live(id)?;
         let mut record = self.live[id.slot()].take()?;
         if let Some(timer) = record.linger.take() {
-            core.timers.cancel(timer.0);
+            self.lingering.remove(&timer);
+            cx.cancel_timer(timer);
         }
+        let reason =
+            if record.violated { DisconnectReason::PeerViolation(PeerViolation::MalformedMessage) } else { reason };
         let orderly = match reason {
             DisconnectReason::Local => true,
             DisconnectReason::Peer => record.peer_finished,
             _ => false,
         };
         record.reason = Some(reason.clone());
-        if !record.closed {
-            // Those that nobody will come back for make room.
-            self.ended.retain(|_, record| !record.read_out);
-            self.ended.insert(id, record);
-        }
-        Some(orderly)
+        self.last = Some(record);
+        Some((reason, orderly))
     }
 
-    /// The last callback of a stream has returned: it stays only if there is something to read.
-    pub(crate) fn forget_read(&mut self, id: ConnectionId) {
-        if self.ended.get(&id).is_some_and(|record| record.inbox.is_empty()) {
-            self.ended.remove(&id);
+    /// The last callback of a stream has returned: nothing of it is kept.
+    pub(super) fn forget_last(&mut self, cx: &mut Context<'_>) {
+        if let Some(mut record) = self.last.take() {
+            record.discard(cx);
         }
     }
 
     /// A timer; `true` if it was that of a stream which was closed and waited for room.
-    pub(crate) fn lingered(&mut self, core: &mut Core, timer: TimerId, token: u64) -> bool {
-        let id = connection(token);
-        let lingers = self.live(id).is_some_and(|record| record.linger == Some(timer));
-        if lingers {
-            self.live(id).expect("just seen").linger = None;
-            core.close(id);
+    pub(super) fn lingered(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
+        let Some(id) = self.lingering.remove(&timer) else { return false };
+        if let Some(record) = self.live(id) {
+            record.linger = None;
+            cx.close(id);
         }
-        lingers
-    }
-}
-
-fn token(id: ConnectionId) -> u64 {
-    (u64::from(id.0.generation()) << 32) | u64::from(id.0.slot())
-}
-
-fn connection(token: u64) -> ConnectionId {
-    ConnectionId(Key::new(token as u32, (token >> 32) as u32))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stream_is_found_by_its_own_name_only() {
-        let mut table = Table::default();
-        let (old, new) = (ConnectionId(Key::new(7, 1)), ConnectionId(Key::new(7, 2)));
-        assert!(table.get(old).is_none());
-        table.open(old);
-        assert!(table.get(old).is_some() && table.get(new).is_none());
-        table.open(new);
-        assert!(table.get(old).is_none() && table.get_mut(new).is_some());
-        table.live(new).unwrap().closed = true;
-        assert!(table.get(new).is_none() && table.live(new).is_some());
-    }
-
-    #[test]
-    fn a_timer_names_its_stream() {
-        for (slot, generation) in [(0, 1), (0xff_ffff, 0xf_ffff), (1, 7)] {
-            let id = ConnectionId(Key::new(slot, generation));
-            assert_eq!(connection(token(id)), id);
-        }
+        true
     }
 }

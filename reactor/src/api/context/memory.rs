@@ -1,0 +1,163 @@
+//! Remote memory: regions, and one-sided operations on them.
+
+use std::ops::Range;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::wr::SendOp;
+
+use super::Context;
+use crate::error::{Error, SendErrorKind};
+use crate::id::{ConnectionId, SendId, SendKind};
+use crate::memory::region::{Region, RegionOptions, RemoteRegion};
+use crate::memory::registry::Account;
+
+impl Context<'_> {
+    /// Registers memory of `len` bytes, zeroed, with the device of a connection: 1 byte to what the device allows. A peer
+    /// gets at it only as `options` say. The region outlives the connection; the rights of its peer do not. On a device this
+    /// pins the memory, which takes about a second for gigabytes, and nothing else happens meanwhile: register once, use
+    /// often.
+    ///
+    /// # Errors
+    /// The connection is gone, the provider lacks what is asked for, or the system refuses (a limit on locked memory is
+    /// named with its cure).
+    pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
+        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        self.driver.register(conn, memory, len, options, Account::Program)
+    }
+
+    /// As [`Context::register`], for memory of the program's, which the region owns from now on.
+    ///
+    /// # Errors
+    /// As [`Context::register`]; the memory is freed.
+    pub fn register_vec(
+        &mut self,
+        conn: ConnectionId,
+        bytes: Vec<u8>,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
+        let len = bytes.len();
+        let memory = Memory::from_vec(bytes).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        self.driver.register(conn, memory, len, options, Account::Program)
+    }
+
+    /// Takes the rights of all peers to a region back, at once: nothing of a peer's touches the memory when this returns.
+    /// A peer that tries gets an error, and loses its connection. Harmless when repeated.
+    pub fn revoke(&mut self, region: &Region) {
+        self.driver.revoke(region);
+    }
+
+    /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends; the
+    /// bytes are there when it says [`crate::Outcome::Sent`]. Needs no credit.
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    pub fn read(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        local: &mut Region,
+        range: Range<usize>,
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.read(conn, remote, &mut [(local, range)])
+    }
+
+    /// As [`Context::read`], into several ranges, one after another: 1 to 4, and no more than
+    /// `Config::send_depth`.
+    ///
+    /// # Errors
+    /// As [`Context::read`].
+    pub fn read_vectored(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        locals: &mut [(&mut Region, Range<usize>)],
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.read(conn, remote, locals)
+    }
+
+    /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows, when the memory of `local` is
+    /// free again. The peer is not told; a message sent afterwards arrives after the bytes are there. Needs no credit.
+    ///
+    /// # Errors
+    /// As [`Context::read`].
+    pub fn write(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        local: &Region,
+        range: Range<usize>,
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.write(conn, remote, &[(local, range)], None)
+    }
+
+    /// As [`Context::write`], from several ranges, one after another: 1 to 4.
+    ///
+    /// # Errors
+    /// As [`Context::read`].
+    pub fn write_vectored(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        locals: &[(&Region, Range<usize>)],
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.write(conn, remote, locals, None)
+    }
+
+    /// As [`Context::write`], and the peer's `on_immediate` is called with 32 bits when the bytes are there. Takes a
+    /// credit like a message. Where the device has no such operation, a write and a small message do the same,
+    /// which takes a `Config::send_depth` of 2.
+    ///
+    /// # Errors
+    /// As [`Context::read`]; with [`Framing::Raw`], the device must have it.
+    pub fn write_with_immediate(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        local: &Region,
+        range: Range<usize>,
+        immediate: u32,
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.write(conn, remote, &[(local, range)], Some(immediate))
+    }
+
+    /// Replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`, in one step. The old value
+    /// lands at `offset` of `local`: [`Region::load`] it when `on_send_complete` has come.
+    ///
+    /// # Errors
+    /// As [`Context::read`]; not every device has this.
+    pub fn compare_swap(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        local: &mut Region,
+        offset: usize,
+        expected: u64,
+        swap: u64,
+    ) -> Result<SendId, SendErrorKind> {
+        let op = SendOp::CompareSwap { remote: remote.address(), expected, swap };
+        self.driver.atomic(conn, remote, (local, offset), op, SendKind::CompareSwap)
+    }
+
+    /// Adds to the 8 bytes at the beginning of `remote`, in one step. The old value lands as with
+    /// [`Context::compare_swap`].
+    ///
+    /// # Errors
+    /// As [`Context::compare_swap`].
+    pub fn fetch_add(
+        &mut self,
+        conn: ConnectionId,
+        remote: RemoteRegion,
+        local: &mut Region,
+        offset: usize,
+        add: u64,
+    ) -> Result<SendId, SendErrorKind> {
+        let op = SendOp::FetchAdd { remote: remote.address(), add };
+        self.driver.atomic(conn, remote, (local, offset), op, SendKind::FetchAdd)
+    }
+
+    /// Lets the next send of any kind wait until the reads and atomics before it are done. Without this a write may
+    /// overtake the answer to a read (RFC 5040 section 5.5).
+    pub fn fence(&mut self, conn: ConnectionId) {
+        self.driver.input(conn, |conn, _| conn.sends_mut().fence_next());
+    }
+}

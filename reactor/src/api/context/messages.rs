@@ -1,0 +1,134 @@
+//! Messages: sending, and room for sends.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::Context;
+use crate::api::message::{DetachedMessage, SendBuffer, SendError};
+use crate::error::SendErrorKind;
+use crate::id::{ConnectionId, SendId};
+use crate::memory::region::Region;
+
+impl Context<'_> {
+    /// Sends a copy of `payload`. It goes out at the end of the turn; `on_send_complete` follows. A message that is longer
+    /// than [`Context::buffer_size`] is copied to memory of its own, which the peer fetches it from.
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    #[inline]
+    pub fn send(&mut self, conn: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+        self.driver.send(conn, payload)
+    }
+
+    /// A pooled buffer to fill and send without a copy; `None` when the connection is not open, or the pool is at
+    /// `Config::max_memory`.
+    pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
+        let (capacity, buffer, slabs, home) = self.driver.send_buffer_for(conn)?;
+        Some(SendBuffer::new(capacity, buffer, slabs, home))
+    }
+
+    /// Sends a buffer of [`Context::buffer`]. It goes out at the end of the turn; `on_send_complete` follows.
+    ///
+    /// # Errors
+    /// As [`Context::send`], with the buffer. `Closed` also for a buffer of another reactor or device.
+    // The buffer comes back by value: that is the point of the error.
+    #[allow(clippy::result_large_err)]
+    pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
+        let len = buffer.len();
+        if !self.driver.owns_buffer(conn, buffer.home()) {
+            return Err(SendError { kind: SendErrorKind::Closed, buffer });
+        }
+        let sent = self.driver.input(conn, |conn, env| conn.send_filled(len, env, || buffer.take()));
+        sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
+    }
+
+    /// Sends a part of a region without a copy. Past [`Context::buffer_size`] the peer fetches it, for which the region
+    /// must be registered with [`crate::Access::REMOTE_READ`] for this peer or any. The memory is lent to be read until
+    /// `on_send_complete`.
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    pub fn send_region(
+        &mut self,
+        conn: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.send_region(conn, region, range)
+    }
+
+    /// Adds bytes to the last message that has not gone out yet, or to a new one: for byte streams, to which the borders of
+    /// messages mean nothing. `fill` gets room for at least one byte, in the registered buffer that goes out at the end of
+    /// the turn, and says how many bytes it has put there; returns that. Nothing is sent if it has put none.
+    ///
+    /// # Errors
+    /// As [`Context::send`]; `fill` is not called then.
+    pub fn append(
+        &mut self,
+        conn: ConnectionId,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize, SendErrorKind> {
+        self.driver.input(conn, |conn, env| conn.append(fill, env)).unwrap_or(Err(SendErrorKind::Closed))
+    }
+
+    /// Gives a message back that [`crate::Message::detach`] kept, as dropping it does, but at once: without waiting for a turn.
+    /// Messages of other reactors are dropped.
+    pub fn release(&mut self, message: DetachedMessage) {
+        let driver = &mut *self.driver;
+        if let Some((device, buffer, conn)) = message.take_buffer(|home| driver.is_home_of(home)) {
+            driver.take_home(device, buffer, Some(conn));
+        }
+    }
+
+    /// Messages of at most [`Context::buffer_size`] bytes that `send` takes right now.
+    #[must_use]
+    pub fn writable(&self, conn: ConnectionId) -> usize {
+        self.driver.connections().get(conn).map_or(0, |seat| seat.conn.writable())
+    }
+
+    /// Whether `send` takes a message of `len` bytes right now.
+    #[must_use]
+    pub fn writable_for(&self, conn: ConnectionId, len: usize) -> bool {
+        self.driver.is_writable_for(conn, len)
+    }
+
+    /// Largest message that the peer takes in one buffer, bytes; `None` before `on_connect` and after `on_disconnect`.
+    #[must_use]
+    pub fn buffer_size(&self, conn: ConnectionId) -> Option<usize> {
+        self.driver.announced(conn).map(|conn| conn.terms().buffer_size)
+    }
+
+    /// Largest message that the peer takes at all, bytes; `None` before `on_connect` and after `on_disconnect`.
+    #[must_use]
+    pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
+        let terms = self.driver.announced(conn)?.terms();
+        Some(terms.max_message.max(terms.buffer_size as u64))
+    }
+
+    /// Lets the next message that fits one buffer, or write with immediate data, wake a peer that has asked for such
+    /// completions only (a solicited event): a program on plain verbs. Reactors ask for all.
+    pub fn solicit(&mut self, conn: ConnectionId) {
+        self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
+    }
+
+    /// Gathers what is sent on a connection, over turns, until [`Context::flush`]: fewer and longer chains for a program that
+    /// knows that more is to come. It all goes out nevertheless, in one chain, when it fills half of the send queue, when a
+    /// send was refused, when the reactor itself has something to say (credit, keepalive, a large message), and when the
+    /// connection is closed; the cork stays in. Ignored when the connection is gone.
+    pub fn cork(&mut self, conn: ConnectionId) {
+        self.driver.input(conn, |conn, _| conn.cork());
+    }
+
+    /// Posts what is sent on a connection now, not at the end of the turn, and ends [`Context::cork`]: a doorbell of its
+    /// own, for what is not to wait for the rest of a long callback. Ignored when the connection is gone.
+    pub fn flush(&mut self, conn: ConnectionId) {
+        self.driver.post_sends_of(conn);
+    }
+
+    /// How long sends of a connection were refused for want of room, from the first refusal to the `on_writable` it led
+    /// to, all times together; `None` when the connection is gone.
+    #[must_use]
+    pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
+        self.driver.connections().get(conn).map(|seat| seat.conn.stall_time(self.driver.now()))
+    }
+}

@@ -1,0 +1,173 @@
+//! What a callback may do, in parts by noun: connections and listeners here, [`messages`], [`memory`], [`time`], datagrams in
+//! [`Datagrams`].
+
+mod datagrams;
+mod memory;
+mod messages;
+mod time;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_transport::caps::Capabilities;
+
+pub use self::datagrams::{DatagramHandler, Datagrams};
+use crate::config::{ConnectOptions, Framing};
+use crate::datagram::table::Endpoints;
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::id::{ConnectionId, ListenerId};
+use crate::stats::Stats;
+
+/// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing calls back from inside a call: what a call
+/// sets off is reported later, from the loop. Nothing blocks, but for registering memory, opening connections on devices, and
+/// the first address of [`crate::ProviderChoice::Auto`], each as its documentation says.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub(crate) driver: &'a mut Driver,
+    pub(crate) endpoints: &'a mut Endpoints,
+}
+
+impl Context<'_> {
+    // Listening.
+
+    /// Listens on an address; port 0 takes a free one, see [`Context::local_address`].
+    ///
+    /// # Errors
+    /// The address is in use, or not one of this machine; the reactor was drained.
+    pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
+        self.driver.listen(address, Framing::Credits)
+    }
+
+    /// As [`Context::listen`], with another framing.
+    ///
+    /// # Errors
+    /// As [`Context::listen`].
+    pub fn listen_with(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
+        self.driver.listen(address, framing)
+    }
+
+    /// The address that a listener is bound to; `None` when the listener is gone.
+    #[must_use]
+    pub fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
+        self.driver.local_address(listener)
+    }
+
+    /// Stops listening. Connections that came through the listener stay.
+    pub fn close_listener(&mut self, listener: ListenerId) {
+        self.driver.close_listener(listener);
+    }
+
+    // Connections.
+
+    /// Opens a connection: `on_connect` or `on_connect_error` follows.
+    ///
+    /// # Errors
+    /// A limit is reached, or the provider refused at once; no callback follows.
+    pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
+        self.driver.connect(peer, ConnectOptions::default())
+    }
+
+    /// As [`Context::connect`], with private data or another framing.
+    ///
+    /// # Errors
+    /// As [`Context::connect`], and when the private data is too long.
+    pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.connect(peer, options)
+    }
+
+    /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
+    /// is delivered any more. A stale id is ignored.
+    pub fn close(&mut self, conn: ConnectionId) {
+        self.driver.close(conn);
+    }
+
+    /// Closes a connection at once: what was accepted for sending may not be sent. Otherwise as [`Context::close`].
+    pub fn abort(&mut self, conn: ConnectionId) {
+        self.driver.abort(conn);
+    }
+
+    /// Closes every connection as [`Context::close`] does, and every endpoint as [`Datagrams::close`] does.
+    pub fn close_all(&mut self) {
+        self.endpoints.close_all(self.driver, false);
+        self.driver.close_all();
+    }
+
+    /// The connections that the program was told of by `on_connect` and that have not had their `on_disconnect`.
+    pub fn connection_ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        let told = |seat: &&crate::driver::table::Seat| seat.conn.state().is_announced();
+        self.driver.connections().iter().filter(told).map(|seat| seat.conn.id())
+    }
+
+    /// Connections in any state.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.driver.connections().len()
+    }
+
+    /// Address of the peer; `None` when the connection is gone.
+    #[must_use]
+    pub fn peer_address(&self, conn: ConnectionId) -> Option<SocketAddr> {
+        self.driver.connections().get(conn).map(|seat| seat.conn.peer())
+    }
+
+    /// What the peer said while connecting; empty when it said nothing or the connection is gone.
+    #[must_use]
+    pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
+        self.driver.announced(conn).map_or(&[], |conn| conn.private_data())
+    }
+
+    /// Attaches a number to a connection; ignored when the connection is gone.
+    pub fn set_user(&mut self, conn: ConnectionId, value: u64) {
+        self.driver.input(conn, |conn, _| conn.set_user(value));
+    }
+
+    /// The number attached to a connection, 0 at first; `None` when the connection is gone.
+    #[must_use]
+    pub fn user(&self, conn: ConnectionId) -> Option<u64> {
+        self.driver.connections().get(conn).map(|seat| seat.conn.user())
+    }
+
+    /// What the device of a connection can do; `None` when the connection is gone or not on a device yet.
+    #[must_use]
+    pub fn capabilities(&self, conn: ConnectionId) -> Option<Capabilities> {
+        self.driver.capabilities(conn)
+    }
+
+    // The reactor.
+
+    /// The same context for a shorter while, to be passed on.
+    pub fn reborrow(&mut self) -> Context<'_> {
+        Context { driver: self.driver, endpoints: self.endpoints }
+    }
+
+    /// The time of this turn.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.driver.now()
+    }
+
+    /// Endpoints for datagrams, and what they do.
+    pub fn datagrams(&mut self) -> Datagrams<'_> {
+        Datagrams { driver: self.driver, endpoints: self.endpoints }
+    }
+
+    /// Drains the reactor: nothing comes in any more, [`crate::Handler::on_drain`] sees to it that connections end, and
+    /// [`crate::Reactor::run`] returns when none is left. After `deadline`, counted in whole milliseconds from the start,
+    /// what is left, endpoints too, is cut off with its usual last callback, and nothing new can be opened. Ignored while
+    /// the reactor drains already.
+    pub fn drain(&mut self, deadline: Duration) {
+        self.driver.want_drain(deadline);
+    }
+
+    /// Makes [`crate::Reactor::run`] return after this turn.
+    pub fn stop(&mut self) {
+        self.driver.stop();
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.driver.stats()
+    }
+}

@@ -1,0 +1,138 @@
+//! What a program implements.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::context::{Context, DatagramHandler};
+use super::message::Message;
+use crate::conn::frame::Immediate;
+use crate::driver::DeviceEvent;
+use crate::driver::group::Place;
+use crate::error::{ConnectError, DisconnectReason, Outcome};
+use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId};
+use crate::seam::io::Readiness;
+
+/// A peer that wants a connection. Nothing is allocated for it yet.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ConnectRequest<'a> {
+    /// The listener that the peer came to.
+    pub listener: ListenerId,
+    /// Index of the reactor that listens, in its group; 0 without a group.
+    pub reactor: usize,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// What the peer has to say. It is not authenticated.
+    pub private_data: &'a [u8],
+}
+
+impl<'a> ConnectRequest<'a> {
+    pub(crate) const fn new(listener: ListenerId, reactor: usize, peer: SocketAddr, private_data: &'a [u8]) -> Self {
+        Self { listener, reactor, peer, private_data }
+    }
+}
+
+/// Answer to a connect request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Decision {
+    /// Take it.
+    #[default]
+    Accept,
+    /// Take it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    AcceptWith(Vec<u8>),
+    /// Refuse it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. Of more, nothing is told.
+    Reject(Vec<u8>),
+}
+
+/// Callbacks of a reactor. All run on the thread that calls [`crate::Reactor::turn`] or [`crate::Reactor::run`], one at a
+/// time; any method of [`Context`] may be called in any of them. A callback that takes long delays all others. Every callback
+/// has a default, so that a program implements only what it needs:
+///
+/// | a program that | implements |
+/// |---|---|
+/// | exchanges messages | `on_connect`, `on_recv`, `on_send_complete`, `on_writable`, `on_disconnect`, `on_timer` |
+/// | connects | `on_connect_error` besides |
+/// | chooses its peers | `on_connect_request` besides |
+/// | has memory that peers write | `on_immediate` besides |
+/// | has descriptors or threads of its own | `on_io_ready`, `on_wake` besides |
+/// | runs for long | `on_device_event`, `on_drain` besides |
+/// | is a group of reactors | `on_place` besides |
+/// | sends datagrams | [`DatagramHandler`], and returns itself from `datagrams` |
+///
+/// Per connection: `on_connect` comes first; `on_disconnect` comes last, once, after every accepted send had its
+/// `on_send_complete`. A connection that never came up has `on_connect_error` instead, if it was ours to open, and
+/// nothing otherwise.
+///
+/// `M` is what other threads send through a [`crate::Remote`]; a program that sends nothing leaves it out.
+#[allow(unused_variables)]
+pub trait Handler<M = ()> {
+    // Messages.
+
+    /// A connection is up, whichever side opened it: send.
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
+
+    /// A message came.
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
+
+    /// A send, a message or a one-sided operation, has ended, in the order of sending. A message past one buffer ends
+    /// when the peer has fetched it, maybe after some that were sent later, and when the connection ends, after some
+    /// that were not sent.
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
+
+    /// A send was refused with `WouldBlock` before, and one like it would be taken now. Once per refusal; if sends of several
+    /// kinds were refused, when the first of them would be taken. A send of another thread ([`crate::Remote::send`]) that had
+    /// to wait counts as refused, too: this is called with nothing of the handler's own to send.
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
+
+    /// A connection is gone. The id is stale when this returns.
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
+
+    /// A timer of [`Context::set_timer`] is due.
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
+
+    // Connecting and accepting.
+
+    /// A connection of [`Context::connect`] did not come up. The id is stale when this returns.
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {}
+
+    /// A peer wants a connection. Default: accept.
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        Decision::Accept
+    }
+
+    // Remote memory.
+
+    /// The peer has written to a region of this side, and says so with immediate data. What it wrote before is there.
+    fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
+
+    // Descriptors and other threads.
+
+    /// Something is new on a descriptor of [`Context::register_io`]. Edge-triggered: read, write or accept until
+    /// `WouldBlock`; what is left without that is not reported again.
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
+
+    /// Another thread has sent a message, see [`crate::Remote::post`]. Those of one thread come in its order.
+    fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
+
+    // The reactor itself.
+
+    /// A device in use, or one of its ports, has changed. Connections that this ends are told on their own.
+    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {}
+
+    /// The reactor is being drained, see [`Context::drain`]. Default: closes all. A handler that has something
+    /// to finish says its goodbyes here, closes in time, and leaves it to the deadline otherwise.
+    fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
+        cx.close_all();
+    }
+
+    /// Called on the reactor of a group that listens, before `on_connect_request` on the reactor that takes the connection:
+    /// which reactor is that? Default: the least loaded.
+    fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
+        Place::LeastLoaded
+    }
+
+    /// The callbacks for datagrams, if the program has them. Default: none; then datagrams that come are dropped.
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        None
+    }
+}

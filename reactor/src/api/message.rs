@@ -1,0 +1,232 @@
+//! Buffers in the program's hands: a message during its callback, a message that is kept, a send that is being filled.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::device::home::Home;
+use crate::device::pool::{Buffer, Slabs};
+use crate::error::SendErrorKind;
+use crate::id::ConnectionId;
+use crate::limits::HEADER_LEN;
+use crate::memory::region::Region;
+
+/// A received message, in the registered buffer it arrived in.
+///
+/// A message derefs to its bytes. When the callback returns, the buffer is posted again and the peer gets its credit back,
+/// unless [`Message::detach`] kept the message.
+pub struct Message<'a> {
+    pub(crate) connection: ConnectionId,
+    pub(crate) content: Content<'a>,
+}
+
+/// Where the bytes of a message are.
+pub(crate) enum Content<'a> {
+    /// In a buffer of the pool.
+    Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Arc<Home> },
+    /// In memory of its own: it was fetched.
+    Region(&'a mut Option<Box<Region>>),
+}
+
+impl Message<'_> {
+    /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped; a
+    /// message past `Config::buffer_size` takes of `Config::transfer_memory` instead.
+    #[must_use = "a detached message that is dropped at once was better not detached"]
+    pub fn detach(self) -> DetachedMessage {
+        let content = match self.content {
+            Content::Pooled { start, end, buffer, slabs, home } => {
+                Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: Arc::clone(home) }
+            }
+            Content::Region(region) => Kept::Region(region.take()),
+        };
+        DetachedMessage { connection: self.connection, content }
+    }
+}
+
+impl Deref for Message<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.content {
+            Content::Pooled { start, end, buffer, slabs, .. } => {
+                buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
+            }
+            Content::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
+        }
+    }
+}
+
+impl fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} bytes on {})", self.len(), self.connection)
+    }
+}
+
+/// A received message that outlived its callback. It may go to another thread; dropping it anywhere sends the buffer home and
+/// gives the peer its credit back. It stays readable when the connection or the reactor is gone.
+pub struct DetachedMessage {
+    connection: ConnectionId,
+    content: Kept,
+}
+
+/// Where the bytes of a detached message are.
+enum Kept {
+    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Arc<Home> },
+    Region(Option<Box<Region>>),
+}
+
+impl DetachedMessage {
+    /// The connection it came on.
+    #[must_use]
+    pub const fn connection(&self) -> ConnectionId {
+        self.connection
+    }
+
+    /// The memory it was fetched into; the message itself if it came in a buffer of the pool.
+    ///
+    /// # Errors
+    /// The message, unchanged.
+    pub fn into_region(mut self) -> Result<Region, Self> {
+        match &mut self.content {
+            Kept::Region(region) => region.take().map(|region| *region).ok_or(self),
+            Kept::Pooled { .. } => Err(self),
+        }
+    }
+
+    /// Takes the buffer out if it belongs to a reactor that `is_home` knows; else it goes home as on a drop.
+    pub(crate) fn take_buffer(mut self, is_home: impl FnOnce(&Home) -> bool) -> Option<(usize, Buffer, ConnectionId)> {
+        let Kept::Pooled { buffer, home, .. } = &mut self.content else { return None };
+        let buffer = if is_home(home) { buffer.take() } else { None };
+        buffer.map(|buffer| (home.device, buffer, self.connection))
+    }
+}
+
+impl Deref for DetachedMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.content {
+            Kept::Pooled { start, end, buffer, slabs, .. } => {
+                buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
+            }
+            Kept::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
+        }
+    }
+}
+
+/// Without a copy: the buffer goes home when the last of the `Bytes` is dropped.
+#[cfg(feature = "bytes")]
+impl From<DetachedMessage> for bytes::Bytes {
+    fn from(message: DetachedMessage) -> Self {
+        Self::from_owner(message)
+    }
+}
+
+impl AsRef<[u8]> for DetachedMessage {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for DetachedMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DetachedMessage({} bytes of {})", self.len(), self.connection)
+    }
+}
+
+impl Drop for DetachedMessage {
+    fn drop(&mut self) {
+        if let Kept::Pooled { buffer, home, .. } = &mut self.content
+            && let Some(buffer) = buffer.take()
+        {
+            home.give(buffer, Some(self.connection));
+        }
+    }
+}
+
+/// A pooled, registered buffer to fill in place and send without a copy. It starts empty; its contents beyond what was
+/// written are unspecified.
+pub struct SendBuffer {
+    len: usize,
+    capacity: usize,
+    buffer: Option<Buffer>,
+    slabs: Arc<Slabs>,
+    home: Arc<Home>,
+}
+
+impl SendBuffer {
+    pub(crate) const fn new(capacity: usize, buffer: Buffer, slabs: Arc<Slabs>, home: Arc<Home>) -> Self {
+        Self { len: 0, capacity, buffer: Some(buffer), slabs, home }
+    }
+
+    /// Bytes it can hold.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Sets its length, at most [`SendBuffer::capacity`]; a larger one is cut to that.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.capacity);
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// Takes the buffer out of its wrapper, to send it.
+    pub(crate) fn take(&mut self) -> Option<Buffer> {
+        self.buffer.take()
+    }
+}
+
+impl Deref for SendBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let end = HEADER_LEN + self.len;
+        self.buffer.as_ref().map_or(&[], |buffer| &self.slabs.bytes(buffer, end)[HEADER_LEN..])
+    }
+}
+
+impl DerefMut for SendBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let end = HEADER_LEN + self.len;
+        match self.buffer.as_mut() {
+            Some(buffer) => &mut self.slabs.bytes_mut(buffer)[HEADER_LEN..end],
+            None => &mut [],
+        }
+    }
+}
+
+impl fmt::Debug for SendBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendBuffer({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+impl Drop for SendBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.home.give(buffer, None);
+        }
+    }
+}
+
+/// A send that was not taken, with its buffer.
+#[derive(Debug)]
+pub struct SendError {
+    /// Why.
+    pub kind: SendErrorKind,
+    /// The buffer, unchanged.
+    pub buffer: SendBuffer,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)
+    }
+}
+
+impl std::error::Error for SendError {}

@@ -1,0 +1,7 @@
+//! What a program holds: the handler that it implements, the context in a callback, messages and buffers, and handles for
+//! other threads.
+
+pub(crate) mod context;
+pub(crate) mod handler;
+pub(crate) mod message;
+pub(crate) mod remote;

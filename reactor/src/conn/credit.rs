@@ -1,0 +1,462 @@
+//! Credits: a sender sends only messages for which the peer has receives posted. Pure.
+//!
+//! Both sides count messages from the start of the connection, modulo 2^32. A grant is the absolute count up to which
+//! the peer may send, so that a lost, repeated or overtaken grant does no harm.
+//!
+//! Control messages (grants, and questions and answers whether the other side is there) take credits too. Two full sides
+//! can always grant, ask and answer, however their messages cross. That follows from three rules:
+//!
+//! - Data leaves the last [`CONTROL_CREDITS`]. So at least three of the receives of a side are never kept by the program:
+//!   the peer may use them, or they are owed to it.
+//! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without a
+//!   credit: of the two last messages one was sent after the other had come, or each brings a credit.
+//! - A grant is due when at least two credits are owed, and either no fewer than the peer has left or the peer has none
+//!   left for data ([`ReceiveWindow::update_due`]). A side with one credit left is therefore owed at least two, and a grant
+//!   is sent. Each grant takes two messages of the other side: two sides that have nothing else to say fall silent.
+//!
+//! Receives whose messages are done with are posted again in chains, not one by one: when they are a quarter of the window,
+//! and at once when a grant would be due ([`ReceiveWindow::worth_posting`]).
+
+use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
+
+/// Whether a control message can be sent: the last credit is for one that brings a grant.
+#[must_use]
+pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
+    match tx.available() {
+        0 => false,
+        1 => rx.owed() > 0,
+        _ => true,
+    }
+}
+
+/// What the peer lets us send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWindow {
+    limit: u32,
+    sent: u32,
+}
+
+impl SendWindow {
+    /// A window in which the peer has posted `initial` receives.
+    #[must_use]
+    pub(crate) const fn new(initial: u32) -> Self {
+        Self { limit: initial, sent: 0 }
+    }
+
+    /// Messages of any kind that can be sent now.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn available(&self) -> u32 {
+        self.limit.wrapping_sub(self.sent)
+    }
+
+    /// Data messages that can be sent now: the credits for control stay.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn available_for_data(&self) -> u32 {
+        self.available().saturating_sub(CONTROL_CREDITS)
+    }
+
+    /// Takes a credit. The caller has checked that there is one.
+    #[inline]
+    pub(crate) fn take(&mut self) {
+        debug_assert!(self.available() > 0, "sending without a credit");
+        self.sent = self.sent.wrapping_add(1);
+    }
+
+    /// Learns a grant. Old ones change nothing; one wider than any window is the peer's fault.
+    ///
+    /// # Errors
+    /// The grant, when it can only be a fault.
+    #[inline]
+    pub(crate) fn grant(&mut self, limit: u32) -> Result<(), InvalidGrant> {
+        let ahead = limit.wrapping_sub(self.limit);
+        if ahead == 0 || ahead > u32::MAX / 2 {
+            return Ok(());
+        }
+        if limit.wrapping_sub(self.sent) > MAX_WINDOW {
+            return Err(InvalidGrant { limit, sent: self.sent });
+        }
+        self.limit = limit;
+        Ok(())
+    }
+}
+
+/// A grant no honest peer gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidGrant {
+    /// The limit it named.
+    pub(crate) limit: u32,
+    /// What had been sent.
+    pub(crate) sent: u32,
+}
+
+/// What we let the peer send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveWindow {
+    /// Receives posted since the start.
+    posted: u32,
+    /// What the peer was last told.
+    granted: u32,
+    /// Messages received since the start.
+    received: u32,
+}
+
+impl ReceiveWindow {
+    /// The window of a connection with `depth` receives posted, all of them granted while connecting.
+    #[must_use]
+    pub(crate) const fn new(depth: u32) -> Self {
+        Self { posted: depth, granted: depth, received: 0 }
+    }
+
+    /// Counts receives that were posted again. Only now may the peer use them.
+    #[inline]
+    pub(crate) fn posted(&mut self, count: u32) {
+        self.posted = self.posted.wrapping_add(count);
+    }
+
+    /// Counts a message that came; `false` when the peer had no credit for it.
+    #[inline]
+    pub(crate) fn received(&mut self) -> bool {
+        if self.granted == self.received {
+            return false;
+        }
+        self.received = self.received.wrapping_add(1);
+        true
+    }
+
+    /// Receives posted that the peer does not know of.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn owed(&self) -> u32 {
+        self.posted.wrapping_sub(self.granted)
+    }
+
+    /// Whether enough credits are owed for a message of their own.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn update_due(&self) -> bool {
+        self.update_due_after(0)
+    }
+
+    /// Whether a grant would be due if so many more receives were posted.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn update_due_after(&self, more: u32) -> bool {
+        let owed = self.owed().saturating_add(more);
+        let left = self.granted.wrapping_sub(self.received);
+        owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
+    }
+
+    /// Whether `free` receives of a window of `depth` are to be posted again now.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn worth_posting(&self, free: u32, depth: u32) -> bool {
+        free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
+    }
+
+    /// The grant to send now. The peer counts as told of it.
+    #[inline]
+    pub(crate) fn grant(&mut self) -> u32 {
+        self.granted = self.posted;
+        self.granted
+    }
+
+    /// The grant that the peer was last told.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn told(&self) -> u32 {
+        self.granted
+    }
+
+    /// Receives posted and not yet used.
+    pub(crate) const fn outstanding(&self) -> u32 {
+        self.posted.wrapping_sub(self.received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MIN_WINDOW;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn an_old_grant_changes_nothing_and_an_absurd_one_is_refused() {
+        let mut window = SendWindow::new(8);
+        window.take();
+        window.grant(4).unwrap();
+        assert_eq!(window.available(), 7);
+        window.grant(9).unwrap();
+        assert_eq!(window.available(), 8);
+        assert!(window.grant(1 << 20).is_err());
+        assert_eq!(window.available(), 8);
+    }
+
+    #[test]
+    fn counters_wrap() {
+        let mut tx = SendWindow { limit: 3, sent: u32::MAX - 2 };
+        assert_eq!(tx.available(), 6);
+        for _ in 0..6 {
+            tx.take();
+        }
+        assert_eq!(tx.available(), 0);
+        tx.grant(7).unwrap();
+        assert_eq!(tx.available(), 4);
+    }
+
+    #[test]
+    fn a_peer_without_credit_is_caught() {
+        let mut rx = ReceiveWindow::new(4);
+        for _ in 0..4 {
+            assert!(rx.received());
+        }
+        assert!(!rx.received());
+        rx.posted(1);
+        assert!(!rx.received(), "posted but not granted");
+        // One owed, and two are worth a message.
+        assert!(!rx.update_due() && !rx.update_due_after(0) && rx.update_due_after(1));
+        rx.grant();
+        assert!(rx.received());
+    }
+
+    #[test]
+    fn the_last_credit_is_for_a_grant() {
+        let (mut tx, mut rx) = (SendWindow::new(5), ReceiveWindow::new(5));
+        (0..3).for_each(|_| tx.take());
+        assert!(may_control(&tx, &rx), "two are left");
+        tx.take();
+        assert!(!may_control(&tx, &rx), "it would bring nothing");
+        assert!(rx.received());
+        rx.posted(1);
+        assert!(may_control(&tx, &rx));
+        tx.take();
+        assert!(!may_control(&tx, &rx), "none is left");
+    }
+
+    /// One end of the model: what the reactor does with the two windows, without a reactor.
+    #[derive(Debug)]
+    struct End {
+        tx: SendWindow,
+        rx: ReceiveWindow,
+        wants: u32,
+        delivered: u32,
+        /// Receives of all kinds.
+        depth: u32,
+        /// Receives taken by messages that the program keeps.
+        held: u32,
+        /// Receives that are to be posted again.
+        free: u32,
+        /// The end is on the list of those that have something to post: only then it sends.
+        marked: bool,
+        /// It is to ask whether the other is there.
+        asks: bool,
+        owes_answer: bool,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    struct Message {
+        kind: Kind,
+        grant: u32,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Kind {
+        Data,
+        Grant,
+        Question,
+        Answer,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Want { end: usize, count: u32 },
+        Send { end: usize },
+        Deliver { end: usize, hold: bool },
+        Release { end: usize },
+        Ask { end: usize },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            1 => (0..2_usize, 1..40_u32).prop_map(|(end, count)| Step::Want { end, count }),
+            3 => (0..2_usize).prop_map(|end| Step::Send { end }),
+            3 => (0..2_usize, any::<bool>()).prop_map(|(end, hold)| Step::Deliver { end, hold }),
+            1 => (0..2_usize).prop_map(|end| Step::Release { end }),
+            1 => (0..2_usize).prop_map(|end| Step::Ask { end }),
+        ];
+        proptest::collection::vec(step, 1..2000)
+    }
+
+    /// Two ends, and what is on its way from each.
+    #[derive(Debug)]
+    struct Model {
+        ends: [End; 2],
+        wires: [VecDeque<Message>; 2],
+    }
+
+    impl Model {
+        fn new(depths: [u32; 2]) -> Self {
+            let end = |own: u32, peer: u32| End {
+                tx: SendWindow::new(peer),
+                rx: ReceiveWindow::new(own),
+                wants: 0,
+                delivered: 0,
+                depth: own,
+                held: 0,
+                free: 0,
+                marked: false,
+                asks: false,
+                owes_answer: false,
+            };
+            Self {
+                ends: [end(depths[0], depths[1]), end(depths[1], depths[0])],
+                wires: [VecDeque::new(), VecDeque::new()],
+            }
+        }
+
+        /// What the reactor does when it flushes a connection: receives, data, and one control message if no data carries
+        /// what it would say. Returns the messages sent.
+        fn flush(&mut self, end: usize) -> u32 {
+            let side = &mut self.ends[end];
+            if !std::mem::take(&mut side.marked) {
+                return 0;
+            }
+            let control = side.owes_answer || side.asks;
+            if side.rx.worth_posting(side.free, side.depth) || control {
+                side.rx.posted(std::mem::take(&mut side.free));
+            }
+            let mut sent = 0;
+            while side.wants > 0 && side.tx.available_for_data() > 0 {
+                side.wants -= 1;
+                side.tx.take();
+                sent += 1;
+            }
+            for nth in 1..=sent {
+                // The last one brings the newest grant.
+                let grant = if nth == sent { side.rx.grant() } else { side.rx.told() };
+                self.wires[end].push_back(Message { kind: Kind::Data, grant });
+            }
+            if sent > 0 {
+                side.owes_answer = false;
+            }
+            let kind = if sent > 0 && !side.asks {
+                return sent;
+            } else if side.owes_answer {
+                Kind::Answer
+            } else if side.asks {
+                Kind::Question
+            } else if side.rx.update_due() {
+                Kind::Grant
+            } else {
+                return sent;
+            };
+            if !may_control(&side.tx, &side.rx) {
+                return sent;
+            }
+            side.asks &= kind != Kind::Question;
+            side.owes_answer = false;
+            side.tx.take();
+            self.wires[end].push_back(Message { kind, grant: side.rx.grant() });
+            sent + 1
+        }
+
+        fn deliver(&mut self, end: usize, hold: bool) -> bool {
+            let Some(message) = self.wires[1 - end].pop_front() else { return false };
+            let side = &mut self.ends[end];
+            assert!(side.rx.received(), "a message came without a credit");
+            side.tx.grant(message.grant).unwrap();
+            side.owes_answer |= message.kind == Kind::Question;
+            side.delivered += u32::from(message.kind == Kind::Data);
+            if message.kind == Kind::Data && hold {
+                side.held += 1;
+            } else {
+                side.free += 1;
+            }
+            // What waits for a credit, or is due by now, whether or not the receive of this message is free.
+            side.marked |= side.wants > 0 || side.owes_answer || side.asks;
+            side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
+            true
+        }
+
+        fn release(&mut self, end: usize, count: u32) {
+            let side = &mut self.ends[end];
+            let count = count.min(side.held);
+            side.held -= count;
+            side.free += count;
+            side.marked = true;
+        }
+
+        fn step(&mut self, step: Step) {
+            match step {
+                Step::Want { end, count } => {
+                    self.ends[end].wants += count;
+                    self.ends[end].marked = true;
+                }
+                Step::Send { end } => {
+                    self.flush(end);
+                }
+                Step::Deliver { end, hold } => {
+                    self.deliver(end, hold);
+                }
+                Step::Release { end } => self.release(end, 1),
+                Step::Ask { end } => self.ask(end),
+            }
+        }
+
+        fn ask(&mut self, end: usize) {
+            self.ends[end].asks = true;
+            self.ends[end].marked = true;
+        }
+
+        /// Both go on until there is nothing left to do; how many messages that took.
+        fn settle(&mut self, hold: bool) -> u32 {
+            let (mut messages, mut progress) = (0, true);
+            while std::mem::take(&mut progress) {
+                for end in 0..2 {
+                    let sent = self.flush(end);
+                    messages += sent;
+                    progress |= sent > 0;
+                    while self.deliver(1 - end, hold) {
+                        progress = true;
+                    }
+                }
+                assert!(messages < 100_000, "they never fall silent: {self:?}");
+            }
+            messages
+        }
+    }
+
+    proptest! {
+        /// Over any history of both sides: no send without a receive posted for it, and no grant lost. Whatever the
+        /// programs keep, the sides fall silent when there is nothing to say, and then either can ask and hear an answer.
+        /// Once the programs let go of what they keep, everything that was wanted is delivered.
+        #[test]
+        fn no_deadlock_no_overrun_no_lost_grant(
+            depths in prop_oneof![[MIN_WINDOW..9, MIN_WINDOW..9], [MIN_WINDOW..40, MIN_WINDOW..40]],
+            history in steps(),
+        ) {
+            let mut model = Model::new(depths);
+            let mut wanted = [0_u32; 2];
+            for step in history {
+                if let Step::Want { end, count } = step { wanted[end] += count; }
+                model.step(step);
+                for (side, depth) in model.ends.iter().zip(depths) {
+                    prop_assert_eq!(side.rx.outstanding() + side.held + side.free, depth, "nothing is lost or made");
+                }
+            }
+            model.settle(true);
+            for end in 0..2 {
+                prop_assert!(model.ends.iter().all(|side| !side.asks && !side.owes_answer), "deaf: {model:?}");
+                model.ask(end);
+                prop_assert!(model.settle(true) >= 2, "no answer: {model:?}");
+            }
+            for end in 0..2 { model.release(end, u32::MAX); }
+            let messages = model.settle(false);
+            prop_assert!(model.ends.iter().all(|side| side.wants == 0), "stuck: {model:?}");
+            prop_assert_eq!(model.ends.each_ref().map(|side| side.delivered), [wanted[1], wanted[0]]);
+            prop_assert!(messages <= 2 * (wanted[0] + wanted[1]) + 8, "{messages} messages");
+        }
+    }
+}

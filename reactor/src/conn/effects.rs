@@ -1,0 +1,88 @@
+//! What comes out of a connection: callbacks to make, and things to do for it.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rdma_transport::mr::RemoteKey;
+use rdma_transport::slab::Key;
+
+use super::frame::Immediate;
+use crate::device::pool::Buffer;
+use crate::error::{ConnectError, DisconnectReason, Outcome};
+use crate::id::{ConnectionId, SendId};
+use crate::memory::region::Region;
+
+/// A callback to make.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The connection is up.
+    Connected,
+    /// A message came.
+    Message(Arrived),
+    /// A message past one buffer was fetched.
+    Fetched(Box<Region>),
+    /// A peer's write with immediate data was placed.
+    Immediate(Immediate),
+    /// A send has ended.
+    Sent { send: SendId, outcome: Outcome },
+    /// A send that was refused would be taken now.
+    Writable,
+    /// The last callback of a connection that was up.
+    Disconnected(Box<DisconnectReason>),
+    /// The only callback of a connection that did not come up.
+    ConnectError(Box<ConnectError>),
+}
+
+/// A message in a buffer of the pool.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    /// `None` once it is in other hands.
+    pub(crate) buffer: Option<Buffer>,
+    /// Where the payload begins and ends in the buffer.
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Index of the device.
+    pub(crate) device: u16,
+    /// The connection takes its receives from the shared queue.
+    pub(crate) shared: bool,
+}
+
+/// Something to do for a connection.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Call [`super::Connection::timeout`] then; `None`: not at all. This replaces what was said before.
+    Deadline(Option<Instant>),
+    /// Call [`super::Connection::timeout`] then, unless it is to be called earlier.
+    LookBy(Instant),
+    /// Have the device flush the queues, and wait for that.
+    Flush,
+    /// Watch the connection: it has begun to end.
+    Ending,
+    /// The connection that a peer has opened is up, or will not come up.
+    Settled,
+    /// The peer's Send with Invalidate has taken a remote key back.
+    Invalidated(RemoteKey),
+    /// A region that its owner has dropped may be unused now.
+    Unused(Key),
+    /// Memory of a message past one buffer is not wanted any more, or was never needed.
+    Discard(Box<Region>),
+    /// The connection does not wait for memory any more.
+    NoMemory,
+    /// Something is to be posted, and no turn is going on: have one taken.
+    Ring,
+}
+
+/// See the [module](self). The lists are reused.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// In order.
+    pub(crate) events: VecDeque<(ConnectionId, Event)>,
+    /// In order.
+    pub(crate) actions: VecDeque<(ConnectionId, Action)>,
+    /// Connections with something to post, each once.
+    pub(crate) to_post: Vec<ConnectionId>,
+    /// Connections that were refused a send and may have room again.
+    pub(crate) to_ask: Vec<ConnectionId>,
+    /// No turn is going on.
+    pub(crate) outside: bool,
+}

@@ -1,0 +1,188 @@
+//! The messages of the protocol: the header in front of every message, and the payloads of those that are the reactor's
+//! own. The layouts are in `docs/wire.md`.
+
+use crate::limits::HEADER_LEN;
+use crate::memory::region::RemoteRegion;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// A message of the program.
+    Data = 0,
+    /// The active side's first message: it opens the passive side.
+    Hello = 1,
+    /// A grant that no other message carries.
+    Credit = 2,
+    /// The question whether the peer is there.
+    Ping = 3,
+    /// The answer to a ping.
+    Pong = 4,
+    /// The writes before it are placed: an [`Immediate`].
+    Immediate = 5,
+    /// A message past one buffer, to be read from the sender's memory: an [`Offer`].
+    Offer = 6,
+    /// The offered message was fetched; its memory may be used again. Four bytes: the number of the transfer.
+    Fetched = 7,
+}
+
+impl Kind {
+    const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Hello,
+        Self::Credit,
+        Self::Ping,
+        Self::Pong,
+        Self::Immediate,
+        Self::Offer,
+        Self::Fetched,
+    ];
+
+    /// Whether such a message has no payload.
+    const fn is_bare(self) -> bool {
+        matches!(self, Self::Hello | Self::Credit | Self::Ping | Self::Pong)
+    }
+
+    /// Whether such a message stands for something of the program's.
+    pub(crate) const fn is_of_program(self) -> bool {
+        matches!(self, Self::Data | Self::Offer | Self::Immediate)
+    }
+}
+
+/// `kind:8 | zero:24 | grant:32`, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// Absolute count of messages that the receiver of this header may send.
+    pub(crate) grant: u32,
+}
+
+impl Header {
+    #[inline]
+    pub(crate) const fn emit(self) -> [u8; HEADER_LEN] {
+        let word = self.kind as u64 | (self.grant as u64) << 32;
+        word.to_le_bytes()
+    }
+
+    /// Reads the header of a message; `None` when the message is too short, of an unknown kind, or has reserved bits set.
+    #[inline]
+    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
+        let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
+        let word = u64::from_le_bytes(*header);
+        let kind = *Kind::ALL.get((word & 0xffff_ffff) as usize)?;
+        let sound = !kind.is_bare() || payload.is_empty();
+        sound.then_some(Self { kind, grant: (word >> 32) as u32 })
+    }
+}
+
+/// What a peer's write with immediate data brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Immediate {
+    /// The peer's 32 bits.
+    pub value: u32,
+    /// Bytes that were written.
+    pub len: u32,
+}
+
+impl Immediate {
+    /// `value:4 | len:4`, little-endian.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (value, rest) = bytes.split_first_chunk()?;
+        let len = <[u8; 4]>::try_from(rest).ok()?;
+        Some(Self { value: u32::from_le_bytes(*value), len: u32::from_le_bytes(len) })
+    }
+
+    pub(crate) fn emit(self) -> [u8; 8] {
+        (u64::from(self.value) | u64::from(self.len) << 32).to_le_bytes()
+    }
+}
+
+/// What an offer says: `number:4 | zero:4 | region:20`, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// The number of the transfer: those under way on a connection differ.
+    pub(crate) number: u32,
+    pub(crate) region: RemoteRegion,
+}
+
+/// Payload of the longest message of the reactor's own, bytes.
+pub(crate) const MAX_CONTROL: usize = Offer::LEN;
+
+impl Offer {
+    const LEN: usize = 8 + RemoteRegion::LEN;
+
+    pub(crate) fn emit(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..4].copy_from_slice(&self.number.to_le_bytes());
+        out[8..].copy_from_slice(&self.region.to_bytes());
+        out
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let (number, rest) = bytes.split_first_chunk()?;
+        let (zero, region) = rest.split_first_chunk::<4>()?;
+        (*zero == [0; 4]).then_some(())?;
+        Some(Self { number: u32::from_le_bytes(*number), region: RemoteRegion::from_bytes(region)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_kind_is_where_its_number_says() {
+        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number);
+        }
+    }
+
+    #[test]
+    fn reserved_bits_and_unknown_kinds_are_refused() {
+        let good = Header { kind: Kind::Data, grant: 7 }.emit();
+        assert!(Header::parse(&good).is_some());
+        for at in 1..4 {
+            let mut bad = good;
+            bad[at] = 1;
+            assert_eq!(Header::parse(&bad), None, "reserved octet {at}");
+        }
+        let mut bad = good;
+        bad[0] = 8;
+        assert_eq!(Header::parse(&bad), None);
+        assert_eq!(Header::parse(&good[..7]), None);
+    }
+
+    #[test]
+    fn an_offer_is_exact() {
+        let offer = Offer { number: 7, region: RemoteRegion { address: 0x1234_5678, len: 99, key: 5 } };
+        let bytes = offer.emit();
+        assert_eq!(Offer::parse(&bytes), Some(offer));
+        assert_eq!(Offer::parse(&bytes[1..]), None);
+        let mut reserved = bytes;
+        reserved[5] = 1;
+        assert_eq!(Offer::parse(&reserved), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_survives_the_trip(kind in 0_usize..8, grant: u32) {
+            let header = Header { kind: Kind::ALL[kind], grant };
+            prop_assert_eq!(Header::parse(&header.emit()), Some(header));
+        }
+
+        #[test]
+        fn an_immediate_survives_the_trip(value: u32, len: u32) {
+            let immediate = Immediate { value, len };
+            prop_assert_eq!(Immediate::parse(&immediate.emit()), Some(immediate));
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Header::parse(&bytes);
+            let _ = Offer::parse(&bytes);
+            let _ = Immediate::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The greeting: what two reactors tell each other in the private data of request, reply and reject. The layout is in
+//! `docs/wire.md`.
+
+use crate::error::RejectReason;
+use crate::limits::{MAX_WINDOW, MIN_WINDOW};
+
+/// Private data that every connection manager carries (`rdma_connect`(3)).
+const PORTABLE_PRIVATE_DATA: usize = 56;
+const MAGIC: [u8; 4] = *b"RDXR";
+const VERSION: u8 = 1;
+/// The feature bit of immediate data and atomics on the embedded provider.
+const EXTENSIONS: u8 = 1;
+const GREETING_LEN: usize = 20;
+
+/// Private data left to the program, bytes.
+pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
+
+const fn raw(reason: RejectReason) -> u8 {
+    match reason {
+        RejectReason::Refused => 0,
+        RejectReason::NotOurs => 1,
+        RejectReason::Version => 2,
+        RejectReason::Limits => 3,
+        RejectReason::Busy => 4,
+        RejectReason::Other(raw) => raw,
+    }
+}
+
+const fn reason(raw: u8) -> RejectReason {
+    match raw {
+        0 => RejectReason::Refused,
+        1 => RejectReason::NotOurs,
+        2 => RejectReason::Version,
+        3 => RejectReason::Limits,
+        4 => RejectReason::Busy,
+        other => RejectReason::Other(other),
+    }
+}
+
+/// `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 | max_message:4 | user…`,
+/// little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting<'a> {
+    /// Receives posted for the peer.
+    pub(crate) window: u32,
+    /// Largest payload taken in one buffer, bytes.
+    pub(crate) buffer_size: u32,
+    /// Largest message fetched, KiB; 0: none is.
+    pub(crate) max_message: u32,
+    /// Immediate data and atomics of the embedded provider are understood: they are used if both sides say so.
+    pub(crate) extensions: bool,
+    /// Why the connection is refused; meaningful in a reject only.
+    pub(crate) reason: RejectReason,
+    /// The program's private data.
+    pub(crate) user: &'a [u8],
+}
+
+impl<'a> Greeting<'a> {
+    /// A greeting that says no.
+    pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
+        Self { window: 0, buffer_size: 0, max_message: 0, extensions: false, reason, user }
+    }
+
+    /// The bytes to send; the caller has refused private data past [`MAX_USER_PRIVATE_DATA`].
+    pub(crate) fn emit(&self) -> Vec<u8> {
+        debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
+        let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[
+            VERSION,
+            self.user.len() as u8,
+            raw(self.reason),
+            u8::from(self.extensions) * EXTENSIONS,
+        ]);
+        out.extend_from_slice(&self.window.to_le_bytes());
+        out.extend_from_slice(&self.buffer_size.to_le_bytes());
+        out.extend_from_slice(&self.max_message.to_le_bytes());
+        out.extend_from_slice(self.user);
+        out
+    }
+
+    /// Refuses a window or buffer size that the protocol cannot work with.
+    ///
+    /// # Errors
+    /// [`RejectReason::Limits`].
+    pub(crate) fn checked(self) -> Result<Self, RejectReason> {
+        let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&self.window) && self.buffer_size > 0;
+        if sound { Ok(self) } else { Err(RejectReason::Limits) }
+    }
+
+    /// Reads a greeting from private data that may have been padded.
+    ///
+    /// # Errors
+    /// The reason to reject it with.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, RejectReason> {
+        let (fixed, rest) = bytes.split_first_chunk::<GREETING_LEN>().ok_or(RejectReason::NotOurs)?;
+        let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
+        if fixed[..4] != MAGIC {
+            return Err(RejectReason::NotOurs);
+        }
+        if fixed[4] != VERSION {
+            return Err(RejectReason::Version);
+        }
+        let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
+        // Bits of later versions are theirs to agree on.
+        let extensions = fixed[7] & EXTENSIONS != 0;
+        let (window, buffer_size, max_message) = (word(8), word(12), word(16));
+        Ok(Self { window, buffer_size, max_message, extensions, reason: reason(fixed[6]), user })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_greeting_survives_padding() {
+        let reason = RejectReason::Refused;
+        let greeting =
+            Greeting { window: 64, buffer_size: 8192, max_message: 9, extensions: true, reason, user: b"hello" };
+        let mut bytes = greeting.emit();
+        assert_eq!(Greeting::parse(&bytes), Ok(greeting));
+        bytes.resize(196, 0);
+        assert_eq!(Greeting::parse(&bytes), Ok(greeting));
+    }
+
+    #[test]
+    fn a_strangers_greeting_has_a_typed_reason() {
+        assert_eq!(Greeting::parse(b""), Err(RejectReason::NotOurs));
+        assert_eq!(Greeting::parse(&[0; 56]), Err(RejectReason::NotOurs));
+        let mut bytes = Greeting::reject(RejectReason::Busy, b"").emit();
+        assert_eq!(Greeting::parse(&bytes).unwrap().reason, RejectReason::Busy);
+        bytes[4] = 9;
+        assert_eq!(Greeting::parse(&bytes), Err(RejectReason::Version));
+        bytes[4] = VERSION;
+        bytes[5] = 40;
+        assert_eq!(Greeting::parse(&bytes), Err(RejectReason::NotOurs), "a user length past the end");
+    }
+
+    #[test]
+    fn a_window_that_cannot_work_is_refused() {
+        let greeting = |window| Greeting { window, buffer_size: 1, ..Greeting::reject(RejectReason::Refused, b"") };
+        assert!(greeting(MIN_WINDOW).checked().is_ok());
+        assert_eq!(greeting(MIN_WINDOW - 1).checked(), Err(RejectReason::Limits));
+        assert_eq!(greeting(MAX_WINDOW + 1).checked(), Err(RejectReason::Limits));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Greeting::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Whether the peer is still there: when it was heard, when it is asked, when it is given up. Pure.
+
+use std::time::{Duration, Instant};
+
+/// An active side that has heard nothing for this long after its hello asks once: the kernel's siw may sit on the first
+/// frame of a connection until a second one comes.
+const NUDGE: Duration = Duration::from_millis(100);
+
+/// The least time to the next look at a peer that may be gone.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// How long a peer may be silent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Silence after which the peer is asked.
+    pub(crate) interval: Duration,
+    /// Silence after which the peer is given up.
+    pub(crate) timeout: Duration,
+}
+
+/// What this side has done about the silence of one peer. When the peer was heard is known by its connection.
+#[derive(Debug)]
+pub(crate) struct Keepalive {
+    /// When the connection came up.
+    since: Instant,
+    /// When the peer was asked last.
+    asked: Option<Instant>,
+    /// The peer is to be asked early if it says nothing after this side's hello.
+    nudges: bool,
+    /// A question is to be sent.
+    pub(crate) owes_ping: bool,
+    /// An answer is to be sent.
+    pub(crate) owes_pong: bool,
+}
+
+/// What to do at the end of a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Look again then.
+    Wait(Instant),
+    /// The peer seems to be gone, but something of it may be left to look at. Look again then.
+    Suspect(Instant),
+    /// The peer is gone.
+    Lost,
+}
+
+impl Keepalive {
+    pub(crate) const fn new(now: Instant) -> Self {
+        Self { since: now, asked: None, nudges: false, owes_ping: false, owes_pong: false }
+    }
+
+    /// The connection is up; returns when to look first.
+    pub(crate) fn start(&mut self, now: Instant, active: bool, patience: &Patience) -> Instant {
+        self.since = now;
+        self.nudges = active;
+        now + if active { patience.interval.min(NUDGE) } else { patience.interval }
+    }
+
+    /// Looks whether the peer is there, which was heard at `heard`. `caught_up`: nothing of this peer can be left that nobody
+    /// has looked at.
+    pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
+        if std::mem::take(&mut self.nudges) && heard <= self.since {
+            self.owes_ping = true;
+        }
+        if now.saturating_duration_since(heard) < patience.interval {
+            return Verdict::Wait(heard + patience.interval);
+        }
+        // A question that the peer has answered is none any more.
+        self.asked = self.asked.filter(|&asked| asked >= heard);
+        let asked = *self.asked.get_or_insert_with(|| {
+            self.owes_ping = true;
+            now
+        });
+        // Whoever comes late to ask gives the peer as much time to answer.
+        let answer_time = patience.timeout.saturating_sub(patience.interval);
+        let end = (heard + patience.timeout).max(asked + answer_time);
+        if now < end {
+            Verdict::Wait(end)
+        } else if caught_up {
+            Verdict::Lost
+        } else {
+            Verdict::Suspect(now + LOOK_AGAIN)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) };
+
+    fn start() -> Instant {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        Instant::now()
+    }
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_silent_peer_is_asked_and_given_up_on_time() {
+        let t0 = start();
+        let mut peer = Keepalive::new(t0);
+        assert_eq!(peer.start(t0, false, &PATIENCE), t0 + s(5));
+        let heard = t0 + s(1);
+        assert_eq!(peer.check(t0 + s(5), heard, true, &PATIENCE), Verdict::Wait(t0 + s(6)));
+        assert!(!peer.owes_ping);
+        assert_eq!(peer.check(t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
+        assert!(peer.owes_ping);
+        assert_eq!(peer.check(t0 + s(16), heard, true, &PATIENCE), Verdict::Lost);
+    }
+
+    #[test]
+    fn a_peer_that_answers_is_asked_again_in_the_next_silence() {
+        let t0 = start();
+        let mut peer = Keepalive::new(t0);
+        peer.start(t0, false, &PATIENCE);
+        peer.check(t0 + s(5), t0, true, &PATIENCE);
+        assert!(std::mem::take(&mut peer.owes_ping));
+        assert_eq!(peer.check(t0 + s(15), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(25)));
+        assert!(peer.owes_ping);
+    }
+
+    #[test]
+    fn a_side_that_was_away_itself_gives_time_to_answer() {
+        let t0 = start();
+        let mut peer = Keepalive::new(t0);
+        peer.start(t0, false, &PATIENCE);
+        assert_eq!(peer.check(t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
+        assert!(peer.owes_ping);
+        assert_eq!(peer.check(t0 + s(70), t0 + s(61), true, &PATIENCE), Verdict::Wait(t0 + s(80)));
+    }
+
+    #[test]
+    fn no_verdict_while_something_is_left_to_look_at() {
+        let t0 = start();
+        let mut peer = Keepalive::new(t0);
+        peer.start(t0, false, &PATIENCE);
+        peer.check(t0 + s(5), t0, true, &PATIENCE);
+        let Verdict::Suspect(again) = peer.check(t0 + s(15), t0, false, &PATIENCE) else { panic!("a verdict") };
+        assert!(again > t0 + s(15) && again < t0 + s(16));
+        assert_eq!(peer.check(again, t0, true, &PATIENCE), Verdict::Lost);
+    }
+
+    #[test]
+    fn an_active_side_asks_early_once_if_it_hears_nothing() {
+        let t0 = start();
+        for (heard, asks) in [(t0, true), (t0 + Duration::from_millis(1), false)] {
+            let mut peer = Keepalive::new(t0);
+            let first = peer.start(t0, true, &PATIENCE);
+            assert_eq!(first, t0 + NUDGE);
+            assert_eq!(peer.check(first, heard, true, &PATIENCE), Verdict::Wait(heard + s(5)));
+            assert_eq!(std::mem::take(&mut peer.owes_ping), asks);
+            peer.check(t0 + s(4), heard, true, &PATIENCE);
+            assert!(!peer.owes_ping);
+        }
+    }
+}

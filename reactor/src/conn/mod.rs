@@ -1,0 +1,329 @@
+//! One connection, without I/O: completions, events of the connection manager, timers and calls of the program go in;
+//! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
+//!
+//! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
+//! [`recv_queue`]), the large messages ([`transfer`]) and what is known of the peer's silence ([`keepalive`]). [`frame`] and
+//! [`greeting`] are what it says to the peer. How it begins and ends is in [`life`].
+
+pub(crate) mod credit;
+pub(crate) mod effects;
+pub(crate) mod frame;
+pub(crate) mod greeting;
+pub(crate) mod keepalive;
+pub(crate) mod life;
+pub(crate) mod recv_queue;
+pub(crate) mod send_queue;
+pub(crate) mod state;
+pub(crate) mod transfer;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use self::credit::{ReceiveWindow, SendWindow};
+use self::effects::{Action, Effects, Event};
+use self::keepalive::Keepalive;
+use self::recv_queue::{Early, RecvQueue};
+use self::send_queue::SendQueue;
+use self::state::State;
+use self::transfer::Transfers;
+use crate::config::{Config, Framing};
+use crate::device::Buffers;
+use crate::error::Blocked;
+use crate::id::ConnectionId;
+use crate::stats::Stats;
+
+/// What an input of a connection works with.
+#[derive(Debug)]
+pub(crate) struct Env<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a Config,
+    /// Index of the connection's device.
+    pub(crate) device: usize,
+    /// The buffers of that device.
+    pub(crate) buffers: &'a mut Buffers,
+    pub(crate) effects: &'a mut Effects,
+    pub(crate) stats: &'a mut Stats,
+}
+
+/// Which side asked for the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Active,
+    Passive,
+}
+
+/// What a refused send needs. A later one of these needs what the earlier ones need, and more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// A place in the send queue.
+    Place,
+    /// A place and a credit.
+    Message,
+    /// A place and a credit, a transfer less under way, and memory for a copy of so many bytes, if any.
+    Transfer { copy: usize },
+}
+
+/// A send was refused, and `on_writable` is owed.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    /// The least that a refused send needs.
+    need: Need,
+    since: Instant,
+}
+
+/// What both sides have agreed on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// Largest payload that the peer takes in one buffer, bytes.
+    pub(crate) buffer_size: usize,
+    /// Largest message that the peer fetches, bytes.
+    pub(crate) max_message: u64,
+    /// Both sides know the extensions of the embedded provider.
+    pub(crate) extensions: bool,
+}
+
+/// What is looked at seldom.
+#[derive(Debug)]
+struct About {
+    peer: SocketAddr,
+    /// This side's private data until it is sent, the peer's afterwards.
+    private_data: Vec<u8>,
+    /// The program's number.
+    user: u64,
+    /// Time with refused sends, up to the last `on_writable`.
+    stalled: Duration,
+    /// What came before an active side knew that the connection is up.
+    early: VecDeque<Early>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Connection {
+    id: ConnectionId,
+    role: Role,
+    framing: Framing,
+    /// It is on the list of connections with something to post.
+    marked: bool,
+    /// The program gathers sends over turns.
+    corked: bool,
+    state: State,
+    tx: SendWindow,
+    rx: ReceiveWindow,
+    /// When the peer was heard last, by a message.
+    heard: Instant,
+    terms: Terms,
+    sends: SendQueue,
+    receives: RecvQueue,
+    refused: Option<Refused>,
+    transfers: Transfers,
+    keepalive: Keepalive,
+    about: Box<About>,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        id: ConnectionId,
+        role: Role,
+        framing: Framing,
+        peer: SocketAddr,
+        private_data: Vec<u8>,
+        config: &Config,
+        now: Instant,
+    ) -> Self {
+        let state = match role {
+            Role::Active => State::Resolving,
+            Role::Passive => State::Accepting,
+        };
+        Self {
+            id,
+            role,
+            framing,
+            marked: false,
+            corked: false,
+            state,
+            tx: SendWindow::new(0),
+            rx: ReceiveWindow::new(0),
+            heard: now,
+            terms: Terms::default(),
+            sends: SendQueue::new(id, config.send_slots()),
+            receives: RecvQueue::none(),
+            refused: None,
+            transfers: Transfers::default(),
+            keepalive: Keepalive::new(now),
+            about: Box::new(About { peer, private_data, user: 0, stalled: Duration::ZERO, early: VecDeque::new() }),
+        }
+    }
+
+    pub(crate) const fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    pub(crate) const fn framing(&self) -> Framing {
+        self.framing
+    }
+
+    pub(crate) const fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub(crate) const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(crate) const fn is_active(&self) -> bool {
+        matches!(self.role, Role::Active)
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.about.peer
+    }
+
+    pub(crate) fn private_data(&self) -> &[u8] {
+        &self.about.private_data
+    }
+
+    pub(crate) fn user(&self) -> u64 {
+        self.about.user
+    }
+
+    pub(crate) fn set_user(&mut self, value: u64) {
+        self.about.user = value;
+    }
+
+    pub(crate) const fn receives(&self) -> &RecvQueue {
+        &self.receives
+    }
+
+    pub(crate) fn receives_mut(&mut self) -> &mut RecvQueue {
+        &mut self.receives
+    }
+
+    pub(crate) fn sends_mut(&mut self) -> &mut SendQueue {
+        &mut self.sends
+    }
+
+    /// Receives that the peer was told of.
+    pub(crate) const fn granted(&self) -> u32 {
+        self.rx.told()
+    }
+
+    /// Work requests that the queue pair still has.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.sends.posted() + self.receives.posted()
+    }
+
+    /// Puts the connection on the list of those with something to post, once.
+    #[inline]
+    pub(crate) fn mark(&mut self, env: &mut Env<'_>) {
+        if !std::mem::replace(&mut self.marked, true) {
+            env.effects.to_post.push(self.id);
+            if env.effects.outside {
+                self.want(env, Action::Ring);
+            }
+        }
+    }
+
+    /// The connection was taken from that list.
+    pub(crate) const fn unmark(&mut self) {
+        self.marked = false;
+    }
+
+    /// Has a callback made.
+    #[inline]
+    fn tell(&self, env: &mut Env<'_>, event: Event) {
+        env.effects.events.push_back((self.id, event));
+    }
+
+    /// Has something done.
+    fn want(&self, env: &mut Env<'_>, action: Action) {
+        env.effects.actions.push_back((self.id, action));
+    }
+
+    /// Has it looked at whether a refused send would be taken now.
+    #[inline]
+    fn ask_writable(&self, env: &mut Env<'_>) {
+        if self.refused.is_some() {
+            env.effects.to_ask.push(self.id);
+        }
+    }
+
+    /// Whether a message may be queued now, as far as credits and places go.
+    #[inline]
+    fn room_for_message(&self) -> Result<(), Blocked> {
+        let credit = self.framing == Framing::Raw || self.tx.available_for_data() as usize > self.transfers.credits();
+        match (credit, self.has_place()) {
+            (false, _) => Err(Blocked::Window),
+            (_, false) => Err(Blocked::Queue),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn has_place(&self) -> bool {
+        self.sends.room(self.transfers.places()) > 0
+    }
+
+    /// Messages that would be taken now.
+    pub(crate) fn writable(&self) -> usize {
+        if !self.state.is_open() {
+            return 0;
+        }
+        let places = self.sends.room(self.transfers.places());
+        match self.framing {
+            Framing::Credits => {
+                places.min((self.tx.available_for_data() as usize).saturating_sub(self.transfers.credits()))
+            }
+            Framing::Raw => places,
+        }
+    }
+
+    /// Notes that a send was refused for want of room.
+    pub(crate) fn refuse(&mut self, need: Need, env: &mut Env<'_>) {
+        env.stats.messages.send_stalls += 1;
+        let refused = self.refused.get_or_insert(Refused { need, since: env.now });
+        refused.need = refused.need.min(need);
+        if self.corked {
+            // What is held back goes: there is no other way to room.
+            self.mark(env);
+        }
+    }
+
+    /// What a refused send needs besides credits and places that are there; `None`: no send was refused, or it would be
+    /// refused again.
+    pub(crate) fn is_unblocked(&self) -> Option<Need> {
+        let need = self.refused.filter(|_| self.state.is_open())?.need;
+        let met = match need {
+            Need::Place => self.has_place(),
+            Need::Message => self.room_for_message().is_ok(),
+            Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
+        };
+        met.then_some(need)
+    }
+
+    /// Tells the program that there is room again.
+    pub(crate) fn unblock(&mut self, env: &mut Env<'_>) {
+        if let Some(refused) = self.refused.take() {
+            let stall = env.now.saturating_duration_since(refused.since);
+            self.about.stalled += stall;
+            env.stats.messages.stall_time += stall;
+            self.tell(env, Event::Writable);
+        }
+    }
+
+    /// How long sends were refused, all times together.
+    pub(crate) fn stall_time(&self, now: Instant) -> Duration {
+        let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
+        self.about.stalled + open
+    }
+
+    /// Gathers sends over turns.
+    pub(crate) const fn cork(&mut self) {
+        self.corked = true;
+    }
+
+    /// Ends [`Connection::cork`].
+    pub(crate) const fn uncork(&mut self) {
+        self.corked = false;
+    }
+}

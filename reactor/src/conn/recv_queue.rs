@@ -1,0 +1,440 @@
+//! The receives of a connection, its own or those that it claims of the device's shared queue, and what comes in them.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rdma_transport::mr::RemoteKey;
+use rdma_transport::wc::WcStatus;
+use rdma_transport::wr::{RecvWr, SgeList};
+
+use super::credit::ReceiveWindow;
+use super::effects::{Action, Arrived, Event};
+use super::frame::{Header, Immediate, Kind, MAX_CONTROL};
+use super::state::State;
+use super::{Connection, Env};
+use crate::config::Framing;
+use crate::device::Buffers;
+use crate::device::pool::{Buffer, Pool, Posted};
+use crate::device::srq::claims::Claim;
+use crate::error::PeerViolation;
+use crate::id::{ConnectionId, recv_work};
+use crate::limits::HEADER_LEN;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct RecvQueue {
+    source: Source,
+    /// Messages that the program keeps.
+    kept: u32,
+}
+
+#[derive(Debug)]
+enum Source {
+    Own {
+        /// In the order of posting.
+        posted: VecDeque<Posted>,
+        /// Receives that are to be posted again.
+        free: u32,
+        depth: u32,
+        /// Bytes of one receive.
+        size: usize,
+    },
+    Shared(Claim),
+}
+
+impl RecvQueue {
+    /// A queue of its own, with nothing posted yet.
+    pub(crate) fn own(depth: u32, size: usize) -> Self {
+        let posted = VecDeque::with_capacity(depth as usize);
+        Self { source: Source::Own { posted, free: depth, depth, size }, kept: 0 }
+    }
+
+    /// Receives of the shared queue.
+    pub(crate) const fn shared(claim: Claim) -> Self {
+        Self { source: Source::Shared(claim), kept: 0 }
+    }
+
+    /// No receives: the connection is not on a device yet.
+    pub(crate) fn none() -> Self {
+        Self::own(0, 0)
+    }
+
+    #[inline]
+    pub(crate) const fn is_shared(&self) -> bool {
+        matches!(self.source, Source::Shared(_))
+    }
+
+    /// What the connection claims of the shared queue.
+    pub(crate) const fn claim(&self) -> Option<&Claim> {
+        match &self.source {
+            Source::Own { .. } => None,
+            Source::Shared(claim) => Some(claim),
+        }
+    }
+
+    /// Messages that the program keeps.
+    pub(crate) const fn kept(&self) -> u32 {
+        self.kept
+    }
+
+    /// Receives of its own that the queue pair has.
+    #[inline]
+    pub(crate) fn posted(&self) -> usize {
+        match &self.source {
+            Source::Own { posted, .. } => posted.len(),
+            Source::Shared(_) => 0,
+        }
+    }
+
+    /// The buffer of a receive that has completed; `place` is that in the shared queue.
+    #[inline]
+    pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
+        match &mut self.source {
+            Source::Own { posted, .. } => posted.pop_front().map(Posted::done),
+            Source::Shared(_) => buffers.shared.as_mut()?.take(place),
+        }
+    }
+
+    /// Counts a message of the program's, which calls for receives of the shared queue.
+    #[inline]
+    pub(crate) const fn count(&mut self) {
+        if let Source::Shared(claim) = &mut self.source {
+            claim.count();
+        }
+    }
+
+    /// The receive of a message is free: the message was delivered or needed no delivery.
+    #[inline]
+    pub(crate) const fn free(&mut self) {
+        if let Source::Own { free, .. } = &mut self.source {
+            *free += 1;
+        }
+    }
+
+    /// A message that was not counted as free keeps its receive: it waits for a large message.
+    pub(crate) const fn hold(&mut self) {
+        if let Source::Shared(claim) = &mut self.source {
+            claim.keep();
+        }
+    }
+
+    /// A message that was held lets go of its receive.
+    pub(crate) const fn release(&mut self) {
+        match &mut self.source {
+            Source::Own { free, .. } => *free += 1,
+            Source::Shared(claim) => claim.release(1),
+        }
+    }
+
+    /// The program keeps a message that was delivered, and its receive with it.
+    pub(crate) fn keep(&mut self) {
+        self.kept += 1;
+        match &mut self.source {
+            Source::Own { free, .. } => *free = free.saturating_sub(1),
+            Source::Shared(claim) => claim.keep(),
+        }
+    }
+
+    /// A message that the program kept comes back.
+    pub(crate) fn unkeep(&mut self) {
+        debug_assert!(self.kept > 0, "a message comes back that was not kept");
+        self.kept = self.kept.saturating_sub(1);
+        if !cfg!(planted = "detached-buffer-not-posted") {
+            self.release();
+        }
+    }
+
+    /// Receives of its own that are to be posted again.
+    pub(crate) const fn to_post(&self) -> u32 {
+        match &self.source {
+            Source::Own { free, .. } => *free,
+            Source::Shared(_) => 0,
+        }
+    }
+
+    /// Whether receives of its own are to be posted again now.
+    #[inline]
+    pub(crate) const fn worth_posting(&self, window: &ReceiveWindow) -> bool {
+        match &self.source {
+            Source::Own { free, depth, .. } => window.worth_posting(*free, *depth),
+            Source::Shared(_) => false,
+        }
+    }
+
+    /// Takes buffers for the receives that are to be posted again, and makes their work requests. How many it could get.
+    pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
+        chain.clear();
+        let Source::Own { posted, free, size, .. } = &mut self.source else { return 0 };
+        let wr_id = recv_work(id);
+        let mut count = 0;
+        while count < *free {
+            let Some(buffer) = pool.take() else { break };
+            let (buffer, sge) = pool.post(buffer, *size);
+            posted.push_back(buffer);
+            chain.push(RecvWr { wr_id, sges: SgeList::one(sge) });
+            count += 1;
+        }
+        *free -= count;
+        count
+    }
+
+    /// The last `count` of what was prepared was not posted.
+    pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
+        let Source::Own { posted, free, .. } = &mut self.source else { return };
+        for _ in 0..count {
+            if let Some(buffer) = posted.pop_back() {
+                pool.give(buffer.done());
+                *free += 1;
+            }
+        }
+    }
+
+    /// Adjusts what the connection promises of the shared queue: how many receives more.
+    pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
+        let (Source::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
+        shared.claims.renew(claim, window.outstanding(), most, now)
+    }
+
+    /// Gives the buffers of its own receives back: the queue pair is gone.
+    pub(crate) fn empty(&mut self, pool: &mut Pool) {
+        if let Source::Own { posted, .. } = &mut self.source {
+            posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
+        }
+    }
+}
+
+/// What came before an active side knew that the connection is up.
+#[derive(Debug)]
+pub(super) struct Early {
+    buffer: Buffer,
+    len: u32,
+    immediate: Option<u32>,
+}
+
+/// A receive that has completed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completed {
+    pub(crate) status: WcStatus,
+    /// Bytes that came.
+    pub(crate) len: u32,
+    /// Immediate data of a peer's write.
+    pub(crate) immediate: Option<u32>,
+    /// A remote key that the peer has taken back.
+    pub(crate) invalidated: Option<RemoteKey>,
+}
+
+impl Connection {
+    /// A receive has completed; `place` is that in the shared queue. `false` if there was no such receive.
+    #[inline]
+    pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
+        let Some(buffer) = self.receives.complete(env.buffers, place) else { return false };
+        if !wc.status.is_success() {
+            self.receive_failed(buffer, wc.status, env);
+            return true;
+        }
+        if !cfg!(planted = "keepalive-is-deaf") {
+            self.heard = env.now;
+        }
+        if let Some(key) = wc.invalidated {
+            self.want(env, Action::Invalidated(key));
+        }
+        if wc.immediate.is_some() || self.framing == Framing::Raw {
+            self.received_bare(buffer, wc, env);
+            return true;
+        }
+        let message = env.buffers.pool.slabs().bytes(&buffer, wc.len as usize);
+        let header = match Header::parse(message) {
+            None => Err(PeerViolation::MalformedMessage),
+            Some(_) if !self.rx.received() => Err(PeerViolation::CreditOverrun),
+            Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
+            Some(header) => Ok(header),
+        };
+        if cfg!(planted = "credit-at-completion") {
+            self.rx.posted(1);
+        }
+        match header {
+            Ok(Header { kind: Kind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
+                self.receives.free();
+                self.receives.count();
+                let (device, shared) = (env.device as u16, self.receives.is_shared());
+                let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: wc.len, device, shared };
+                self.deliver(arrived, env);
+            }
+            Ok(header) => self.received_other(header.kind, buffer, wc.len, env),
+            Err(violation) => {
+                self.discard(buffer, env);
+                self.violated(violation, env);
+            }
+        }
+        if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
+            env.effects.to_ask.push(self.id);
+        }
+        if self.has_to_post() {
+            self.mark(env);
+        }
+        true
+    }
+
+    /// Whether the next flush has something to do, as far as what has come can bring that about.
+    #[inline]
+    fn has_to_post(&self) -> bool {
+        self.receives.is_shared()
+            || self.receives.worth_posting(&self.rx)
+            || self.rx.update_due()
+            || self.keepalive.owes_pong
+            || self.sends.is_chained()
+    }
+
+    /// Has a message told to the program.
+    #[inline]
+    pub(super) fn deliver(&mut self, arrived: Arrived, env: &mut Env<'_>) {
+        env.stats.messages.received += 1;
+        env.stats.messages.bytes_received += u64::from(arrived.end - arrived.start);
+        self.tell(env, Event::Message(arrived));
+    }
+
+    /// A buffer of a receive is free again, and so is the receive.
+    fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
+        self.receives.free();
+        if cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending() {
+            std::mem::forget(buffer);
+        } else {
+            env.buffers.free_receive(buffer, self.receives.is_shared());
+        }
+        if self.receives.worth_posting(&self.rx) && self.exchanges() {
+            self.mark(env);
+        }
+    }
+
+    /// A message that the program kept comes back.
+    pub(crate) fn message_returned(&mut self, buffer: Buffer, env: &mut Env<'_>) {
+        self.receives.unkeep();
+        env.buffers.free_receive(buffer, self.receives.is_shared());
+        if self.has_to_post() {
+            self.mark(env);
+        }
+    }
+
+    fn receive_failed(&mut self, buffer: Buffer, status: WcStatus, env: &mut Env<'_>) {
+        self.discard(buffer, env);
+        // Of a connection that is not up yet, the connection manager is about to say why it will not be.
+        let expected = match self.state {
+            State::Closing(_) => true,
+            State::Connecting => status == WcStatus::Flushed,
+            _ => false,
+        };
+        if !expected {
+            self.work_request_failed(status, env);
+        }
+    }
+
+    /// A message with a header that is not simply data to deliver.
+    fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
+        // The hello opens a connection, and only the hello does.
+        if self.state.is_announced() == (kind == Kind::Hello) {
+            self.discard(buffer, env);
+            return self.violated(PeerViolation::MalformedMessage, env);
+        }
+        if kind.is_of_program() {
+            self.receives.count();
+        }
+        if kind == Kind::Data {
+            if self.is_holding(env) {
+                return self.hold_message(buffer, len, env.now);
+            }
+            let (device, shared) = (env.device as u16, self.receives.is_shared());
+            if !self.state.delivers() {
+                return self.discard(buffer, env);
+            }
+            self.receives.free();
+            let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
+            return self.deliver(arrived, env);
+        }
+        let mut payload = [0; MAX_CONTROL];
+        let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
+        let len = message.len() - HEADER_LEN;
+        let taken = payload.get_mut(..len).map(|payload| payload.copy_from_slice(&message[HEADER_LEN..])).is_some();
+        self.discard(buffer, env);
+        let payload = &payload[..if taken { len } else { 0 }];
+        let done = match kind {
+            Kind::Offer => self.offered(payload, env),
+            Kind::Fetched if self.fetched(payload, env) => Ok(()),
+            Kind::Immediate => match Immediate::parse(payload) {
+                Some(immediate) => {
+                    self.deliver_immediate(immediate, env);
+                    Ok(())
+                }
+                None => Err(PeerViolation::MalformedMessage),
+            },
+            Kind::Hello => {
+                self.announce(env);
+                Ok(())
+            }
+            Kind::Ping => {
+                self.keepalive.owes_pong = true;
+                Ok(())
+            }
+            Kind::Credit | Kind::Pong => Ok(()),
+            Kind::Fetched | Kind::Data => Err(PeerViolation::MalformedMessage),
+        };
+        if let Err(violation) = done {
+            self.violated(violation, env);
+        }
+    }
+
+    /// A message without a header: a write with immediate data, or anything with `Framing::Raw`.
+    fn received_bare(&mut self, buffer: Buffer, wc: &Completed, env: &mut Env<'_>) {
+        let early = !self.state.is_announced();
+        if self.framing == Framing::Credits && (early || !self.rx.received()) {
+            self.discard(buffer, env);
+            return self.violated(PeerViolation::CreditOverrun, env);
+        }
+        if early && self.is_active() {
+            // The peer has answered, and the answer is about to be told.
+            return self.about.early.push_back(Early { buffer, len: wc.len, immediate: wc.immediate });
+        }
+        if early {
+            self.announce(env);
+        }
+        self.receives.count();
+        self.deliver_bare(Early { buffer, len: wc.len, immediate: wc.immediate }, env);
+        if self.has_to_post() {
+            self.mark(env);
+        }
+    }
+
+    fn deliver_bare(&mut self, Early { buffer, len, immediate }: Early, env: &mut Env<'_>) {
+        if let Some(value) = immediate {
+            self.discard(buffer, env);
+            self.deliver_immediate(Immediate { value, len }, env);
+        } else if self.state.delivers() {
+            self.receives.free();
+            let device = env.device as u16;
+            self.deliver(Arrived { buffer: Some(buffer), start: 0, end: len, device, shared: false }, env);
+        } else {
+            self.discard(buffer, env);
+        }
+    }
+
+    /// Delivers what came before the connection was known to be up.
+    pub(super) fn deliver_early(&mut self, env: &mut Env<'_>) {
+        while let Some(early) = self.about.early.pop_front() {
+            self.deliver_bare(early, env);
+        }
+    }
+
+    /// Frees what came before a connection that was never known to be up.
+    pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
+        while let Some(early) = self.about.early.pop_front() {
+            self.discard(early.buffer, env);
+        }
+    }
+
+    fn deliver_immediate(&mut self, immediate: Immediate, env: &mut Env<'_>) {
+        if self.is_holding(env) {
+            self.hold_immediate(immediate, env.now);
+        } else if self.state.delivers() {
+            self.tell(env, Event::Immediate(immediate));
+        }
+    }
+}

@@ -1,0 +1,713 @@
+//! The send queue of a connection: sends that are posted, and behind them the chain that the next flush posts. Also how
+//! sends get there, and how they end.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rdma_transport::wc::WcStatus;
+use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+
+use super::credit::may_control;
+use super::effects::{Action, Event};
+use super::frame::{Header, Immediate, Kind};
+use super::state::State;
+use super::{Connection, Env, Need};
+use crate::config::Framing;
+use crate::device::pool::{Buffer, Pool, Posted};
+use crate::error::{Blocked, Outcome, SendErrorKind};
+use crate::id::{ConnectionId, SendId, SendKind, send_work};
+use crate::limits::{CONTROL_SENDS, HEADER_LEN};
+use crate::memory::operations::{Holds, Locals};
+use crate::memory::region::Region;
+
+/// A send that has not ended.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// The message, or its header.
+    buffer: Option<Posted>,
+    /// Whether it uses regions: those at the front of `holds` when it is at the front.
+    holds: bool,
+    /// The program's name for it; control messages have none.
+    pub(crate) id: Option<SendId>,
+    /// Bytes of a large message that it reads.
+    pub(crate) piece: u32,
+    /// It waits for the peer's answer, and ends with its own completion only: on siw a later send may complete before.
+    answered: bool,
+    /// How it ended, when one before it has not.
+    ended: Option<Outcome>,
+}
+
+impl Entry {
+    pub(crate) const fn named(id: SendId) -> Self {
+        Self { buffer: None, holds: false, id: Some(id), piece: 0, answered: false, ended: None }
+    }
+
+    pub(crate) const fn piece(len: u32) -> Self {
+        Self { buffer: None, holds: false, id: None, piece: len, answered: false, ended: None }
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    connection: ConnectionId,
+    /// Sends that there may be at once, control included.
+    slots: usize,
+    /// Posted and not ended, then those of `chain`, in order.
+    entries: VecDeque<Entry>,
+    /// To be posted by the next flush.
+    chain: Vec<SendWr>,
+    /// Entries that wait for an answer.
+    answers: usize,
+    /// Regions of those entries that use any, in order.
+    holds: VecDeque<Holds>,
+    /// Position of the first entry among all sends, its low bits.
+    first: u16,
+    /// Sends of the program so far.
+    named: u64,
+    /// Work requests in a row without a signal.
+    unsignaled: usize,
+    /// A message in the chain can carry a grant.
+    has_carrier: bool,
+    /// What the next work requests are to have.
+    next: SendFlags,
+}
+
+impl SendQueue {
+    pub(crate) fn new(connection: ConnectionId, slots: u32) -> Self {
+        Self {
+            connection,
+            slots: slots as usize,
+            entries: VecDeque::new(),
+            chain: Vec::new(),
+            answers: 0,
+            holds: VecDeque::new(),
+            first: 0,
+            named: 0,
+            unsignaled: 0,
+            has_carrier: false,
+            next: SendFlags::empty(),
+        }
+    }
+
+    /// Takes the memory that it will need.
+    pub(crate) fn reserve(&mut self) {
+        self.entries.reserve(self.slots);
+        self.chain.reserve(self.slots);
+    }
+
+    /// Places that sends of the program may take, when `reserved` of them are kept for something else.
+    #[inline]
+    pub(crate) fn room(&self, reserved: usize) -> usize {
+        self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved)
+    }
+
+    /// Places that sends of the program ever get.
+    pub(crate) const fn most_room(&self) -> usize {
+        self.slots - CONTROL_SENDS as usize
+    }
+
+    /// Whether there is a place for a control message.
+    #[inline]
+    pub(crate) fn has_control_room(&self) -> bool {
+        self.entries.len() < self.slots
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether there is something to post.
+    #[inline]
+    pub(crate) fn is_chained(&self) -> bool {
+        !self.chain.is_empty()
+    }
+
+    /// Whether half of the queue, or more, is to be posted.
+    pub(crate) fn is_half_chained(&self) -> bool {
+        self.chain.len() * 2 >= self.slots
+    }
+
+    /// Whether a message in the chain can carry a grant.
+    pub(crate) const fn has_carrier(&self) -> bool {
+        self.has_carrier
+    }
+
+    /// Sends that the queue pair has.
+    #[inline]
+    pub(crate) fn posted(&self) -> usize {
+        self.entries.len() - self.chain.len()
+    }
+
+    /// Lets the next work request wait for the reads before it.
+    pub(crate) fn fence_next(&mut self) {
+        self.next |= SendFlags::FENCE;
+    }
+
+    /// Lets the next message of the program wake a peer that waits for such messages only.
+    pub(crate) fn solicit_next(&mut self) {
+        self.next |= SendFlags::SOLICITED;
+    }
+
+    /// Names the next send of the program.
+    #[inline]
+    pub(crate) const fn name(&mut self, kind: SendKind) -> SendId {
+        let id = SendId::new(self.named, kind);
+        self.named += 1;
+        id
+    }
+
+    /// Adds a message that begins at the beginning of its buffer: without a header.
+    #[inline]
+    pub(crate) fn push_raw(&mut self, pool: &Pool, buffer: Buffer, len: usize, entry: Entry) {
+        let (posted, sge) = pool.post(buffer, len);
+        self.has_carrier = true;
+        self.push(Entry { buffer: Some(posted), ..entry }, SendOp::Send, SgeList::one(sge));
+    }
+
+    /// Adds a message with its header: `len` bytes of payload are in the buffer behind where the header is put, or are what
+    /// `locals` name.
+    #[inline]
+    pub(crate) fn push_message(
+        &mut self,
+        pool: &Pool,
+        mut buffer: Buffer,
+        header: Header,
+        len: usize,
+        entry: Entry,
+        locals: Option<Locals>,
+    ) {
+        pool.slabs().bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header.emit());
+        let (posted, sge) = pool.post(buffer, HEADER_LEN + len);
+        let mut sges = SgeList::one(sge);
+        let holds = locals.is_some();
+        if let Some(locals) = locals {
+            for &sge in locals.sges.as_slice() {
+                let pushed = sges.push(sge);
+                debug_assert!(pushed.is_ok(), "room for the header and a payload");
+            }
+            self.holds.push_back(locals.holds);
+        }
+        self.has_carrier = true;
+        self.push(Entry { buffer: Some(posted), holds, ..entry }, SendOp::Send, sges);
+    }
+
+    /// Adds a one-sided operation.
+    pub(crate) fn push_operation(&mut self, entry: Entry, op: SendOp, locals: Locals) {
+        if cfg!(planted = "lease-ends-at-posting") {
+            self.holds.push_back(Holds::default());
+            locals.holds.into_iter().flatten().for_each(|(_, hold)| _ = hold.done());
+        } else {
+            self.holds.push_back(locals.holds);
+        }
+        self.push(Entry { holds: true, ..entry }, op, locals.sges);
+    }
+
+    /// Adds a work request.
+    #[inline]
+    fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+        entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.answers += usize::from(entry.answered);
+        // An unsignaled send frees its place only with a later signaled one: never more than half a queue of them.
+        self.unsignaled += 1;
+        let mut flags = SendFlags::empty();
+        if entry.answered || self.unsignaled * 2 >= self.slots {
+            self.unsignaled = 0;
+            flags = SendFlags::SIGNALED;
+        }
+        if !self.next.is_empty() {
+            flags |= self.next & SendFlags::FENCE;
+            self.next.remove(SendFlags::FENCE);
+            if entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..)) {
+                flags |= self.next;
+                self.next = SendFlags::empty();
+            }
+        }
+        let sequence = self.first.wrapping_add(self.entries.len() as u16);
+        self.entries.push_back(entry);
+        self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
+    }
+
+    /// The last send of the chain, to add to it: if it is a message of the program's in one buffer.
+    pub(crate) fn open_message(&mut self) -> Option<(&mut Posted, &mut SgeList)> {
+        let wr = self.chain.last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
+        let entry = self.entries.back_mut().filter(|entry| entry.id.is_some_and(|id| id.kind() == SendKind::Message))?;
+        Some((entry.buffer.as_mut()?, &mut wr.sges))
+    }
+
+    /// Puts the newest grant into the last message of the chain that can carry it.
+    #[inline]
+    pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
+        let chained = self.entries.iter_mut().rev().take(self.chain.len());
+        if let Some(message) = chained.filter_map(|entry| entry.buffer.as_mut()).next() {
+            message.patch(pool.slabs(), HEADER_LEN - 4, &grant.to_le_bytes());
+        }
+        self.has_carrier = false;
+    }
+
+    /// The chain, ready to be posted. Its last work request is signaled.
+    #[inline]
+    pub(crate) fn chain(&mut self) -> &[SendWr] {
+        self.has_carrier = false;
+        if let Some(last) = self.chain.last_mut().filter(|_| !cfg!(planted = "sends-never-signaled")) {
+            last.flags |= SendFlags::SIGNALED;
+            self.unsignaled = 0;
+        }
+        &self.chain
+    }
+
+    /// The queue pair has taken the first work requests of the chain.
+    #[inline]
+    pub(crate) fn taken(&mut self, count: usize) {
+        if count == self.chain.len() {
+            self.chain.clear();
+        } else {
+            self.chain.drain(..count);
+        }
+    }
+
+    /// How many sends a completion of `sequence` ends; `None` when no such send is posted.
+    #[inline]
+    pub(crate) fn ended_by(&self, sequence: u16) -> Option<usize> {
+        let count = usize::from(sequence.wrapping_sub(self.first)) + 1;
+        (count <= self.posted()).then_some(count)
+    }
+
+    /// Whether some entries wait for answers: then completions are noted, and ends follow as [`SendQueue::front_ended`] says.
+    #[inline]
+    pub(crate) const fn has_answers(&self) -> bool {
+        self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
+    }
+
+    /// Notes a completion that ends `count` sends, except those that wait for an answer.
+    pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
+        for (nth, entry) in self.entries.iter_mut().take(count).enumerate() {
+            if nth + 1 == count {
+                entry.ended = Some(outcome);
+            } else if !entry.answered {
+                // Sends before the one that failed were only not signaled.
+                entry.ended.get_or_insert(Outcome::Sent);
+            }
+        }
+    }
+
+    /// How the oldest send ended, if it has.
+    pub(crate) fn front_ended(&self) -> Option<Outcome> {
+        self.entries.front()?.ended
+    }
+
+    /// Ends the oldest send; gives its buffer back. The regions that it used are returned, too.
+    #[inline]
+    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<(Entry, Option<Holds>)> {
+        let mut entry = self.entries.pop_front()?;
+        self.answers -= usize::from(entry.answered);
+        self.first = self.first.wrapping_add(1);
+        if let Some(buffer) = entry.buffer.take() {
+            pool.give(buffer.done());
+        }
+        let holds = if entry.holds { self.holds.pop_front() } else { None };
+        Some((entry, holds))
+    }
+
+    /// Forgets the chain: its queue pair is gone, and its entries have failed.
+    pub(crate) fn abandon_chain(&mut self) {
+        self.chain.clear();
+        self.has_carrier = false;
+    }
+}
+
+impl Connection {
+    /// Whether a message of `len` bytes fits one buffer of the peer and can be queued now.
+    #[inline]
+    fn check_message(&mut self, len: usize, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
+        if !self.state.is_open() {
+            return Err(SendErrorKind::Closed);
+        }
+        if len > self.terms.buffer_size {
+            let max = usize::try_from(self.terms.max_message).unwrap_or(usize::MAX).max(self.terms.buffer_size);
+            return Err(SendErrorKind::TooLong { len, max });
+        }
+        self.room_for_message().map_err(|blocked| {
+            self.refuse(Need::Message, env);
+            SendErrorKind::WouldBlock(blocked)
+        })
+    }
+
+    /// Queues a message that `payload` is copied to.
+    #[inline]
+    pub(crate) fn send(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<SendId, SendErrorKind> {
+        self.check_message(payload.len(), env)?;
+        let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+        let start = self.header_len();
+        env.buffers.pool.slabs().bytes_mut(&mut buffer)[start..start + payload.len()].copy_from_slice(payload);
+        Ok(self.push_filled(buffer, payload.len(), env))
+    }
+
+    /// Queues a message whose payload is in a buffer, behind room for a header.
+    pub(crate) fn send_filled(
+        &mut self,
+        len: usize,
+        env: &mut Env<'_>,
+        buffer: impl FnOnce() -> Buffer,
+    ) -> Result<SendId, SendErrorKind> {
+        self.check_message(len, env)?;
+        let mut buffer = buffer();
+        // The program has lent it until now.
+        env.buffers.pool.unlend();
+        if self.framing == Framing::Raw {
+            // The room that is kept for the header is not wanted: the payload begins the message.
+            env.buffers.pool.slabs().bytes_mut(&mut buffer).copy_within(HEADER_LEN..HEADER_LEN + len, 0);
+        }
+        Ok(self.push_filled(buffer, len, env))
+    }
+
+    /// Queues a message whose payload a device reads from where it is.
+    pub(crate) fn send_from(
+        &mut self,
+        region: &Region,
+        range: Range<usize>,
+        env: &mut Env<'_>,
+    ) -> Result<SendId, SendErrorKind> {
+        let len = range.len();
+        self.check_message(len, env)?;
+        let locals = Locals::to_read(&[(region, range)])?;
+        let entry = Entry::named(self.sends.name(SendKind::Message));
+        let id = entry.id;
+        match self.framing {
+            Framing::Raw => self.sends.push_operation(entry, SendOp::Send, locals),
+            Framing::Credits => {
+                let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+                self.push_message(Kind::Data, buffer, 0, entry, Some(locals), env);
+            }
+        }
+        self.count_sent(len, env);
+        id.ok_or(SendErrorKind::Closed)
+    }
+
+    /// Adds bytes to the last message that is not posted yet, or to a new one: `fill` gets room for at least one byte and
+    /// says how many bytes it has put there. Nothing is sent if it has put none.
+    pub(crate) fn append(
+        &mut self,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+        env: &mut Env<'_>,
+    ) -> Result<usize, SendErrorKind> {
+        if !self.state.is_open() {
+            return Err(SendErrorKind::Closed);
+        }
+        let start = self.header_len();
+        let end = start + self.terms.buffer_size.min(env.buffers.pool.stride() - HEADER_LEN);
+        if let Some((message, sges)) = self.sends.open_message() {
+            let written = sges.total_len();
+            if (start + 1..end).contains(&written) {
+                let len = fill(&mut message.unposted(env.buffers.pool.slabs())[written..end]).min(end - written);
+                *sges = SgeList::one(env.buffers.pool.sge(message, written + len));
+                env.stats.messages.bytes_sent += len as u64;
+                return Ok(len);
+            }
+        }
+        self.check_message(1, env)?;
+        let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+        let len = fill(&mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[start..end]).min(end - start);
+        if len == 0 {
+            env.buffers.pool.give(buffer);
+        } else {
+            self.push_filled(buffer, len, env);
+        }
+        Ok(len)
+    }
+
+    /// Bytes in front of every payload.
+    #[inline]
+    const fn header_len(&self) -> usize {
+        match self.framing {
+            Framing::Credits => HEADER_LEN,
+            Framing::Raw => 0,
+        }
+    }
+
+    /// Queues a message of the program's whose payload is in place.
+    #[inline]
+    fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
+        let id = self.sends.name(SendKind::Message);
+        match self.framing {
+            Framing::Credits => self.push_message(Kind::Data, buffer, len, Entry::named(id), None, env),
+            Framing::Raw => self.sends.push_raw(&env.buffers.pool, buffer, len, Entry::named(id)),
+        }
+        self.count_sent(len, env);
+        id
+    }
+
+    #[inline]
+    fn count_sent(&mut self, len: usize, env: &mut Env<'_>) {
+        env.stats.messages.sent += 1;
+        env.stats.messages.bytes_sent += len as u64;
+        self.mark(env);
+    }
+
+    /// Queues a message with its header; takes its credit.
+    #[inline]
+    fn push_message(
+        &mut self,
+        kind: Kind,
+        buffer: Buffer,
+        len: usize,
+        entry: Entry,
+        locals: Option<Locals>,
+        env: &mut Env<'_>,
+    ) {
+        self.tx.take();
+        let header = Header { kind, grant: self.rx.told() };
+        self.sends.push_message(&env.buffers.pool, buffer, header, len, entry, locals);
+    }
+
+    /// Queues a message of the reactor's own. The caller knows of a credit and a place for it.
+    pub(super) fn push_control(&mut self, kind: Kind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
+        let Some(mut buffer) = env.buffers.pool.take() else {
+            debug_assert!(false, "every place in the send queue has a buffer promised");
+            return;
+        };
+        let bytes = env.buffers.pool.slabs().bytes_mut(&mut buffer);
+        bytes[HEADER_LEN..HEADER_LEN + payload.len()].copy_from_slice(payload);
+        let entry = name.map_or_else(Entry::default, Entry::named);
+        self.push_message(kind, buffer, payload.len(), entry, None, env);
+        self.mark(env);
+    }
+
+    // One-sided operations.
+
+    /// Whether a one-sided operation of so many work requests can be queued now. `credit`: it uses a receive of the peer's.
+    pub(crate) fn check_operation(
+        &mut self,
+        places: usize,
+        credit: bool,
+        env: &mut Env<'_>,
+    ) -> Result<(), SendErrorKind> {
+        if !self.state.is_open() {
+            return Err(SendErrorKind::Closed);
+        }
+        let most = self.sends.most_room();
+        if places > most {
+            return Err(SendErrorKind::TooManyRegions { count: places, max: most });
+        }
+        let room = if credit { self.room_for_message() } else { Ok(()) };
+        let enough = self.sends.room(self.transfers.places()) >= places;
+        room.and(if enough { Ok(()) } else { Err(Blocked::Queue) }).map_err(|blocked| {
+            self.refuse(if credit { Need::Message } else { Need::Place }, env);
+            SendErrorKind::WouldBlock(blocked)
+        })
+    }
+
+    /// Queues an operation that was checked.
+    pub(crate) fn operate(&mut self, kind: SendKind, op: SendOp, locals: Locals, env: &mut Env<'_>) -> SendId {
+        let id = self.sends.name(kind);
+        if self.framing == Framing::Credits && matches!(op, SendOp::WriteWithImmediate(..)) {
+            self.tx.take();
+        }
+        self.sends.push_operation(Entry::named(id), op, locals);
+        self.mark(env);
+        id
+    }
+
+    /// Queues reads into several ranges, one after another, as one operation.
+    pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
+        let id = self.sends.name(SendKind::Read);
+        // One Read for each range: a Read on iWARP has one sink, and many an adapter takes no more.
+        let count = locals.sges.as_slice().len();
+        for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
+            let entry = if nth + 1 == count { Entry::named(id) } else { Entry::default() };
+            let mut holds = Holds::default();
+            holds[0] = hold;
+            self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
+            from.address += sge.len() as u64;
+        }
+        self.mark(env);
+        id
+    }
+
+    /// Queues a write and the message that tells of it: what a write with immediate data is where the device has none.
+    pub(crate) fn write_and_tell(
+        &mut self,
+        to: RemoteAddress,
+        locals: Locals,
+        immediate: Immediate,
+        env: &mut Env<'_>,
+    ) -> SendId {
+        let id = self.sends.name(SendKind::Write);
+        let late = cfg!(planted = "immediate-before-its-write");
+        if late {
+            self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
+        }
+        self.sends.push_operation(Entry::default(), SendOp::Write(to), locals);
+        if !late {
+            self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
+        }
+        id
+    }
+
+    // Posting.
+
+    /// Whether messages go out: while the connection is open, and while the peer fetches what was accepted before it was
+    /// closed.
+    pub(crate) fn exchanges(&self) -> bool {
+        match self.state {
+            State::Open => true,
+            State::Draining => self.transfers.offers(),
+            _ => false,
+        }
+    }
+
+    /// Whether a cork keeps the chain from being posted: while it is less than half of a queue, and neither a refused send,
+    /// nor the peer's credit or question, nor a large message waits for it.
+    fn is_holding_back(&self) -> bool {
+        self.corked
+            && self.state.is_open()
+            && self.refused.is_none()
+            && !self.sends.is_half_chained()
+            && !(self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due())
+            && !self.transfers.is_active()
+    }
+
+    /// Whether the flush is to post the sends before the receives, because the peer has enough credits to go on with: what it
+    /// waits for goes out first.
+    #[inline]
+    pub(crate) fn sends_first(&self) -> bool {
+        self.framing == Framing::Credits
+            && self.sends.is_chained()
+            && !self.receives.is_shared()
+            && !self.transfers.is_active()
+            && !self.rx.update_due_after(self.receives.to_post())
+    }
+
+    /// Whether receives are to be posted again now.
+    #[inline]
+    pub(crate) fn receives_due(&self) -> bool {
+        let control = self.keepalive.owes_ping || self.keepalive.owes_pong;
+        self.receives.to_post() > 0
+            && self.exchanges()
+            && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
+    }
+
+    /// Receives were posted, or claimed of the shared queue: the peer may be told of them.
+    #[inline]
+    pub(crate) const fn receives_posted(&mut self, count: u32) {
+        if !cfg!(planted = "credit-at-completion") {
+            self.rx.posted(count);
+        }
+    }
+
+    /// Adjusts what the connection promises its peer of the shared receives.
+    pub(crate) fn renew_claim(&mut self, env: &mut Env<'_>) {
+        let ending = self.state.is_ending() && !self.exchanges();
+        if self.receives.is_shared() && !ending {
+            let more = self.receives.renew(env.buffers, &self.rx, env.config.receive_depth, env.now);
+            self.rx.posted(more);
+        }
+    }
+
+    /// Gets the chain ready to be posted: with a control message if one is due, and the newest grant in its last message.
+    /// Returns nothing if nothing is to be posted now.
+    #[inline]
+    pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
+        let sends = matches!(self.state, State::Open | State::Draining);
+        if !sends || self.is_holding_back() {
+            return &[];
+        }
+        if self.framing == Framing::Credits {
+            if let Some(kind) = self.due_control() {
+                env.stats.connections.pings += u64::from(kind == Kind::Ping);
+                env.stats.messages.credit_updates += u64::from(kind == Kind::Credit);
+                self.keepalive.owes_ping &= kind != Kind::Ping;
+                self.push_control(kind, &[], None, env);
+            }
+            if self.sends.has_carrier() {
+                // A message shows life, and brings the newest grant.
+                self.keepalive.owes_pong = false;
+                self.sends.carry(&env.buffers.pool, self.rx.grant());
+            }
+        }
+        self.sends.chain()
+    }
+
+    /// The control message to send now, if one is due. A message that goes out anyway answers and grants.
+    #[inline]
+    fn due_control(&self) -> Option<Kind> {
+        let carried = self.sends.has_carrier();
+        let kind = if self.keepalive.owes_ping {
+            Kind::Ping
+        } else if carried {
+            return None;
+        } else if self.keepalive.owes_pong {
+            Kind::Pong
+        } else if self.rx.update_due() {
+            Kind::Credit
+        } else {
+            return None;
+        };
+        (self.exchanges() && may_control(&self.tx, &self.rx) && self.sends.has_control_room()).then_some(kind)
+    }
+
+    // Completing.
+
+    /// The device has done the send of this position, and those before it. `false` if no such send is posted.
+    #[inline]
+    pub(crate) fn sent(&mut self, sequence: u16, status: WcStatus, env: &mut Env<'_>) -> bool {
+        let Some(count) = self.sends.ended_by(sequence) else { return false };
+        let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
+        if self.sends.has_answers() {
+            self.sends.note_ends(count, last);
+            while let Some(outcome) = self.sends.front_ended() {
+                self.end_send(outcome, env);
+            }
+        } else {
+            for nth in 1..=count {
+                // Sends before the one that failed were only not signaled.
+                self.end_send(if nth < count { Outcome::Sent } else { last }, env);
+            }
+        }
+        self.ask_writable(env);
+        if self.sends.is_chained() || self.transfers.is_active() || self.owes_control() {
+            // What is to be posted may have waited for a place.
+            self.mark(env);
+        }
+        if !status.is_success() {
+            self.work_request_failed(status, env);
+        }
+        true
+    }
+
+    /// Whether the queue pair has sends that are to complete.
+    pub(crate) fn has_sends_posted(&self) -> bool {
+        self.sends.posted() > 0
+    }
+
+    fn owes_control(&self) -> bool {
+        self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
+    }
+
+    /// Ends the oldest send.
+    #[inline]
+    pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
+        let Some((entry, holds)) = self.sends.pop(&mut env.buffers.pool) else { return };
+        for (key, hold) in holds.into_iter().flatten().flatten() {
+            if hold.done() {
+                self.want(env, Action::Unused(key));
+            }
+        }
+        if entry.piece > 0 {
+            if outcome.is_sent() {
+                self.piece_arrived(entry.piece, env);
+            } else {
+                self.piece_failed();
+            }
+        }
+        if let Some(send) = entry.id {
+            self.tell(env, Event::Sent { send, outcome });
+        }
+    }
+}
+
+fn no_buffer() -> SendErrorKind {
+    debug_assert!(false, "every place in the send queue has a buffer promised");
+    SendErrorKind::WouldBlock(Blocked::Queue)
+}

@@ -1,0 +1,77 @@
+//! A completion queue of a device, the room left on it, and how far its completions were handled.
+
+use rdma_transport::provider::CqId;
+
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) id: CqId,
+    /// Entries it has.
+    size: u32,
+    /// Entries that nobody has claimed.
+    free: u32,
+    /// Claims given back. They are free once the queue was seen empty, because completions may linger in it.
+    released: u32,
+    /// It has room for all receives of the shared queue.
+    pub(crate) shared: bool,
+    /// How often it was seen empty.
+    drains: u64,
+    /// Completions of it that were handled.
+    handled: u64,
+    pub(crate) armed: bool,
+    /// It is on the list of queues to poll.
+    pub(crate) ready: bool,
+}
+
+/// A moment in the life of a completion queue, by what was in it then.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mark {
+    drains: u64,
+    /// Completions handled when even a full queue would have given them all.
+    handled: u64,
+}
+
+impl CompletionQueue {
+    pub(crate) const fn new(id: CqId, size: u32) -> Self {
+        let (free, released, shared, drains, handled, armed, ready) = (size, 0, false, 0, 0, false, false);
+        Self { id, size, free, released, shared, drains, handled, armed, ready }
+    }
+
+    /// Whether so many entries are free.
+    pub(crate) const fn has_room(&self, entries: u32) -> bool {
+        self.free >= entries
+    }
+
+    /// Claims entries that are free.
+    pub(crate) const fn claim(&mut self, entries: u32) {
+        self.free -= entries;
+    }
+
+    /// Gives a claim back.
+    pub(crate) const fn release(&mut self, entries: u32) {
+        self.released += entries;
+    }
+
+    /// Notes that the queue is empty.
+    #[inline]
+    pub(crate) fn drained(&mut self) {
+        self.free += std::mem::take(&mut self.released);
+        self.drains += 1;
+    }
+
+    /// Counts completions that were handled.
+    #[inline]
+    pub(crate) const fn handled(&mut self, count: usize) {
+        self.handled += count as u64;
+    }
+
+    /// This moment.
+    pub(crate) const fn mark(&self) -> Mark {
+        Mark { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
+    }
+
+    /// Whether nothing is left of what was in the queue then: it was seen empty since, or has given as many completions as
+    /// it could have held.
+    pub(crate) const fn has_passed(&self, mark: Mark) -> bool {
+        self.drains != mark.drains || self.handled >= mark.handled
+    }
+}

@@ -1,0 +1,317 @@
+//! A device as the reactor uses it: its buffers, its completion queues, and the accounting that makes an overrun of either
+//! impossible.
+
+pub(crate) mod cq;
+pub(crate) mod home;
+pub(crate) mod pool;
+pub(crate) mod srq;
+pub(crate) mod table;
+
+use std::sync::Arc;
+
+use rdma_transport::caps::Features;
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, LocalKey, MrId};
+use rdma_transport::provider::{CqId, DeviceId, Provider};
+use rdma_transport::qp::SrqId;
+use rdma_transport::wr::RecvWr;
+
+use self::cq::{CompletionQueue, Mark};
+use self::home::Home;
+use self::pool::{Buffer, Exhausted, Pool};
+use self::srq::queue::SharedReceives;
+use crate::config::Config;
+use crate::error::Error;
+use crate::limits::HEADER_LEN;
+
+/// The buffers of a device: the pool, and those that are receives of all.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    pub(crate) pool: Pool,
+    /// The receives that connections share, if they do.
+    pub(crate) shared: Option<SharedReceives>,
+}
+
+impl Buffers {
+    /// Buffers of a device that no connection is on: there are none.
+    pub(crate) fn none() -> Self {
+        Self { pool: Pool::new(1, 0), shared: None }
+    }
+
+    /// Takes the buffer of a received message back. `shared`: its connection takes receives from the shared queue.
+    #[inline]
+    pub(crate) fn free_receive(&mut self, buffer: Buffer, shared: bool) {
+        match &mut self.shared {
+            Some(queue) if shared => queue.give(buffer),
+            _ => self.pool.give(buffer),
+        }
+    }
+}
+
+/// What one connection claims of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Index of its completion queue.
+    pub(crate) cq: usize,
+    /// Completion entries, and as many buffers.
+    pub(crate) entries: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) id: DeviceId,
+    pub(crate) name: String,
+    pub(crate) buffers: Buffers,
+    /// Memory of the pool, as the device knows it.
+    slabs: Vec<(LocalKey, MrId)>,
+    pub(crate) cqs: Vec<CompletionQueue>,
+    /// Its completion channel may have events; some of the queues that count as armed may not be.
+    pub(crate) has_events: bool,
+    pub(crate) home: Arc<Home>,
+    /// Largest payload that a buffer takes: as configured, or what the device carries behind a header if that is less.
+    pub(crate) buffer_size: u32,
+    /// Largest inline send, bytes.
+    pub(crate) max_inline: u32,
+    /// Claims of connections and of others.
+    claims: usize,
+    /// It is going away or has failed: nothing new is put on it, and it is not asked for anything.
+    pub(crate) removed: bool,
+}
+
+impl From<Exhausted> for Error {
+    fn from(_: Exhausted) -> Self {
+        Self::Limit { limit: "max_memory", value: 0 }
+    }
+}
+
+/// Makes memory for buffers known to a device.
+pub(crate) fn register(
+    provider: &mut dyn Provider,
+    slabs: &mut Vec<(LocalKey, MrId)>,
+    id: DeviceId,
+    bytes: usize,
+) -> Result<(Arc<Memory>, LocalKey), Error> {
+    let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+    let memory = Arc::new(memory);
+    // Local access only: a pool can never be reached by a peer.
+    let region = provider.register(id, &memory, Access::LOCAL_WRITE)?;
+    slabs.push((region.local_key, region.id));
+    Ok((memory, region.local_key))
+}
+
+fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) {
+    if let Err(error) = provider.destroy_srq(srq) {
+        log::warn!("destroying a shared receive queue: {error}");
+    }
+}
+
+fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
+    if let Err(error) = provider.destroy_cq(cq) {
+        log::warn!("destroying a completion queue: {error}");
+    }
+}
+
+/// Takes memory of buffers back from a device.
+pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) {
+    if let Err(error) = provider.deregister(slab) {
+        log::warn!("deregistering the memory of buffers: {error}");
+    }
+}
+
+impl Device {
+    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Arc<Home>) -> Self {
+        let info = provider.device(id);
+        let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
+        let longest = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
+        Self {
+            id,
+            name: info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone()),
+            buffers: Buffers {
+                pool: Pool::new(config.buffer_size as usize + HEADER_LEN, config.max_memory),
+                shared: None,
+            },
+            slabs: Vec::new(),
+            cqs: Vec::new(),
+            has_events: false,
+            home,
+            buffer_size: config.buffer_size.min(longest),
+            max_inline: info.map_or(0, |info| info.capabilities.max_inline),
+            claims: 0,
+            removed: false,
+        }
+    }
+
+    /// Makes the queue of receives that connections share, on first use.
+    pub(crate) fn share_receives(&mut self, provider: &mut dyn Provider, receives: u32) -> Result<(), Error> {
+        if self.buffers.shared.is_some() {
+            return Ok(());
+        }
+        let has = provider
+            .device(self.id)
+            .is_some_and(|info| info.capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE));
+        if !has {
+            let (provider, feature) = (provider.name(), "shared receive queues on this device");
+            return Err(rdma_transport::Error::Unsupported { provider, feature }.into());
+        }
+        let srq = provider.create_srq(self.id, receives)?;
+        let (count, size) = (receives as usize, HEADER_LEN + self.buffer_size as usize);
+        let reserved = self.reserve(provider, count);
+        let pool = &mut self.buffers.pool;
+        let made = reserved.and_then(|()| {
+            SharedReceives::new(provider, pool, srq, receives, size).inspect_err(|_| pool.unreserve(count))
+        });
+        match made {
+            Ok(shared) => self.buffers.shared = Some(shared),
+            Err(error) => {
+                destroy_srq(provider, srq);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, provider: &mut dyn Provider, count: usize) -> Result<(), Error> {
+        let (id, slabs) = (self.id, &mut self.slabs);
+        self.buffers.pool.reserve(count, |bytes| register(provider, slabs, id, bytes))
+    }
+
+    /// Claims buffers and completion entries for a connection, and room for the `shared` receives if the connection takes
+    /// its receives from there.
+    pub(crate) fn claim(
+        &mut self,
+        provider: &mut dyn Provider,
+        config: &Config,
+        shared: Option<u32>,
+    ) -> Result<Room, Error> {
+        let entries = if shared.is_some() { config.send_slots() } else { config.completion_room() };
+        let cq = match shared {
+            // The room for the shared queue stays until that is gone.
+            Some(all) => match self.cqs.iter().position(|cq| cq.shared && cq.has_room(entries)) {
+                Some(index) => self.claim_of(index, entries),
+                None => {
+                    let index = self.claim_room(provider, config, entries + all)?;
+                    self.cqs[index].shared = true;
+                    index
+                }
+            },
+            None => self.claim_room(provider, config, entries)?,
+        };
+        match self.reserve(provider, entries as usize) {
+            Ok(()) => Ok(Room { cq, entries }),
+            Err(error) => {
+                self.release_room(cq, entries);
+                Err(match error {
+                    Error::Limit { limit, .. } => Error::Limit { limit, value: config.max_memory as u64 },
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Claims completion entries; returns the index of their queue.
+    pub(crate) fn claim_room(
+        &mut self,
+        provider: &mut dyn Provider,
+        config: &Config,
+        entries: u32,
+    ) -> Result<usize, Error> {
+        let index = match self.cqs.iter().position(|cq| cq.has_room(entries)) {
+            Some(index) => index,
+            None => {
+                let size = config.completion_queue.max(entries);
+                let id = provider.create_cq(self.id, size)?;
+                if let Some(to) = config.completion_moderation
+                    && let Err(error) = provider.moderate_cq(id, to)
+                {
+                    destroy_cq(provider, id);
+                    return Err(error.into());
+                }
+                self.cqs.push(CompletionQueue::new(id, size));
+                self.cqs.len() - 1
+            }
+        };
+        Ok(self.claim_of(index, entries))
+    }
+
+    fn claim_of(&mut self, index: usize, entries: u32) -> usize {
+        self.cqs[index].claim(entries);
+        self.claims += 1;
+        index
+    }
+
+    /// Receives posted to the shared queue, and those that nobody claims.
+    pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
+        let shared = self.buffers.shared.as_ref()?;
+        Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
+    }
+
+    /// Posts the shared receives that came back, and then takes back the claims of connections that are gone. Not while
+    /// completions are being handled: some of those may be among them.
+    pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider, chain: &mut Vec<RecvWr>) {
+        let Buffers { pool, shared: Some(shared) } = &mut self.buffers else { return };
+        if let Err(error) = shared.post(provider, pool, chain) {
+            // Connections hear of it when they have something to post.
+            log::warn!("{}: posting shared receives: {error}", self.name);
+            return;
+        }
+        let cqs = &self.cqs;
+        shared.settle(|cq, mark| cqs[cq].has_passed(mark));
+    }
+
+    /// Gives completion entries back.
+    pub(crate) fn release_room(&mut self, cq: usize, entries: u32) {
+        self.cqs[cq].release(entries);
+        self.claims -= 1;
+    }
+
+    /// Gives a connection's claim back. Receive buffers of its own that the program still has, `kept`, stay counted until
+    /// they come home; those of the shared queue are never a connection's own.
+    pub(crate) fn release(&mut self, room: Room, kept: usize) {
+        self.release_room(room.cq, room.entries);
+        self.buffers.pool.unreserve(room.entries as usize);
+        self.buffers.pool.lend(kept);
+    }
+
+    /// This moment of a completion queue.
+    pub(crate) fn mark(&self, cq: usize) -> Mark {
+        self.cqs[cq].mark()
+    }
+
+    /// Whether the device is going away and nothing is left on it.
+    pub(crate) const fn is_abandoned(&self) -> bool {
+        self.removed && self.claims == 0
+    }
+
+    /// Takes a buffer for the program to fill; the pool grows when all others are promised.
+    pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
+        self.reserve(provider, 1).ok()?;
+        let pool = &mut self.buffers.pool;
+        pool.unreserve(1);
+        let buffer = pool.take()?;
+        pool.lend(1);
+        Some(buffer)
+    }
+
+    /// Gives memory of the pool back that was not needed for a while.
+    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
+        let slabs = &mut self.slabs;
+        self.buffers.pool.trim(|key| {
+            if let Some(at) = slabs.iter().position(|&(of, _)| of == key) {
+                deregister(provider, slabs.swap_remove(at).1);
+            }
+        });
+    }
+
+    /// Deregisters everything. The connections are gone by now.
+    pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
+        if let Some(shared) = self.buffers.shared.take() {
+            destroy_srq(provider, shared.srq());
+        }
+        for cq in self.cqs.drain(..) {
+            destroy_cq(provider, cq.id);
+        }
+        for (_, slab) in self.slabs.drain(..) {
+            deregister(provider, slab);
+        }
+    }
+}

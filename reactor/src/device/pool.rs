@@ -1,0 +1,442 @@
+//! The buffer pool of a device: equal buffers in slabs that are registered once.
+//!
+//! A [`Buffer`] is the right to touch one buffer. It cannot be copied, so there is one holder at a time: the pool, a work
+//! request ([`Posted`]), a message, or the program. The unsafe code here rests on that, and on what
+//! [`rdma_transport::Provider`] promises of posted memory.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::LocalKey;
+use rdma_transport::wr::Sge;
+
+/// The first slab holds what is asked for, at least about this much. Each further slab doubles the pool, up to
+/// [`LARGEST_SLAB`], so that there are few registrations and little memory is locked in vain.
+const SMALLEST_SLAB: usize = 256 << 10;
+const LARGEST_SLAB: usize = 4 << 20;
+/// Buffers of one slab that can be named.
+const PER_SLAB: usize = 1 << 16;
+
+/// The right to touch one buffer.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped is lost to its pool"]
+pub(crate) struct Buffer {
+    slab: u16,
+    index: u16,
+}
+
+/// A buffer that a work request holds: nobody touches it until the work request is done.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped is lost to its pool"]
+pub(crate) struct Posted(Buffer);
+
+impl Posted {
+    /// Changes bytes of a send that is not posted yet: the provider has not seen it.
+    pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
+        self.unposted(slabs)[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The whole buffer of a send that is not posted yet.
+    pub(crate) fn unposted<'a>(&'a mut self, slabs: &'a Slabs) -> &'a mut [u8] {
+        slabs.bytes_mut(&mut self.0)
+    }
+
+    /// The work request is done, or its queue pair is destroyed.
+    pub(crate) fn done(self) -> Buffer {
+        self.0
+    }
+}
+
+/// The memory behind the buffers. Shared with messages that outlive a callback, so that it outlives them.
+pub(crate) struct Slabs {
+    stride: usize,
+    memories: Vec<Arc<Memory>>,
+}
+
+impl fmt::Debug for Slabs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slabs").field("stride", &self.stride).field("slabs", &self.memories.len()).finish()
+    }
+}
+
+impl Slabs {
+    #[inline]
+    fn base(&self, buffer: &Buffer) -> NonNull<u8> {
+        let memory = &self.memories[usize::from(buffer.slab)];
+        let offset = usize::from(buffer.index) * self.stride;
+        debug_assert!(offset + self.stride <= memory.len());
+        // SAFETY: the pool makes as many buffers of stride bytes as a slab has room for, so the offset is inside it, and the
+        // start of a mapping is not null.
+        unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
+    }
+
+    /// The first `len` bytes.
+    #[inline]
+    pub(crate) fn bytes<'a>(&'a self, buffer: &'a Buffer, len: usize) -> &'a [u8] {
+        let len = len.min(self.stride);
+        // SAFETY: `base` is valid for stride bytes while self lives; holding the Buffer means that no work request and
+        // no one else writes it.
+        unsafe { slice::from_raw_parts(self.base(buffer).as_ptr(), len) }
+    }
+
+    /// The whole buffer, to fill.
+    #[inline]
+    pub(crate) fn bytes_mut<'a>(&'a self, buffer: &'a mut Buffer) -> &'a mut [u8] {
+        // SAFETY: as in `bytes`; `&mut Buffer` makes this the only reference.
+        unsafe { slice::from_raw_parts_mut(self.base(buffer).as_ptr(), self.stride) }
+    }
+}
+
+/// Buffers of one device.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slabs: Arc<Slabs>,
+    keys: Vec<LocalKey>,
+    /// Last in, first out: the buffer most likely to be in a cache.
+    free: Vec<Buffer>,
+    /// Slots of slabs that were given back; they name the first slab's memory, and there is no buffer of theirs.
+    vacant: Vec<u16>,
+    /// Buffers of each slab.
+    sizes: Vec<usize>,
+    /// The most that was promised and lent at a time since the pool was trimmed.
+    high: usize,
+    /// Buffers promised to connections.
+    reserved: usize,
+    /// Buffers in the user's hands that no promise covers.
+    lent: usize,
+    capacity: usize,
+    max_buffers: usize,
+}
+
+/// A pool may not grow any further.
+#[derive(Debug)]
+pub(crate) struct Exhausted;
+
+impl Pool {
+    /// A pool of buffers of at least `size` bytes, together at most `max_bytes`; empty until something is reserved.
+    pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
+        let stride = size.next_multiple_of(64);
+        Self {
+            slabs: Arc::new(Slabs { stride, memories: Vec::new() }),
+            keys: Vec::new(),
+            free: Vec::new(),
+            vacant: Vec::new(),
+            sizes: Vec::new(),
+            high: 0,
+            reserved: 0,
+            lent: 0,
+            capacity: 0,
+            max_buffers: max_bytes / stride,
+        }
+    }
+
+    /// The memory, to hold while buffers are out of the pool.
+    pub(crate) fn slabs(&self) -> &Arc<Slabs> {
+        &self.slabs
+    }
+
+    /// Promises `count` buffers, growing by as many slabs as that takes; `register` makes a slab known to the device.
+    pub(crate) fn reserve<E: From<Exhausted>>(
+        &mut self,
+        count: usize,
+        mut register: impl FnMut(usize) -> Result<(Arc<Memory>, LocalKey), E>,
+    ) -> Result<(), E> {
+        let wanted = self.reserved + self.lent + count;
+        if wanted > self.max_buffers {
+            return Err(Exhausted.into());
+        }
+        while self.capacity < wanted {
+            let (buffers, slab) = self.next_slab(wanted - self.capacity)?;
+            let (memory, key) = register(buffers * self.slabs.stride)?;
+            self.grow(slab, buffers, memory, key);
+        }
+        self.reserved += count;
+        self.high = self.high.max(wanted);
+        Ok(())
+    }
+
+    /// Buffers of the next slab, and its number.
+    fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
+        let slab = match self.vacant.last() {
+            Some(&slab) => slab,
+            None => u16::try_from(self.slabs.memories.len()).map_err(|_| Exhausted)?,
+        };
+        let stride = self.slabs.stride;
+        let smallest = (SMALLEST_SLAB / stride).max(1);
+        let largest = (LARGEST_SLAB / stride).clamp(1, PER_SLAB);
+        let left = self.max_buffers - self.capacity;
+        Ok((missing.max(self.capacity).max(smallest).min(largest).min(left), slab))
+    }
+
+    fn grow(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) {
+        let buffers = buffers.min(memory.len() / self.slabs.stride);
+        let mut memories = self.slabs.memories.clone();
+        if self.vacant.pop().is_some() {
+            let slab = usize::from(slab);
+            (memories[slab], self.keys[slab], self.sizes[slab]) = (memory, key, buffers);
+        } else {
+            memories.push(memory);
+            self.keys.push(key);
+            self.sizes.push(buffers);
+        }
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
+        self.capacity += buffers;
+        self.free.reserve(buffers);
+        self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
+    }
+
+    /// Takes a promise back; the memory stays for the next connection.
+    pub(crate) fn unreserve(&mut self, count: usize) {
+        self.reserved -= count;
+    }
+
+    /// Whether there is more than one slab, and more buffers than are promised and lent.
+    pub(crate) fn is_excessive(&self) -> bool {
+        self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
+    }
+
+    /// Gives slabs back whose buffers nobody holds, as far as what is left would have been enough since the last time.
+    /// `deregister` takes a slab from the device.
+    pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
+        let mut excess = self.capacity.saturating_sub(self.high);
+        self.high = self.reserved + self.lent;
+        if excess == 0 || self.sizes.len() < 2 {
+            return;
+        }
+        let mut idle = vec![0; self.sizes.len()];
+        for buffer in &self.free {
+            idle[usize::from(buffer.slab)] += 1;
+        }
+        // The first one stays: it stands in for those that go. Of the others, the last first.
+        let mut gone = vec![false; self.sizes.len()];
+        let mut memories = self.slabs.memories.clone();
+        for slab in (1..self.sizes.len()).rev() {
+            let size = self.sizes[slab];
+            if size == 0 || idle[slab] < size || size > excess {
+                continue;
+            }
+            deregister(self.keys[slab]);
+            memories[slab] = Arc::clone(&memories[0]);
+            (self.keys[slab], self.sizes[slab], gone[slab]) = (self.keys[0], 0, true);
+            self.vacant.push(slab as u16);
+            self.capacity -= size;
+            excess -= size;
+        }
+        self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
+        // What is used next is taken from the first slabs, so that the others fall idle.
+        self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
+    }
+
+    /// Counts buffers that leave for the user without a promise.
+    pub(crate) fn lend(&mut self, count: usize) {
+        self.lent += count;
+        self.high = self.high.max(self.reserved + self.lent);
+    }
+
+    /// Counts one of them as back, or as a connection's own from now on.
+    pub(crate) fn unlend(&mut self) {
+        debug_assert!(self.lent > 0, "a buffer came home that was not lent");
+        self.lent = self.lent.saturating_sub(1);
+    }
+
+    /// Buffers that exist.
+    pub(crate) const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Buffers nobody holds.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a buffer.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Buffer> {
+        self.free.pop()
+    }
+
+    /// Takes a buffer back.
+    #[inline]
+    pub(crate) fn give(&mut self, buffer: Buffer) {
+        debug_assert!(self.free.len() < self.capacity(), "a buffer came home twice");
+        self.free.push(buffer);
+    }
+
+    /// Hands the first `len` bytes of a buffer to a work request.
+    #[inline]
+    pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
+        let posted = Posted(buffer);
+        let sge = self.sge(&posted, len);
+        (posted, sge)
+    }
+
+    /// The entry for the first `len` bytes of a buffer that a work request has.
+    #[inline]
+    pub(crate) fn sge(&self, posted: &Posted, len: usize) -> Sge {
+        let buffer = &posted.0;
+        let key = self.keys[usize::from(buffer.slab)];
+        let len = len.min(self.slabs.stride) as u32;
+        // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered; the
+        // Buffer is in Posted, which gives no access until the work request is done.
+        unsafe { Sge::new(self.slabs.base(buffer), len, key) }
+    }
+
+    /// Bytes of one buffer.
+    pub(crate) fn stride(&self) -> usize {
+        self.slabs.stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(len: usize) -> Result<(Arc<Memory>, LocalKey), Exhausted> {
+        Ok((Arc::new(Memory::new(len).unwrap()), LocalKey(7)))
+    }
+
+    #[test]
+    fn buffers_do_not_overlap_and_all_come_home() {
+        let mut pool = Pool::new(100, 1 << 20);
+        pool.reserve(10, memory).unwrap();
+        let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(taken.len(), pool.capacity());
+        let slabs = Arc::clone(pool.slabs());
+        for (i, buffer) in taken.iter_mut().enumerate() {
+            slabs.bytes_mut(buffer).fill(i as u8);
+        }
+        for (i, buffer) in taken.iter().enumerate() {
+            assert!(slabs.bytes(buffer, 128).iter().all(|&b| b == i as u8));
+        }
+        for buffer in taken {
+            pool.give(buffer);
+        }
+        assert_eq!(pool.available(), pool.capacity());
+    }
+
+    #[test]
+    fn growth_keeps_old_buffers_and_stops_at_the_limit() {
+        let mut pool = Pool::new(1 << 20, 8 << 20);
+        pool.reserve(4, memory).unwrap();
+        assert_eq!(pool.capacity(), 4);
+        let mut first = pool.take().unwrap();
+        let slabs = Arc::clone(pool.slabs());
+        slabs.bytes_mut(&mut first)[0] = 42;
+        pool.reserve(2, memory).unwrap();
+        assert_eq!(pool.capacity(), 8, "it doubles");
+        assert_eq!(pool.slabs().bytes(&first, 1), [42]);
+        assert!(pool.reserve(3, memory).is_err());
+        pool.unreserve(2);
+        pool.reserve(1, memory).unwrap();
+        assert_eq!(pool.capacity(), 8, "no growth for what was given back");
+        pool.give(first);
+    }
+
+    #[test]
+    fn the_first_slab_is_small_and_none_is_large() {
+        let mut sizes = Vec::new();
+        let mut pool = Pool::new(4096, 64 << 20);
+        let mut grown = |bytes: usize| {
+            sizes.push(bytes);
+            memory(bytes)
+        };
+        pool.reserve(10, &mut grown).unwrap();
+        for _ in 0..600 {
+            pool.reserve(10, &mut grown).unwrap();
+        }
+        assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
+        assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
+        // What is asked for at once comes in one piece, as far as slabs go.
+        sizes.clear();
+        let mut pool = Pool::new(4096, 64 << 20);
+        pool.reserve(1500, |bytes| {
+            sizes.push(bytes);
+            memory(bytes)
+        })
+        .unwrap();
+        assert_eq!(sizes, [4 << 20, 4 << 20]);
+    }
+
+    /// A key for each slab.
+    fn numbered(pool: &mut Pool, count: usize) {
+        let mut next = pool.sizes.len() as u32;
+        pool.reserve(count, |bytes| {
+            next += 1;
+            Ok::<_, Exhausted>((Arc::new(Memory::new(bytes).unwrap()), LocalKey(next - 1)))
+        })
+        .unwrap();
+    }
+
+    fn trimmed(pool: &mut Pool) -> Vec<u32> {
+        let mut gone = Vec::new();
+        pool.trim(|key| gone.push(key.0));
+        gone
+    }
+
+    #[test]
+    fn a_slab_is_given_back_when_it_was_not_needed_for_a_while() {
+        let mut pool = Pool::new(1 << 20, 64 << 20);
+        for _ in 0..3 {
+            numbered(&mut pool, 4);
+        }
+        assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
+        pool.unreserve(7);
+        assert!(pool.is_excessive());
+        assert!(trimmed(&mut pool).is_empty(), "twelve were needed since the last time");
+        assert_eq!(trimmed(&mut pool), [2]);
+        assert_eq!((pool.capacity(), pool.available()), (8, 8));
+        assert!(trimmed(&mut pool).is_empty(), "five are promised");
+        // A peak counts until the next time.
+        pool.unreserve(5);
+        pool.lend(5);
+        (0..5).for_each(|_| pool.unlend());
+        assert!(trimmed(&mut pool).is_empty());
+        assert_eq!(trimmed(&mut pool), [1]);
+        assert!(!pool.is_excessive() && trimmed(&mut pool).is_empty(), "the first one stays");
+        // The slots are used again.
+        numbered(&mut pool, 10);
+        assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
+    }
+
+    #[test]
+    fn a_slab_with_a_buffer_in_use_stays_and_what_is_read_stays_readable() {
+        let mut pool = Pool::new(1 << 20, 64 << 20);
+        numbered(&mut pool, 4);
+        numbered(&mut pool, 4);
+        let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
+        let slabs = Arc::clone(pool.slabs());
+        let at = taken.iter().position(|buffer| buffer.slab == 1).unwrap();
+        let mut kept = taken.swap_remove(at);
+        slabs.bytes_mut(&mut kept)[0] = 42;
+        taken.drain(..).for_each(|buffer| pool.give(buffer));
+        pool.unreserve(8);
+        pool.lend(1);
+        assert!(trimmed(&mut pool).is_empty() && trimmed(&mut pool).is_empty());
+        assert_eq!(pool.slabs().bytes(&kept, 1), [42]);
+        // The next ones come from the first slab.
+        let first = pool.take().unwrap();
+        assert_eq!(first.slab, 0);
+        pool.give(first);
+        pool.give(kept);
+        pool.unlend();
+        assert_eq!(trimmed(&mut pool), [1]);
+        assert_eq!((pool.capacity(), pool.available()), (4, 4));
+    }
+
+    #[test]
+    fn a_posted_buffer_names_its_own_memory() {
+        let mut pool = Pool::new(64, 1 << 20);
+        pool.reserve(2, memory).unwrap();
+        let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
+        let (a, sge_a) = pool.post(first, 10);
+        let (b, sge_b) = pool.post(second, 999);
+        assert_eq!((sge_a.len(), sge_b.len()), (10, 64));
+        assert_ne!(sge_a.address(), sge_b.address());
+        pool.give(a.done());
+        pool.give(b.done());
+    }
+}

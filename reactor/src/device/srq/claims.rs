@@ -1,0 +1,345 @@
+//! Claims on a shared receive queue: which connection may promise its peer how many of the receives that all take from.
+//! Pure.
+//!
+//! Each connection has a *claim*: receives set aside for it, of which it has promised some to its peer and keeps others, as
+//! messages that the program keeps or that wait for a large message. The claims together never exceed the receives that
+//! there are, and a connection never promises more than its claim leaves, so that no promise is without a receive, in
+//! whatever order the peers use theirs:
+//!
+//! ```text
+//! posted = receives - kept        sum(promised + kept) <= sum(claims) <= receives        =>  sum(promised) <= posted
+//! ```
+//!
+//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond that it grows with what the
+//! connection has received in about the last second, and with what it keeps, up to half of what nobody claims and it has
+//! itself: a single busy connection leaves half, and several have the same. What was promised cannot be taken back; a claim
+//! shrinks as the peer uses its promises and they are not renewed.
+
+use std::time::{Duration, Instant};
+
+use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
+
+/// Time in which what a connection has received counts half as much.
+const HALF_LIFE: Duration = Duration::from_secs(1);
+
+/// The claims on one queue, by what they leave.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    free: u32,
+}
+
+/// What one connection claims.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    claim: u32,
+    /// Receives that its messages have used and that are not to be posted again yet.
+    kept: u32,
+    /// Messages received, older ones counting less.
+    used: u32,
+    since: Instant,
+}
+
+impl Claims {
+    pub(crate) const fn new(receives: u32) -> Self {
+        Self { free: receives }
+    }
+
+    /// Receives that nobody claims.
+    pub(crate) const fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// The claim of a new connection, which promises [`MIN_WINDOW`] receives; `None` when there are not so many.
+    pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
+        self.free = self.free.checked_sub(MIN_WINDOW)?;
+        Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
+    }
+
+    /// Adjusts a claim whose connection has `promised` receives that its peer has not used, and is to have `most` at
+    /// most; returns how many more it promises now.
+    pub(crate) fn renew(&mut self, claim: &mut Claim, promised: u32, most: u32, now: Instant) -> u32 {
+        let ages = now.saturating_duration_since(claim.since).as_nanos() / HALF_LIFE.as_nanos();
+        if ages > 0 {
+            claim.used = claim.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
+            claim.since = now;
+        }
+        // Messages that are kept never take the credits by which the two sides keep in touch.
+        let least = MIN_WINDOW.max(claim.kept + CONTROL_CREDITS);
+        let fair = (self.free + claim.claim.saturating_sub(MIN_WINDOW)) / 2;
+        let wanted = (MIN_WINDOW + fair.min((claim.used / 2).max(claim.kept))).min(most);
+        let given = promised + claim.kept;
+        let renewed = wanted.max(least).max(given).min(claim.claim + self.free);
+        self.free = self.free + claim.claim - renewed;
+        claim.claim = renewed;
+        renewed.saturating_sub(given)
+    }
+
+    /// Takes back what was claimed, once nothing can use it any more.
+    pub(crate) const fn take_back(&mut self, receives: u32) {
+        self.free += receives;
+    }
+}
+
+impl Claim {
+    /// A message keeps the receive that it has used.
+    #[inline]
+    pub(crate) const fn keep(&mut self) {
+        self.kept += 1;
+    }
+
+    /// Messages have let go of the receives that they kept: these are posted again before anything else is promised.
+    #[inline]
+    pub(crate) const fn release(&mut self, receives: u32) {
+        self.kept = self.kept.saturating_sub(receives);
+    }
+
+    /// Counts a message of the program's. Those by which the two sides keep in touch call for no more receives.
+    #[inline]
+    pub(crate) const fn count(&mut self) {
+        self.used = self.used.saturating_add(1);
+    }
+
+    /// Receives set aside for it.
+    pub(crate) const fn receives(&self) -> u32 {
+        self.claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::credit::{ReceiveWindow, SendWindow};
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    fn start() -> Instant {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        Instant::now()
+    }
+
+    /// A message comes and goes.
+    fn pass(claim: &mut Claim) {
+        claim.keep();
+        claim.count();
+        claim.release(1);
+    }
+
+    #[test]
+    fn busy_connections_get_the_same_and_newcomers_something() {
+        let now = start();
+        let mut claims = Claims::new(400);
+        let mut members: Vec<Claim> = (0..4).map(|_| claims.join(now).unwrap()).collect();
+        let mut promised = [MIN_WINDOW; 4];
+        for round in 0..200 {
+            for (i, claim) in members.iter_mut().enumerate().take(3) {
+                // The peer uses all that it is promised; the first one has a long start.
+                if i == 0 || round > 100 {
+                    (0..promised[i]).for_each(|_| pass(claim));
+                    promised[i] = 0;
+                    promised[i] += claims.renew(claim, 0, 1000, now);
+                }
+            }
+            if round == 100 {
+                assert_eq!(promised[0], MIN_WINDOW + (400 - 4 * MIN_WINDOW) / 2, "one takes half of what there is");
+            }
+        }
+        assert!(promised[..3].iter().all(|p| p.abs_diff(promised[0]) <= 2), "{promised:?}");
+        assert_eq!(promised[3], MIN_WINDOW, "an idle one keeps the least");
+        assert!(claims.free() >= promised[0] - MIN_WINDOW - 3, "{} are left for another", claims.free());
+    }
+
+    #[test]
+    fn a_claim_shrinks_when_it_is_used_little() {
+        let now = start();
+        let mut claims = Claims::new(100);
+        let mut claim = claims.join(now).unwrap();
+        (0..60).for_each(|_| pass(&mut claim));
+        let promised = MIN_WINDOW + claims.renew(&mut claim, MIN_WINDOW, 1000, now);
+        assert_eq!((promised, claims.free()), (35, 65));
+        // One message a minute: not renewed until few are left.
+        for minute in 1..=40 {
+            pass(&mut claim);
+            let left = claim.receives() - 1;
+            let more = claims.renew(&mut claim, left, 1000, now + Duration::from_secs(60 * minute));
+            assert_eq!(more, u32::from(left < MIN_WINDOW));
+        }
+        assert_eq!((claim.receives(), claims.free()), (MIN_WINDOW, 95));
+    }
+
+    #[test]
+    fn the_last_one_is_refused_and_let_in_when_another_goes() {
+        let now = start();
+        let mut claims = Claims::new(2 * MIN_WINDOW + 1);
+        let first = claims.join(now).unwrap();
+        let _second = claims.join(now).unwrap();
+        assert!(claims.join(now).is_none());
+        claims.take_back(first.receives());
+        assert!(claims.join(now).is_some());
+    }
+
+    /// A connection of the model, whose peer is honest.
+    #[derive(Debug)]
+    struct Link {
+        claim: Claim,
+        rx: ReceiveWindow,
+        /// The peer's.
+        tx: SendWindow,
+        /// Grants on their way.
+        grants: VecDeque<u32>,
+        /// Messages on their way; they need a receive when they arrive.
+        wire: u32,
+        /// Messages that have used a receive and were not looked at.
+        arrived: u32,
+        /// Messages that the user keeps.
+        kept: u32,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Join,
+        /// As much as it may, up to a count; control may take the last credits.
+        Send {
+            link: usize,
+            count: u32,
+            control: bool,
+        },
+        Arrive {
+            link: usize,
+        },
+        Look {
+            link: usize,
+            keep: bool,
+            count: bool,
+        },
+        Release {
+            link: usize,
+        },
+        /// The end of a turn: renews, and tells the peer or not.
+        Renew {
+            link: usize,
+            tell: bool,
+        },
+        Hear {
+            link: usize,
+        },
+        Leave {
+            link: usize,
+        },
+        /// The completion queue was seen empty.
+        Drain,
+        Wait,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let link = 0..6_usize;
+        let step = prop_oneof![
+            2 => Just(Step::Join),
+            6 => (link.clone(), 1..20_u32, any::<bool>()).prop_map(|(link, count, control)| Step::Send { link, count, control }),
+            8 => link.clone().prop_map(|link| Step::Arrive { link }),
+            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| Step::Look { link, keep, count }),
+            4 => link.clone().prop_map(|link| Step::Release { link }),
+            6 => (link.clone(), any::<bool>()).prop_map(|(link, tell)| Step::Renew { link, tell }),
+            6 => link.clone().prop_map(|link| Step::Hear { link }),
+            1 => link.prop_map(|link| Step::Leave { link }),
+            1 => Just(Step::Drain),
+            1 => Just(Step::Wait),
+        ];
+        proptest::collection::vec(step, 1..1500)
+    }
+
+    fn renew(claims: &mut Claims, link: &mut Link, most: u32, now: Instant, tell: bool) {
+        let more = claims.renew(&mut link.claim, link.rx.outstanding(), most, now);
+        link.rx.posted(more);
+        if tell {
+            link.grants.push_back(link.rx.grant());
+        }
+    }
+
+    proptest! {
+        /// Over any history of connections that come and go: each message that an honest peer sends meets a receive, and
+        /// every connection can always say something once what it keeps is released.
+        #[test]
+        fn every_message_meets_a_receive(
+            receives in MIN_WINDOW..80, most in MIN_WINDOW..40, history in steps(),
+        ) {
+            let mut now = start();
+            let mut claims = Claims::new(receives);
+            let mut links: Vec<Link> = Vec::new();
+            let mut posted = receives;
+            // Of connections that are gone: claims to come back, completions nobody looked at, messages kept.
+            let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
+            for step in history {
+                let at = |link: usize, links: &[Link]| if links.is_empty() { None } else { Some(link % links.len()) };
+                match step {
+                    Step::Join => links.extend(claims.join(now).map(|claim| Link {
+                        claim, rx: ReceiveWindow::new(MIN_WINDOW), tx: SendWindow::new(MIN_WINDOW),
+                        grants: VecDeque::new(), wire: 0, arrived: 0, kept: 0,
+                    })),
+                    Step::Send { link, count, control } => if let Some(i) = at(link, &links) {
+                        let link = &mut links[i];
+                        let room = if control { link.tx.available() } else { link.tx.available_for_data() };
+                        for _ in 0..count.min(room) { link.tx.take(); link.wire += 1; }
+                    },
+                    Step::Arrive { link } => if let Some(i) = at(link, &links) && links[i].wire > 0 {
+                        prop_assert!(posted > 0, "a message met no receive: {links:?}");
+                        posted -= 1;
+                        links[i].wire -= 1;
+                        links[i].arrived += 1;
+                    },
+                    Step::Look { link, keep, count } => if let Some(i) = at(link, &links) && links[i].arrived > 0 {
+                        let link = &mut links[i];
+                        link.arrived -= 1;
+                        prop_assert!(link.rx.received());
+                        link.claim.keep();
+                        if count { link.claim.count(); }
+                        if keep { link.kept += 1 } else { link.claim.release(1); posted += 1; }
+                    },
+                    Step::Release { link } => if let Some(i) = at(link, &links) && links[i].kept > 0 {
+                        links[i].kept -= 1;
+                        links[i].claim.release(1);
+                        posted += 1;
+                    } else if astray > 0 {
+                        astray -= 1;
+                        posted += 1;
+                        claims.take_back(1);
+                    },
+                    Step::Renew { link, tell } => if let Some(i) = at(link, &links) {
+                        renew(&mut claims, &mut links[i], most, now, tell);
+                    },
+                    Step::Hear { link } => if let Some(i) = at(link, &links)
+                        && let Some(grant) = links[i].grants.pop_front() {
+                        prop_assert!(links[i].tx.grant(grant).is_ok());
+                    },
+                    Step::Leave { link } => if let Some(i) = at(link, &links) {
+                        // What is on its way arrives nowhere; what has arrived is still in the completion queue.
+                        let link = links.swap_remove(i);
+                        lingering += link.claim.receives() - link.kept;
+                        unseen += link.arrived;
+                        astray += link.kept;
+                    },
+                    Step::Drain => {
+                        posted += std::mem::take(&mut unseen);
+                        claims.take_back(std::mem::take(&mut lingering));
+                    }
+                    Step::Wait => now += Duration::from_millis(700),
+                }
+                let claimed: u32 = links.iter().map(|link| link.claim.receives()).sum();
+                prop_assert_eq!(claims.free() + claimed + lingering + astray, receives, "nothing is lost or made");
+                let promised: u32 = links.iter().map(|link| link.rx.outstanding() - link.arrived).sum();
+                prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
+                prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
+            }
+            // Users let go, peers hear: all have at least the least.
+            for link in &mut links {
+                while link.arrived > 0 {
+                    link.arrived -= 1;
+                    prop_assert!(link.rx.received());
+                }
+                (0..std::mem::take(&mut link.kept)).for_each(|_| link.claim.release(1));
+                renew(&mut claims, link, most, now, true);
+                for grant in std::mem::take(&mut link.grants) { prop_assert!(link.tx.grant(grant).is_ok()); }
+                prop_assert!(link.tx.available() + link.wire >= MIN_WINDOW, "{link:?}");
+            }
+        }
+    }
+}

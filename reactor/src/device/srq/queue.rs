@@ -1,0 +1,183 @@
+//! The shared receive queue of a device: receives from which all connections with credits take theirs.
+//!
+//! A receive is named by its place here, and belongs to no connection until a message has used it: the completion names the
+//! queue pair. Which connection may promise how many is the business of [`super::claims`].
+
+use rdma_transport::provider::Provider;
+use rdma_transport::qp::{QpId, SrqId};
+use rdma_transport::wr::{RecvWr, SgeList};
+
+use super::claims::{Claim, Claims};
+use crate::device::cq::Mark;
+use crate::device::pool::{Buffer, Pool, Posted};
+use crate::error::Error;
+use crate::id::{ConnectionId, Work, shared_recv_work};
+
+/// Receives that are posted and never promised, as a part of all. A peer that sends without credits takes these first, until
+/// that is noticed.
+const SPARE: u32 = 8;
+
+#[derive(Debug)]
+pub(crate) struct SharedReceives {
+    srq: SrqId,
+    pub(crate) claims: Claims,
+    /// Bytes of one receive.
+    size: usize,
+    /// What is posted, by place.
+    receives: Vec<Option<Posted>>,
+    vacant: Vec<u16>,
+    /// To be posted again.
+    reposts: Vec<Buffer>,
+    /// The connection of each queue pair, by the queue pair's slot.
+    owners: Vec<Option<(QpId, ConnectionId)>>,
+    /// Claims of connections that are gone, until none of their completions is left.
+    lingering: Vec<Lingering>,
+    /// Messages of connections that are gone, in the program's hands.
+    astray: u32,
+}
+
+#[derive(Debug)]
+struct Lingering {
+    /// Index of the completion queue.
+    cq: usize,
+    /// When the connection went.
+    mark: Mark,
+    claim: u32,
+}
+
+impl SharedReceives {
+    /// A queue of `count` receives of `size` bytes, all posted, from buffers that the pool has promised.
+    pub(crate) fn new(
+        provider: &mut dyn Provider,
+        pool: &mut Pool,
+        srq: SrqId,
+        count: u32,
+        size: usize,
+    ) -> Result<Self, Error> {
+        let mut shared = Self {
+            srq,
+            claims: Claims::new(count - count / SPARE),
+            size,
+            receives: (0..count).map(|_| None).collect(),
+            vacant: (0..count).rev().map(|place| place as u16).collect(),
+            reposts: (0..count).map_while(|_| pool.take()).collect(),
+            owners: Vec::new(),
+            lingering: Vec::new(),
+            astray: 0,
+        };
+        let posted = shared.post(provider, pool, &mut Vec::with_capacity(count as usize));
+        if posted.is_err() {
+            shared.empty(pool);
+        }
+        posted.map(|()| shared)
+    }
+
+    pub(crate) const fn srq(&self) -> SrqId {
+        self.srq
+    }
+
+    /// Receives that are posted.
+    pub(crate) fn posted(&self) -> usize {
+        self.receives.len() - self.vacant.len()
+    }
+
+    /// Notes the connection of a queue pair that takes its receives from here.
+    pub(crate) fn own(&mut self, qp: QpId, connection: ConnectionId) {
+        let slot = qp.0.slot() as usize;
+        if self.owners.len() <= slot {
+            self.owners.resize(slot + 1, None);
+        }
+        self.owners[slot] = Some((qp, connection));
+    }
+
+    /// The connection of a queue pair.
+    #[inline]
+    pub(crate) fn owner(&self, qp: QpId) -> Option<ConnectionId> {
+        let (of, connection) = (*self.owners.get(qp.0.slot() as usize)?)?;
+        (of == qp).then_some(connection)
+    }
+
+    /// The buffer of a receive that has completed.
+    #[inline]
+    pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
+        let posted = self.receives.get_mut(usize::from(place))?.take()?;
+        self.vacant.push(place);
+        Some(posted.done())
+    }
+
+    /// Takes a buffer that is to be posted at the end of the turn.
+    #[inline]
+    pub(crate) fn give(&mut self, buffer: Buffer) {
+        self.reposts.push(buffer);
+    }
+
+    /// Takes a buffer that a connection which is gone has left with the program; gives it back if there is no such buffer.
+    pub(crate) fn give_astray(&mut self, buffer: Buffer) -> Option<Buffer> {
+        let Some(left) = self.astray.checked_sub(1) else { return Some(buffer) };
+        self.astray = left;
+        self.claims.take_back(1);
+        self.give(buffer);
+        None
+    }
+
+    /// Posts what came back, in one chain.
+    pub(crate) fn post(
+        &mut self,
+        provider: &mut dyn Provider,
+        pool: &Pool,
+        chain: &mut Vec<RecvWr>,
+    ) -> Result<(), Error> {
+        if self.reposts.is_empty() {
+            return Ok(());
+        }
+        chain.clear();
+        while let Some(place) = self.vacant.pop() {
+            let Some(buffer) = self.reposts.pop() else {
+                self.vacant.push(place);
+                break;
+            };
+            let (posted, sge) = pool.post(buffer, self.size);
+            self.receives[usize::from(place)] = Some(posted);
+            chain.push(RecvWr { wr_id: shared_recv_work(place), sges: SgeList::one(sge) });
+        }
+        provider.post_srq_recv(self.srq, chain).map_err(|failed| {
+            for wr in &chain[failed.posted..] {
+                if let Work::SharedRecv { place } = Work::of(wr.wr_id) {
+                    let buffer = self.take(place);
+                    self.reposts.extend(buffer);
+                }
+            }
+            failed.error.into()
+        })
+    }
+
+    /// A connection is gone, with its queue pair, and has left `kept` messages with the program.
+    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, cq: usize, mark: Mark) {
+        self.astray += kept;
+        self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
+    }
+
+    /// Receives that nobody claims, or will have claimed when the next connection asks.
+    pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, Mark) -> bool) -> u32 {
+        let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
+        self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
+    }
+
+    /// Takes back the claims of connections that are gone and of which no completion is left.
+    pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, Mark) -> bool) {
+        let claims = &mut self.claims;
+        self.lingering.retain(|gone| {
+            let left = !has_passed(gone.cq, gone.mark);
+            if !left {
+                claims.take_back(gone.claim);
+            }
+            left
+        });
+    }
+
+    /// Gives all buffers back: the queue is gone, or was never used.
+    fn empty(&mut self, pool: &mut Pool) {
+        self.reposts.drain(..).for_each(|buffer| pool.give(buffer));
+        self.receives.iter_mut().filter_map(Option::take).for_each(|posted| pool.give(posted.done()));
+    }
+}

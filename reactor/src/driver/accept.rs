@@ -1,0 +1,394 @@
+//! Stage 4: what the connection manager says, from resolving an address to a connection that is up.
+
+use std::net::SocketAddr;
+
+use rdma_transport::QpAttr;
+use rdma_transport::caps::Features;
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use rdma_transport::provider::DeviceId;
+
+use super::Driver;
+use super::choose::Use;
+use super::drain::Drain;
+use super::fabric::Owner;
+use super::data_path::post_own_receives;
+use super::table::{Flush, Link, Place, Seat};
+use crate::config::{ConnectOptions, Framing};
+use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
+use crate::conn::recv_queue::RecvQueue;
+use crate::conn::state::{Certainty, Ending};
+use crate::conn::{Connection, Role};
+use crate::error::{Error, RejectReason};
+use crate::id::{ConnectionId, ListenerId};
+use crate::limits::HEADER_LEN;
+
+/// Bytes that are copied into a work request at most, where the device takes so many: the device need not fetch them.
+const MAX_INLINE: u32 = 256;
+
+/// What came of asking for an event of the connection manager.
+#[derive(Debug)]
+pub(crate) enum CmStep {
+    /// There was none.
+    Nothing,
+    /// It was for a connection or a listener.
+    Done,
+    /// A peer wants a connection: the program is to be asked.
+    Request(Request),
+    /// It is a guest's, whose number comes with it.
+    Guest(u64, CmEvent),
+}
+
+/// A connect request, wherever it came in. Nothing is allocated for it yet.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(super) cm: CmId,
+    /// Index of the reactor that listens, and its listener.
+    pub(super) reactor: usize,
+    pub(super) listener: ListenerId,
+    pub(super) framing: Framing,
+    pub(super) device: DeviceId,
+    pub(super) peer: SocketAddr,
+    pub(super) private_data: Box<[u8]>,
+    /// The request counts as a connection of this reactor already.
+    pub(super) placed: bool,
+}
+
+impl Request {
+    /// What the peer says of itself.
+    pub(super) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
+        match self.framing {
+            Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
+            Framing::Credits => Greeting::parse(&self.private_data).and_then(Greeting::checked),
+        }
+    }
+
+    /// The listener, its reactor's index, the peer and its private data: what the program is told.
+    pub(crate) fn parts(&self) -> (ListenerId, usize, SocketAddr, &[u8]) {
+        let private_data = self.greeting().map_or(&[][..], |greeting| greeting.user);
+        (self.listener, self.reactor, self.peer, private_data)
+    }
+}
+
+impl Driver {
+    // Connecting.
+
+    /// Opens a connection.
+    pub(crate) fn connect(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        let ConnectOptions { private_data, framing } = options;
+        if framing == Framing::Credits && private_data.len() > MAX_USER_PRIVATE_DATA {
+            return Err(Error::PrivateDataTooLong { len: private_data.len(), max: MAX_USER_PRIVATE_DATA });
+        }
+        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+            return Err(Error::Drained);
+        }
+        if self.table.len() >= self.config.max_connections as usize {
+            return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
+        }
+        self.fabric.decide(peer, Use::Connect);
+        let deadline = self.now + self.config.connect_timeout;
+        let cm = self.fabric.provider.resolve(peer, deadline)?;
+        let id = self.insert(cm, peer, framing, Role::Active, private_data);
+        self.set_deadline(id, Some(deadline));
+        Ok(id)
+    }
+
+    /// Adds a connection.
+    fn insert(
+        &mut self,
+        cm: CmId,
+        peer: SocketAddr,
+        framing: Framing,
+        role: Role,
+        private_data: Vec<u8>,
+    ) -> ConnectionId {
+        let (config, now) = (&self.config, self.now);
+        let id = self.table.insert(|id| Seat {
+            conn: Connection::new(id, role, framing, peer, private_data, config, now),
+            link: Link {
+                cm,
+                qp: None,
+                place: None,
+                timer: None,
+                regions: Vec::new(),
+                ending: false,
+                flush: Flush::Before,
+                suspect: None,
+            },
+            allowance: super::fair::Allowance::default(),
+        });
+        self.fabric.own(cm, Owner::Connection(id));
+        if let Some(membership) = &mut self.membership {
+            membership.gained();
+        }
+        id
+    }
+
+    /// Takes the next event of the connection manager.
+    pub(crate) fn next_cm(&mut self) -> Result<CmStep, Error> {
+        let Some(event) = self.fabric.provider.next_cm_event(self.now)? else {
+            self.drop_removed_devices();
+            return Ok(CmStep::Nothing);
+        };
+        log::trace!("connection manager: {event:?}");
+        // The owner of a request is that of its listener.
+        let of = if let CmEventKind::ConnectRequest { listener, .. } = event.kind { listener } else { event.id };
+        let owner = self.fabric.owner(of);
+        if let Some(Owner::Guest(number)) = owner {
+            return Ok(CmStep::Guest(number, event));
+        }
+        let CmEvent { id: cm, kind } = event;
+        match (owner, kind) {
+            (Some(Owner::Listener(key)), CmEventKind::ConnectRequest { device, peer, private_data, .. }) => {
+                let request = self.request(cm, key, device, peer, private_data);
+                return Ok(request.map_or(CmStep::Done, CmStep::Request));
+            }
+            (_, CmEventKind::ConnectRequest { .. }) => self.reject(cm, Framing::Raw, RejectReason::Busy, &[]),
+            (Some(Owner::Listener(key)), CmEventKind::DeviceRemoval) => self.listener_lost(key),
+            (Some(Owner::Connection(id)), kind) => self.cm_event(id, kind),
+            // The event is late, or of no interest.
+            _ => {}
+        }
+        Ok(CmStep::Done)
+    }
+
+    fn cm_event(&mut self, id: ConnectionId, kind: CmEventKind) {
+        match kind {
+            CmEventKind::Resolved { device } => {
+                if let Err(error) = self.resolved(id, device) {
+                    let ending = Ending::ConnectError(error.into());
+                    self.input(id, |conn, env| conn.end(ending, Certainty::Known, env));
+                }
+            }
+            CmEventKind::Established { private_data, .. } => {
+                let own = self.buffer_size_of(id);
+                let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
+                if offers == Some(true) && self.enable_extensions(id) {
+                    self.input(id, |conn, _| conn.use_extensions());
+                }
+            }
+            CmEventKind::Rejected { private_data } => {
+                self.input(id, |conn, env| conn.rejected(private_data.into_vec(), env));
+            }
+            CmEventKind::ConnectFailed(failure) => {
+                self.input(id, |conn, env| conn.connect_failed(failure, env));
+            }
+            CmEventKind::Disconnected(cause) => {
+                self.input(id, |conn, env| conn.disconnected(cause, env));
+                self.table.note_ending();
+            }
+            CmEventKind::DeviceRemoval => {
+                self.input(id, Connection::device_removed);
+                self.table.note_ending();
+            }
+            CmEventKind::TimewaitExit => {}
+            other => log::debug!("{id}: {other:?} ignored"),
+        }
+    }
+
+    /// A connection of this side is on a device: it gets its queue pair and receives, and the peer is asked.
+    fn resolved(&mut self, id: ConnectionId, device: DeviceId) -> Result<(), Error> {
+        if !self.table.get_mut(id).is_some_and(|seat| seat.conn.resolved()) {
+            return Ok(());
+        }
+        self.equip(id, device)?;
+        let (own, extensions) = (self.buffer_size_of(id), self.offers_extensions(id));
+        let Some(seat) = self.table.get(id) else { return Ok(()) };
+        let private_data = seat.conn.greeting(seat.conn.private_data(), own, extensions, &self.config);
+        let param = ConnectParam { private_data: &private_data, ..ConnectParam::default() };
+        self.fabric.provider.connect(seat.link.cm, &param)?;
+        Ok(())
+    }
+
+    /// Gives a connection its queue pair, and posts its receives.
+    fn equip(&mut self, id: ConnectionId, device: DeviceId) -> Result<(), Error> {
+        let Self { table, devices, fabric, config, now, .. } = self;
+        let provider = &mut *fabric.provider;
+        let seat = table.get_mut(id).ok_or(Error::Gone("connection"))?;
+        let index = device.0 as usize;
+        let sharing = config.shared_receives.filter(|_| seat.conn.framing() == Framing::Credits);
+        devices.use_device(device, provider, config);
+        if let Some(receives) = sharing {
+            let device = devices.get_mut(index).ok_or(Error::Gone("device"))?;
+            device.share_receives(provider, receives)?;
+            devices.settle_shared(provider);
+        }
+        let device = devices.get_mut(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        let room = device.claim(provider, config, sharing)?;
+        let cq = device.cqs[room.cq].id;
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: config.send_slots(),
+            max_recv_wr: config.receive_depth,
+            max_inline: device.max_inline.min(MAX_INLINE),
+        };
+        let made = match (&mut device.buffers.shared, sharing) {
+            (Some(shared), Some(receives)) => match shared.claims.join(*now) {
+                Some(claim) => match provider.create_qp_with_srq(seat.link.cm, &attr, shared.srq()) {
+                    Ok(qp) => {
+                        shared.own(qp, id);
+                        let window = claim.receives();
+                        Ok((qp, RecvQueue::shared(claim), window))
+                    }
+                    Err(error) => {
+                        shared.claims.take_back(claim.receives());
+                        Err(error.into())
+                    }
+                },
+                None => Err(Error::Limit { limit: "shared_receives", value: receives.into() }),
+            },
+            _ => {
+                let size = device.buffer_size as usize
+                    + match seat.conn.framing() {
+                        Framing::Credits => HEADER_LEN,
+                        Framing::Raw => 0,
+                    };
+                let receives = RecvQueue::own(config.receive_depth, size);
+                provider.create_qp(seat.link.cm, &attr).map(|qp| (qp, receives, 0)).map_err(Error::from)
+            }
+        };
+        let (qp, receives, window) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                device.release(room, 0);
+                return Err(error);
+            }
+        };
+        seat.conn.equip(receives, window);
+        (seat.link.place, seat.link.qp) = (Some(Place { device: index, room }), Some(qp));
+        if sharing.is_none() {
+            let mut chain = self.devices.take_receive_chain();
+            let posted = match self.at_with_provider(id) {
+                Some((seat, mut env, provider)) => post_own_receives(seat, &mut env, provider, qp, &mut chain),
+                None => Ok(()),
+            };
+            self.devices.put_receive_chain(chain);
+            posted?;
+            // These are the receives that the greeting grants.
+            let depth = self.config.receive_depth;
+            self.input(id, |conn, _| conn.grant_initial(depth));
+        }
+        Ok(())
+    }
+
+    // Accepting.
+
+    /// Whether a request can become a connection here; if not, it is refused.
+    pub(crate) fn screen(&mut self, request: Request) -> Option<Request> {
+        let peer = request.peer;
+        let refusal = match request.greeting() {
+            Err(reason) => {
+                log::info!("{peer} is refused: {reason}");
+                Some(reason)
+            }
+            Ok(_) if self.drain.is_on() => {
+                log::debug!("{peer} is refused: the reactor is being drained");
+                Some(RejectReason::Busy)
+            }
+            Ok(_) => {
+                let full = self.table.len() >= self.config.max_connections as usize;
+                let limit = if full { "max_connections" } else { "max_pending" };
+                (full || self.table.pending >= self.config.max_pending).then(|| {
+                    log::warn!("{peer} is refused: {limit} is reached");
+                    RejectReason::Busy
+                })
+            }
+        };
+        match refusal {
+            Some(reason) => {
+                self.reject(request.cm, request.framing, reason, &[]);
+                self.request_done(request.placed);
+                None
+            }
+            None => Some(request),
+        }
+    }
+
+    /// The program takes a request, and has `answer` to say.
+    pub(crate) fn accept(&mut self, request: Request, answer: &[u8]) {
+        let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
+        if let Err(error) = self.try_accept(request, answer) {
+            log::warn!("{peer} is refused: {error}");
+            self.reject(cm, framing, RejectReason::Busy, &[]);
+        }
+        self.request_done(placed);
+    }
+
+    /// The program refuses a request, and has `answer` to say.
+    pub(crate) fn refuse(&mut self, request: &Request, answer: &[u8]) {
+        self.reject(request.cm, request.framing, RejectReason::Refused, answer);
+        self.request_done(request.placed);
+    }
+
+    fn try_accept(&mut self, request: Request, answer: &[u8]) -> Result<(), Error> {
+        let Request { cm, listener, framing, device, peer, placed, .. } = request;
+        if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
+            return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
+        }
+        let Ok(greeting) = request.greeting() else { return Err(Error::Gone("request")) };
+        log::debug!("{peer} is accepted on {listener}");
+        if placed && let Some(membership) = &mut self.membership {
+            membership.begin();
+        }
+        let id = self.insert(cm, peer, framing, Role::Passive, Vec::new());
+        if let Err(error) = self.equip(id, device) {
+            // Nobody has heard of the connection, and its connection-manager id lives on.
+            self.forget(id);
+            return Err(error);
+        }
+        let own = self.buffer_size_of(id);
+        let extensions = framing == Framing::Credits && greeting.extensions && self.enable_extensions(id);
+        let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
+        seat.conn.agree(&greeting, own, extensions);
+        let reply = seat.conn.greeting(answer, own, extensions, &self.config);
+        self.table.pending += 1;
+        self.set_timeout(id, self.config.handshake_timeout);
+        let param = ConnectParam { private_data: &reply, ..ConnectParam::default() };
+        if let Err(error) = self.fabric.provider.accept(cm, &param, self.now) {
+            // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
+            log::debug!("{id}: accepting {peer}: {error}");
+            self.input(id, |conn, env| conn.end(Ending::Silent(None), Certainty::Known, env));
+        }
+        Ok(())
+    }
+
+    /// Rejects a request; its id is gone afterwards.
+    pub(super) fn reject(&mut self, cm: CmId, framing: Framing, reason: RejectReason, user: &[u8]) {
+        self.stats.connections.refused += 1;
+        let fits = user.len() <= MAX_USER_PRIVATE_DATA;
+        if !fits {
+            log::error!("a rejection with {} bytes of private data: at most {MAX_USER_PRIVATE_DATA} fit", user.len());
+        }
+        let user = if fits { user } else { &[] };
+        let data = match framing {
+            Framing::Raw => user.to_vec(),
+            Framing::Credits => Greeting::reject(reason, user).emit(),
+        };
+        if let Err(error) = self.fabric.provider.reject(cm, &data, self.now) {
+            log::debug!("rejecting: {error}");
+            self.fabric.provider.destroy_id(cm, self.now);
+        }
+    }
+
+    // What a device brings.
+
+    /// Whether the device of a connection has something that its peer must agree on.
+    fn offers_extensions(&self, id: ConnectionId) -> bool {
+        let device = self.table.get(id).and_then(|seat| self.devices.get(seat.link.place?.device));
+        let info = device.and_then(|device| self.fabric.provider.device(device.id));
+        info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
+    }
+
+    /// The peer offers the extensions: they are used if this side has them, too.
+    fn enable_extensions(&mut self, id: ConnectionId) -> bool {
+        let offered = self.offers_extensions(id);
+        let qp = self.table.get(id).and_then(|seat| seat.link.qp).filter(|_| offered);
+        qp.is_some_and(|qp| self.fabric.provider.enable_extensions(qp).is_ok())
+    }
+
+    /// Largest payload of a buffer on the device of a connection.
+    fn buffer_size_of(&self, id: ConnectionId) -> u32 {
+        let device = self.table.get(id).and_then(|seat| self.devices.get(seat.link.place?.device));
+        device.map_or(self.config.buffer_size, |device| device.buffer_size)
+    }
+}

@@ -1,0 +1,251 @@
+//! The data path: sends go to their connection, work requests to the devices, and completions back to their connection.
+//! Nobody else posts the work requests of connections, and no completion finds its connection elsewhere.
+
+use rdma_transport::provider::{PostError, Provider};
+use rdma_transport::qp::QpId;
+use rdma_transport::wc::{WcOpcode, WorkCompletion};
+use rdma_transport::wr::RecvWr;
+
+use super::Driver;
+use super::table::Seat;
+use crate::conn::Env;
+use crate::conn::recv_queue::Completed;
+use crate::error::{Error, SendErrorKind};
+use crate::id::{ConnectionId, SendId, Work};
+
+impl Driver {
+    /// Sends a copy of `payload`, which the peer fetches if it does not fit one buffer.
+    #[inline]
+    pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+        let Some((seat, mut env)) = self.at(id) else { return Err(SendErrorKind::Closed) };
+        match seat.conn.send(payload, &mut env) {
+            Err(SendErrorKind::TooLong { len, max }) if len <= max => self.send_large(id, payload),
+            other => {
+                self.act();
+                other
+            }
+        }
+    }
+
+    // Completions.
+
+    /// A work request of a connection has completed: its connection is found, once, and takes the completion now or in a later
+    /// turn. A guest's completion is not taken: its number comes back.
+    #[inline]
+    pub(crate) fn complete(&mut self, device: usize, wc: &WorkCompletion) -> Option<u64> {
+        let limits = self.turn_limits();
+        let Self { table, devices, fair, config, now, effects, stats, .. } = self;
+        let work = Work::of(wc.wr_id);
+        let seat = match work {
+            Work::Send { slot, generation, .. } | Work::Recv { slot, generation } => table.of_work(slot, generation),
+            Work::SharedRecv { place } => {
+                // The receive of a connection that ended before its completion was polled is posted again.
+                let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
+                shared.and_then(|shared| {
+                    let owner = shared.owner(wc.qp);
+                    let seat = owner.and_then(|id| table.get_mut(id));
+                    if seat.is_none()
+                        && let Some(buffer) = shared.take(place)
+                    {
+                        shared.give(buffer);
+                    }
+                    seat
+                })
+            }
+            Work::Guest(number) => return Some(number),
+            Work::Unknown => None,
+        };
+        let Some(seat) = seat else {
+            stats.completions.stale += 1;
+            return None;
+        };
+        if seat.allowance.admit_or_defer(seat.conn.id(), wc, &limits, fair) {
+            let mut env = Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats };
+            take(seat, work, wc, &mut env);
+            if seat.conn.state().is_ending() {
+                table.note_ending();
+            }
+            self.act();
+        } else {
+            stats.completions.deferred += 1;
+        }
+        None
+    }
+
+    /// As [`Driver::complete`], for a completion that was put off.
+    pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
+        let Some((seat, mut env)) = self.at(id) else { return };
+        take(seat, Work::of(wc.wr_id), wc, &mut env);
+        if seat.conn.state().is_ending() {
+            self.table.note_ending();
+        }
+        self.act();
+    }
+
+    // Posting.
+
+    /// Posts what the turn has gathered, if anything.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        if self.config.shared_receives.is_some() {
+            self.devices.settle_shared(&mut *self.fabric.provider);
+        }
+        if self.effects.to_post.is_empty() {
+            return;
+        }
+        let mut list = std::mem::take(&mut self.effects.to_post);
+        for id in list.drain(..) {
+            self.post(id);
+        }
+        // Posting puts nothing on the list: it goes back with its memory.
+        debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
+        self.effects.to_post = list;
+        self.act();
+    }
+
+    /// Posts what a connection has gathered. Receives go first when the sends are to grant them.
+    fn post(&mut self, id: ConnectionId) {
+        let find = self.table.get(id).is_some_and(|seat| seat.conn.wants_memory().is_some());
+        if find {
+            self.find_memory(id);
+        }
+        let mut chain = self.devices.take_receive_chain();
+        if let Some((seat, mut env, provider)) = self.at_with_provider(id) {
+            if let Some(qp) = seat.link.qp {
+                let posted = post_one(seat, &mut env, provider, qp, &mut chain);
+                if let Err(error) = posted {
+                    log::warn!("{id}: posting failed: {error}");
+                    seat.conn.posting_failed(error.to_string(), &mut env);
+                }
+            }
+            seat.conn.unmark();
+        }
+        self.devices.put_receive_chain(chain);
+    }
+
+    /// Posts the sends that a connection has gathered, in the middle of a turn.
+    pub(crate) fn post_sends_of(&mut self, id: ConnectionId) {
+        if let Some((seat, mut env, provider)) = self.at_with_provider(id)
+            && let Some(qp) = seat.link.qp
+        {
+            seat.conn.uncork();
+            if let Err(error) = post_sends(seat, &mut env, provider, qp) {
+                log::warn!("{id}: posting failed: {error}");
+                seat.conn.posting_failed(error.to_string(), &mut env);
+            }
+        }
+        self.act();
+    }
+
+    /// As [`Driver::at`], with the provider.
+    pub(super) fn at_with_provider(&mut self, id: ConnectionId) -> Option<(&mut Seat, Env<'_>, &mut dyn Provider)> {
+        let Self { table, devices, fabric, config, now, effects, stats, .. } = self;
+        let seat = table.get_mut(id)?;
+        let device = seat.link.place.map_or(usize::MAX, |place| place.device);
+        let buffers = devices.buffers(device);
+        let env = Env { now: *now, config, device, buffers, effects, stats };
+        Some((seat, env, &mut *fabric.provider))
+    }
+}
+
+/// Gives a completion to its connection.
+#[inline]
+fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
+    let taken = match work {
+        Work::Send { sequence, .. } => seat.conn.sent(sequence, wc.status, env),
+        _ => {
+            let place = if let Work::SharedRecv { place } = work { place } else { 0 };
+            let written = wc.opcode == WcOpcode::RecvWriteWithImmediate && wc.status.is_success();
+            let immediate = if written { wc.immediate } else { None };
+            let completed = Completed { status: wc.status, len: wc.byte_len, immediate, invalidated: wc.invalidated };
+            seat.conn.received(place, &completed, env)
+        }
+    };
+    if !taken {
+        log::warn!("{}: a completion of a work request that is not posted ({})", seat.conn.id(), wc.status);
+        env.stats.completions.stale += 1;
+    }
+}
+
+fn post_one(
+    seat: &mut Seat,
+    env: &mut Env<'_>,
+    provider: &mut dyn Provider,
+    qp: QpId,
+    chain: &mut Vec<RecvWr>,
+) -> Result<(), Error> {
+    if seat.conn.sends_first() {
+        post_sends(seat, env, provider, qp)?;
+        return post_receives(seat, env, provider, qp, chain);
+    }
+    post_receives(seat, env, provider, qp, chain)?;
+    seat.conn.pump_transfers(env);
+    post_sends(seat, env, provider, qp)
+}
+
+fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<(), Error> {
+    let chain = seat.conn.ready_chain(env);
+    if chain.is_empty() {
+        return Ok(());
+    }
+    env.stats.messages.doorbells += 1;
+    let (count, posted) = (chain.len(), provider.post_send(qp, chain));
+    match posted {
+        Ok(()) => {
+            seat.conn.sends_mut().taken(count);
+            Ok(())
+        }
+        Err(failed) => {
+            seat.conn.sends_mut().taken(failed.posted);
+            let waits = seat.conn.has_sends_posted();
+            full_or_failed(failed, waits)
+        }
+    }
+}
+
+fn post_receives(
+    seat: &mut Seat,
+    env: &mut Env<'_>,
+    provider: &mut dyn Provider,
+    qp: QpId,
+    chain: &mut Vec<RecvWr>,
+) -> Result<(), Error> {
+    seat.conn.renew_claim(env);
+    if !seat.conn.receives_due() { Ok(()) } else { post_own_receives(seat, env, provider, qp, chain) }
+}
+
+/// Posts the receives of a connection's own that are free.
+pub(super) fn post_own_receives(
+    seat: &mut Seat,
+    env: &mut Env<'_>,
+    provider: &mut dyn Provider,
+    qp: QpId,
+    chain: &mut Vec<RecvWr>,
+) -> Result<(), Error> {
+    let id = seat.conn.id();
+    let count = seat.conn.receives_mut().prepare(id, &mut env.buffers.pool, chain);
+    if count == 0 {
+        return Ok(());
+    }
+    match provider.post_recv(qp, chain) {
+        Ok(()) => {
+            seat.conn.receives_posted(count);
+            Ok(())
+        }
+        Err(failed) => {
+            let receives = seat.conn.receives_mut();
+            receives.unprepare(&mut env.buffers.pool, count as usize - failed.posted);
+            let waits = receives.posted() > 0;
+            seat.conn.receives_posted(failed.posted as u32);
+            full_or_failed(failed, waits)
+        }
+    }
+}
+
+/// A full queue is backpressure, as long as something in it is to complete.
+fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
+    match failed.error {
+        rdma_transport::Error::QueueFull { .. } if waits => Ok(()),
+        error => Err(error.into()),
+    }
+}

@@ -1,0 +1,95 @@
+//! The provider in use, and the owners of its connection-manager ids.
+
+use std::net::SocketAddr;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::provider::Provider;
+use rdma_transport::slab::Key;
+
+use super::choose::{self, Use};
+use crate::id::ConnectionId;
+
+/// The owner of a connection-manager id.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner {
+    Connection(ConnectionId),
+    Listener(Key),
+    /// Something else than a connection, which has numbered it itself.
+    Guest(u64),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    pub(crate) provider: Box<dyn Provider>,
+    /// The first address that is used decides on another provider.
+    undecided: bool,
+    /// The provider's connection-manager channel is not watched yet.
+    fresh: bool,
+    /// By slot of the id.
+    owners: Vec<Option<(CmId, Owner)>>,
+}
+
+impl Fabric {
+    pub(crate) const fn new(provider: Box<dyn Provider>) -> Self {
+        Self { provider, undecided: false, fresh: true, owners: Vec::new() }
+    }
+
+    /// Lets the first address that is used decide on the provider.
+    pub(crate) const fn stay_undecided(&mut self) {
+        self.undecided = true;
+    }
+
+    /// An address is used.
+    pub(crate) fn decide(&mut self, address: SocketAddr, usage: Use) {
+        if std::mem::take(&mut self.undecided)
+            && let Some(provider) = choose::for_address(address, usage)
+        {
+            self.change(provider);
+        }
+    }
+
+    /// Lets another reactor's choice of a provider decide.
+    pub(super) fn follow(&mut self, name: &'static str) {
+        if std::mem::take(&mut self.undecided) && name != self.provider.name() {
+            match choose::named(name) {
+                Ok(provider) => self.change(provider),
+                Err(error) => log::warn!("{error}"),
+            }
+        }
+    }
+
+    fn change(&mut self, provider: Box<dyn Provider>) {
+        // Nothing was made on the old one yet.
+        self.provider = provider;
+        self.fresh = true;
+    }
+
+    /// Whether the provider's channel is to be watched; asked once.
+    pub(crate) const fn take_fresh(&mut self) -> bool {
+        std::mem::replace(&mut self.fresh, false)
+    }
+
+    #[inline]
+    pub(crate) const fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    pub(crate) fn own(&mut self, cm: CmId, owner: Owner) {
+        let slot = cm.0.slot() as usize;
+        if self.owners.len() <= slot {
+            self.owners.resize(slot + 1, None);
+        }
+        self.owners[slot] = Some((cm, owner));
+    }
+
+    pub(crate) fn disown(&mut self, cm: CmId) {
+        if self.owner(cm).is_some() {
+            self.owners[cm.0.slot() as usize] = None;
+        }
+    }
+
+    pub(crate) fn owner(&self, cm: CmId) -> Option<Owner> {
+        self.owners.get(cm.0.slot() as usize)?.filter(|(id, _)| *id == cm).map(|(_, owner)| owner)
+    }
+}

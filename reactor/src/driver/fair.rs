@@ -1,0 +1,164 @@
+//! Fairness in stage 7: how much of one connection is handled in a turn. Completions beyond that wait in the connection's
+//! backlog, in order, for the next turn; connections whose completions come meanwhile are looked at before.
+
+use std::collections::VecDeque;
+
+use rdma_transport::wc::WorkCompletion;
+
+use super::Driver;
+use crate::id::ConnectionId;
+
+/// How much of a connection may be handled in a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The turn, counted.
+    turn: u64,
+    completions: u32,
+    bytes: usize,
+}
+
+/// What of a connection was handled in a turn, and what waits. The connection's work requests bound the backlog.
+#[derive(Debug, Default)]
+pub(crate) struct Allowance {
+    /// The turn that the next two are of.
+    turn: u64,
+    completions: u32,
+    bytes: usize,
+    pub(super) backlog: VecDeque<WorkCompletion>,
+}
+
+impl Allowance {
+    /// Counts a completion in; `false` when the turn's allowance is used up. The first completion of a turn always fits.
+    #[inline]
+    fn take(&mut self, wc: &WorkCompletion, limits: &Limits) -> bool {
+        if self.turn != limits.turn {
+            (self.turn, self.completions, self.bytes) = (limits.turn, 0, 0);
+        }
+        if self.completions >= limits.completions || self.bytes >= limits.bytes {
+            return false;
+        }
+        self.completions += 1;
+        self.bytes += wc.byte_len as usize;
+        true
+    }
+
+    /// Whether a completion is handled now; if not, it waits in the backlog, and `waiting` is told of the first.
+    #[inline]
+    pub(crate) fn admit_or_defer(
+        &mut self,
+        id: ConnectionId,
+        wc: &WorkCompletion,
+        limits: &Limits,
+        fair: &mut Fair,
+    ) -> bool {
+        if self.backlog.is_empty() {
+            if self.take(wc, limits) {
+                return true;
+            }
+            fair.waiting.push_back(id);
+        }
+        self.backlog.push_back(*wc);
+        false
+    }
+}
+
+/// The connections that have a backlog.
+#[derive(Debug, Default)]
+pub(crate) struct Fair {
+    turn: u64,
+    /// In the order in which they came to it.
+    waiting: VecDeque<ConnectionId>,
+}
+
+impl Fair {
+    /// Whether something waits.
+    #[inline]
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Driver {
+    /// Whether some connection has a backlog.
+    #[inline]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.fair.is_behind()
+    }
+
+    /// Gives every connection a fresh allowance.
+    pub(crate) const fn begin_turn(&mut self) {
+        self.fair.turn += 1;
+    }
+
+    /// What of a connection may be handled in a turn: anything while there is no other.
+    #[inline]
+    pub(crate) fn turn_limits(&self) -> Limits {
+        let turn = self.fair.turn;
+        match self.table.len() {
+            0 | 1 => Limits { turn, completions: u32::MAX, bytes: usize::MAX },
+            _ => Limits { turn, completions: self.config.fair_messages, bytes: self.config.fair_bytes },
+        }
+    }
+
+    /// The connections that have a backlog, oldest first; each comes once.
+    pub(crate) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
+        std::mem::take(&mut self.fair.waiting)
+    }
+
+    /// Connections whose turn has not come; connections that have got a backlog meanwhile are behind them.
+    pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
+        waiting.append(&mut self.fair.waiting);
+        self.fair.waiting = waiting;
+    }
+
+    /// The next completion of a connection's backlog, if its allowance reaches for it. A connection whose allowance does not
+    /// reach waits on.
+    pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
+        let limits = self.turn_limits();
+        let allowance = &mut self.table.get_mut(id)?.allowance;
+        let wc = *allowance.backlog.front()?;
+        if !allowance.take(&wc, &limits) {
+            self.fair.waiting.push_back(id);
+            return None;
+        }
+        allowance.backlog.pop_front()
+    }
+
+    /// A connection has more in its backlog than the turn reaches for.
+    pub(crate) fn wait_on(&mut self, id: ConnectionId) {
+        if self.table.get(id).is_some_and(|seat| !seat.allowance.backlog.is_empty()) {
+            self.fair.waiting.push_back(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma_transport::qp::QpId;
+    use rdma_transport::slab::Key;
+    use rdma_transport::wc::{WcOpcode, WcStatus};
+
+    fn receive(byte_len: u32) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: 0,
+            qp: QpId(Key::new(0, 1)),
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len,
+            immediate: None,
+            invalidated: None,
+            source: Default::default(),
+        }
+    }
+
+    #[test]
+    fn an_allowance_ends_by_completions_or_bytes_and_a_turn_renews_it() {
+        let mut allowance = Allowance::default();
+        let mut take = |turn, bytes| allowance.take(&receive(bytes), &Limits { turn, completions: 3, bytes: 100 });
+        assert_eq!([1; 4].map(|bytes| take(1, bytes)), [true, true, true, false]);
+        assert_eq!([1; 4].map(|bytes| take(2, bytes)), [true, true, true, false]);
+        assert_eq!([90, 20, 1].map(|bytes| take(3, bytes)), [true, true, false]);
+        assert_eq!([5000, 1].map(|bytes| take(4, bytes)), [true, false], "one always fits");
+    }
+}

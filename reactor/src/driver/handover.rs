@@ -1,0 +1,127 @@
+//! Connect requests, placed on a reactor of the group before anything is allocated for them.
+
+use std::net::SocketAddr;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::provider::DeviceId;
+use rdma_transport::slab::Key;
+
+use super::Driver;
+use super::accept::Request;
+use super::group::{Arrival, Place};
+use crate::id::ListenerId;
+
+impl Driver {
+    /// A request on a listener of this reactor.
+    pub(super) fn request(
+        &mut self,
+        cm: CmId,
+        listener: Key,
+        device: DeviceId,
+        peer: SocketAddr,
+        private_data: Box<[u8]>,
+    ) -> Option<Request> {
+        let framing = self.listeners.get(listener)?.framing;
+        let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
+        let listener = ListenerId::new(self.tag, listener);
+        Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed: false })
+    }
+
+    /// Whether the program is to be asked which reactor of the group takes a request.
+    pub(crate) fn asks_for_place(&self, request: &Request) -> bool {
+        self.membership.is_some() && request.greeting().is_ok()
+    }
+
+    /// Places a request; it comes back if it is to be answered here.
+    pub(crate) fn place(&mut self, mut request: Request, place: Place) -> Option<Request> {
+        let Some(membership) = &self.membership else { return Some(request) };
+        match membership.place(place) {
+            // Nobody takes it: it is refused here.
+            None => Some(request),
+            Some(index) if index == membership.index => {
+                request.placed = true;
+                Some(request)
+            }
+            Some(index) => self.hand_over(request, index),
+        }
+    }
+
+    /// Hands a request to the reactor that it was placed at. It comes back when that cannot be.
+    fn hand_over(&mut self, request: Request, index: usize) -> Option<Request> {
+        let membership = self.membership.as_ref()?;
+        let detached = match self.fabric.provider.detach(request.cm) {
+            Ok(detached) => detached,
+            Err(error) => {
+                log::debug!("{} is not handed over: {error}", request.peer);
+                membership.unplace(index);
+                return Some(request);
+            }
+        };
+        let Request { reactor, listener, framing, peer, private_data, .. } = request;
+        match membership.send(index, Arrival { detached, framing, reactor, listener, peer, private_data }) {
+            Ok(()) => {
+                self.stats.connections.handed_over += 1;
+                None
+            }
+            Err(arrival) => {
+                // That reactor has gone since it was chosen.
+                membership.unplace(index);
+                self.take_in(arrival, false)
+            }
+        }
+    }
+
+    /// Stage 9: the next request that another reactor has handed over.
+    pub(crate) fn next_arrival(&mut self) -> Option<Request> {
+        while let Some(membership) = self.membership.as_mut().filter(|membership| membership.pending) {
+            let Some(arrival) = membership.next_arrival() else {
+                membership.pending = false;
+                break;
+            };
+            self.stats.connections.taken_over += 1;
+            let request = self.take_in(arrival, true);
+            if request.is_some() {
+                return request;
+            }
+        }
+        None
+    }
+
+    fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
+        let Arrival { detached, framing, reactor, listener, peer, private_data } = arrival;
+        self.fabric.follow(detached.provider());
+        match self.fabric.provider.attach(detached, self.now) {
+            Ok((cm, device)) => {
+                Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed })
+            }
+            Err(error) => {
+                log::warn!("{peer} is refused: {error}");
+                self.stats.connections.refused += 1;
+                self.request_done(placed);
+                None
+            }
+        }
+    }
+
+    /// A request has become a connection, or was refused.
+    pub(super) fn request_done(&mut self, placed: bool) {
+        if placed && let Some(membership) = &mut self.membership {
+            membership.done();
+        }
+    }
+
+    /// Somebody has called: a request may have come, or a wish to drain.
+    pub(crate) fn check_inbox(&mut self) {
+        if let Some(membership) = &mut self.membership {
+            membership.pending = true;
+        }
+        if let Some(deadline) = self.os.wake.take_drain() {
+            self.want_drain(deadline);
+        }
+    }
+
+    /// Whether stage 9 has something left to do.
+    pub(crate) fn awaits_turn(&self) -> bool {
+        self.drain.is_wanted() || self.membership.as_ref().is_some_and(|membership| membership.pending)
+    }
+}

@@ -1,0 +1,181 @@
+//! Memory for messages past one buffer: copies that peers are to fetch, and messages that are being fetched.
+
+use std::ops::Range;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::Access;
+
+use super::Driver;
+use crate::config::Framing;
+use crate::conn::Need;
+use crate::conn::transfer::Source;
+use crate::error::{Blocked, Error, SendErrorKind};
+use crate::id::{ConnectionId, SendId};
+use crate::memory::budget::Budget;
+use crate::memory::operations::outside;
+use crate::memory::region::{Region, RegionOptions};
+use crate::memory::registry::Account;
+
+/// How much of it is in use.
+#[derive(Debug)]
+pub(crate) struct LargeMessages {
+    copied: Budget,
+    fetched: Budget,
+}
+
+impl LargeMessages {
+    pub(super) const fn new(limit: usize) -> Self {
+        Self { copied: Budget::new(limit), fetched: Budget::new(limit) }
+    }
+
+    /// Bytes fetched, and bytes copied.
+    pub(super) const fn levels(&self) -> (usize, usize) {
+        (self.fetched.used(), self.copied.used())
+    }
+
+    /// A connection wants no memory any more.
+    pub(super) fn leave(&mut self, id: ConnectionId) {
+        self.copied.leave(id);
+        self.fetched.leave(id);
+    }
+}
+
+impl Driver {
+    /// Offers a copy of `payload`.
+    #[cold]
+    pub(super) fn send_large(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+        let (len, most) = (payload.len(), self.large.copied.limit());
+        if len > most {
+            return Err(SendErrorKind::TooLong { len, max: most });
+        }
+        let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
+        seat.conn.check_offer(len, true, &mut env)?;
+        let own = seat.conn.copies();
+        if !self.large.copied.request(id, len, own) {
+            let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
+            seat.conn.refuse(Need::Transfer { copy: len }, &mut env);
+            return Err(SendErrorKind::WouldBlock(Blocked::Memory));
+        }
+        let copy = Memory::from_vec(payload.to_vec())
+            .map_err(|source| rdma_transport::Error::Memory { bytes: len, source }.into())
+            .and_then(|memory| {
+                self.register(id, memory, len, &RegionOptions::new().allow(Access::REMOTE_READ), Account::Copied)
+            });
+        let region = match copy {
+            Ok(region) => Box::new(region),
+            Err(error) => {
+                self.large.copied.give_back(len);
+                log::warn!("{id}: memory for a message of {len} bytes: {error}");
+                return Err(SendErrorKind::NoMemory { len });
+            }
+        };
+        let remote = region.remote();
+        self.input(id, |conn, env| conn.offer(remote, Source::Copy(region), env)).ok_or(SendErrorKind::Closed)
+    }
+
+    /// Sends a part of a region without a copy.
+    pub(crate) fn send_region(
+        &mut self,
+        id: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+    ) -> Result<SendId, SendErrorKind> {
+        let conn = self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_open());
+        let conn = conn.ok_or(SendErrorKind::Closed)?;
+        let (max, raw) = (conn.terms().buffer_size, conn.framing() == Framing::Raw);
+        self.check_local(id, region, &range)?;
+        if range.len() <= max || raw {
+            return self
+                .input(id, |conn, env| conn.send_from(region, range, env))
+                .ok_or(SendErrorKind::Closed)?;
+        }
+        if !self.registry.readable_by(region.key(), id) {
+            return Err(SendErrorKind::NotReadable { max });
+        }
+        let (start, len) = (range.start as u64, range.len());
+        let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
+        self.input(id, |conn, env| {
+            conn.check_offer(len, false, env)?;
+            let hold = region.lend_to_peer(range);
+            Ok(conn.offer(remote, Source::Lent(region.key(), hold), env))
+        })
+        .ok_or(SendErrorKind::Closed)?
+    }
+
+    /// Gives the transfers of a connection memory, in order, while there is any.
+    pub(super) fn find_memory(&mut self, id: ConnectionId) {
+        while let Some(seat) = self.table.get(id).filter(|seat| seat.conn.state().is_open())
+            && let Some(len) = seat.conn.wants_memory()
+        {
+            let own = seat.conn.fetching();
+            if !self.large.fetched.request(id, len, own) {
+                return;
+            }
+            let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source });
+            let region = memory.map_err(Error::from).and_then(|memory| {
+                self.register(id, memory, len, &RegionOptions::new(), Account::Fetched)
+            });
+            match region {
+                Ok(region) => {
+                    self.input(id, |conn, _| conn.give_memory(region));
+                }
+                Err(error) => {
+                    self.large.fetched.give_back(len);
+                    log::warn!("{id}: memory to fetch a message of {len} bytes: {error}");
+                    self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The memory of a message past one buffer is free.
+    pub(super) fn settle(&mut self, account: Account, len: usize) {
+        match account {
+            Account::Program => {}
+            Account::Copied => {
+                self.large.copied.give_back(len);
+                self.effects.to_ask.extend(self.large.copied.in_line());
+            }
+            Account::Fetched => {
+                self.large.fetched.give_back(len);
+                for id in self.large.fetched.in_line().collect::<Vec<_>>() {
+                    self.input(id, |conn, env| conn.mark(env));
+                }
+            }
+        }
+    }
+
+    /// Tells the programs that were refused a send and would not be now: once per refusal.
+    pub(crate) fn find_writable(&mut self) {
+        if self.effects.to_ask.is_empty() {
+            return;
+        }
+        let mut list = std::mem::take(&mut self.effects.to_ask);
+        for id in list.drain(..) {
+            let Some(seat) = self.table.get(id) else { continue };
+            let memory = match seat.conn.is_unblocked() {
+                None => continue,
+                Some(Need::Transfer { copy }) if copy > 0 => {
+                    self.large.copied.would_grant(id, copy, seat.conn.copies())
+                }
+                Some(_) => true,
+            };
+            if memory && let Some((seat, mut env)) = self.at(id) {
+                seat.conn.unblock(&mut env);
+                self.large.copied.leave(id);
+            }
+        }
+        self.effects.to_ask = list;
+    }
+
+    /// Whether a message of `len` bytes would be taken now.
+    pub(crate) fn is_writable_for(&self, id: ConnectionId, len: usize) -> bool {
+        let Some(seat) = self.table.get(id) else { return false };
+        let conn = &seat.conn;
+        if conn.writable() == 0 || len <= conn.terms().buffer_size {
+            return conn.writable() > 0;
+        }
+        conn.may_offer(len) && self.large.copied.would_grant(id, len, conn.copies())
+    }
+}

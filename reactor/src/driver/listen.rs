@@ -1,0 +1,92 @@
+//! Listeners. They outlive the removal of their device.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::slab::Key;
+
+use super::choose::Use;
+use super::drain::Drain;
+use super::fabric::Owner;
+use super::{Driver, Due};
+use crate::config::Framing;
+use crate::error::Error;
+use crate::id::ListenerId;
+
+/// How often a listener whose device was removed looks whether it is back.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
+/// A place where connections come in.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    /// `None` while its device is away.
+    cm: Option<CmId>,
+    /// Where it listens, with its port.
+    address: SocketAddr,
+    pub(super) framing: Framing,
+}
+
+impl Driver {
+    pub(crate) fn listen(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
+        if self.drain == Drain::Done {
+            return Err(Error::Drained);
+        }
+        self.fabric.decide(address, Use::Listen);
+        let cm = self.fabric.provider.listen(address, self.config.backlog)?;
+        let address = self.fabric.provider.local_address(cm).unwrap_or(address);
+        let key = self.listeners.insert(Listener { cm: Some(cm), address, framing });
+        self.fabric.own(cm, Owner::Listener(key));
+        Ok(ListenerId::new(self.tag, key))
+    }
+
+    pub(crate) fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
+        Some(self.listeners.get(listener.key(self.tag)?)?.address)
+    }
+
+    pub(crate) fn close_listener(&mut self, listener: ListenerId) {
+        if let Some(key) = listener.key(self.tag) {
+            self.drop_listener(key);
+        }
+    }
+
+    fn drop_listener(&mut self, key: Key) {
+        if let Some(cm) = self.listeners.remove(key).and_then(|listener| listener.cm) {
+            self.fabric.disown(cm);
+            self.fabric.provider.destroy_id(cm, self.now);
+        }
+    }
+
+    /// Stops listening everywhere.
+    pub(crate) fn close_listeners(&mut self) {
+        for key in self.listeners.keys() {
+            self.drop_listener(key);
+        }
+    }
+
+    /// A listener's device was removed: what is left of it goes, so that the device can.
+    pub(super) fn listener_lost(&mut self, key: Key) {
+        let Some(listener) = self.listeners.get_mut(key) else { return };
+        let Some(cm) = listener.cm.take() else { return };
+        log::warn!("the device of {} was removed: its listener waits for it to come back", listener.address);
+        self.fabric.disown(cm);
+        self.fabric.provider.destroy_id(cm, self.now);
+        self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+    }
+
+    /// Listens again if the device is back, else looks again later.
+    pub(crate) fn listen_again(&mut self, key: Key) {
+        let Some(listener) = self.listeners.get_mut(key) else { return };
+        match self.fabric.provider.listen(listener.address, self.config.backlog) {
+            Ok(cm) => {
+                log::info!("{} is listened on again", listener.address);
+                listener.cm = Some(cm);
+                self.fabric.own(cm, Owner::Listener(key));
+            }
+            Err(error) => {
+                log::debug!("{error}");
+                self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+            }
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Where connections and the world meet: what a provider, a device or a timer says goes to its connection, and what the
+//! connection wants is done. The driver knows no handler: callbacks to make are events, which the turn delivers.
+
+mod accept;
+pub(crate) mod choose;
+mod close;
+mod data_path;
+mod device_event;
+pub(crate) mod drain;
+pub(crate) mod fabric;
+pub(crate) mod fair;
+pub(crate) mod group;
+pub(crate) mod handover;
+mod large;
+mod listen;
+pub(crate) mod queues;
+mod regions;
+pub(crate) mod table;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::caps::{Capabilities, Features};
+use rdma_transport::provider::{DeviceId, Provider};
+use rdma_transport::slab::{Key, Slab};
+
+use self::drain::Drain;
+use self::fabric::Fabric;
+use self::fair::Fair;
+use self::group::Membership;
+use self::large::LargeMessages;
+use self::listen::Listener;
+use self::queues::Queues;
+use self::table::{Seat, Table};
+use crate::config::Config;
+use crate::conn::effects::{Action, Effects, Event};
+use crate::conn::{Connection, Env};
+use crate::device::Device;
+use crate::device::home::{Home, Returned};
+use crate::device::pool::{Buffer, Slabs};
+use crate::device::table::Devices;
+use crate::error::Error;
+use crate::id::{ConnectionId, ReactorTag};
+use crate::limits::HEADER_LEN;
+use crate::memory::registry::Registry;
+use crate::seam::io::Registrations;
+use crate::seam::poller::Poller;
+use crate::seam::timer::Timers;
+use crate::seam::wake::WakeFlag;
+use crate::stats::{ConnectionStats, MemoryStats, Stats};
+
+pub(crate) use self::accept::{CmStep, Request};
+pub use self::device_event::DeviceEvent;
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    /// The program's timer, with its token.
+    Program(u64),
+    /// A connection has set a deadline.
+    Connection(ConnectionId),
+    /// The lifetime of peers' rights to a region is over.
+    Region(Key),
+    /// Look whether a listener's device is back.
+    Listen(Key),
+    /// The time to drain is over.
+    Drain,
+    /// Look whether pools have memory that nobody needs.
+    Trim,
+    /// Something else than a connection has set it, with a number of its own.
+    Guest(u64),
+}
+
+/// Descriptors, and calls from other threads.
+#[derive(Debug)]
+pub(crate) struct Os {
+    pub(crate) poller: Box<dyn Poller>,
+    /// Descriptors of the program's own.
+    pub(crate) io: Registrations,
+    pub(crate) wake: Arc<WakeFlag>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Driver {
+    tag: ReactorTag,
+    config: Config,
+    /// The time of this turn.
+    now: Instant,
+    fabric: Fabric,
+    os: Os,
+    devices: Devices,
+    queues: Queues,
+    table: Table,
+    fair: Fair,
+    listeners: Slab<Listener>,
+    registry: Registry,
+    large: LargeMessages,
+    timers: Timers<Due>,
+    effects: Effects,
+    stats: Stats,
+    drain: Drain,
+    /// The group of reactors that this one is in.
+    membership: Option<Membership>,
+    /// The program wants `run` to return.
+    stop: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        config: Config,
+        provider: Box<dyn Provider>,
+        poller: Box<dyn Poller>,
+        wake: Arc<WakeFlag>,
+        now: Instant,
+    ) -> Self {
+        let tag = ReactorTag::next();
+        Self {
+            tag,
+            now,
+            fabric: Fabric::new(provider),
+            devices: Devices::new(Arc::clone(&wake)),
+            queues: Queues::new(&config),
+            table: Table::new(tag),
+            fair: Fair::default(),
+            listeners: Slab::default(),
+            registry: Registry::new(Arc::clone(&wake)),
+            large: LargeMessages::new(config.transfer_memory),
+            timers: Timers::default(),
+            effects: Effects::default(),
+            stats: Stats::default(),
+            drain: Drain::default(),
+            membership: None,
+            stop: false,
+            os: Os { poller, io: Registrations::default(), wake },
+            config,
+        }
+    }
+
+    pub(crate) const fn tag(&self) -> ReactorTag {
+        self.tag
+    }
+
+    pub(crate) const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// A turn begins.
+    pub(crate) fn enter_turn(&mut self, now: Instant) {
+        self.now = now;
+        self.effects.outside = false;
+        self.os.wake.enter();
+    }
+
+    /// The turn has ended, or what follows is called from outside.
+    pub(crate) fn leave_turn(&mut self) {
+        self.effects.outside = true;
+        self.os.wake.leave();
+    }
+
+    pub(crate) const fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    pub(crate) const fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    pub(crate) const fn fabric_mut(&mut self) -> &mut Fabric {
+        &mut self.fabric
+    }
+
+    pub(crate) fn provider(&self) -> &dyn Provider {
+        &*self.fabric.provider
+    }
+
+    pub(crate) fn provider_mut(&mut self) -> &mut dyn Provider {
+        &mut *self.fabric.provider
+    }
+
+    pub(crate) const fn os(&self) -> &Os {
+        &self.os
+    }
+
+    pub(crate) const fn os_mut(&mut self) -> &mut Os {
+        &mut self.os
+    }
+
+    pub(crate) const fn timers_mut(&mut self) -> &mut Timers<Due> {
+        &mut self.timers
+    }
+
+    pub(crate) const fn counters(&mut self) -> &mut Stats {
+        &mut self.stats
+    }
+
+    pub(crate) const fn connections(&self) -> &Table {
+        &self.table
+    }
+
+    /// The counters, and the levels of now.
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        stats.completions.acknowledgements = self.fabric.provider.acknowledgements();
+        stats.connections = ConnectionStats { current: self.table.len(), ..stats.connections };
+        let (fetched_bytes, copied_bytes) = self.large.levels();
+        let regions = self.registry.len();
+        stats.memory = MemoryStats { regions, fetched_bytes, copied_bytes, ..self.devices.levels() };
+        stats
+    }
+
+    /// Makes `run` return after this turn.
+    pub(crate) const fn stop(&mut self) {
+        self.stop = true;
+    }
+
+    pub(crate) const fn take_stop(&mut self) -> bool {
+        std::mem::replace(&mut self.stop, false)
+    }
+
+    /// When a turn is due at the latest, though nothing becomes readable.
+    pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        [self.timers.next(), self.fabric.provider.next_deadline()].into_iter().flatten().min()
+    }
+
+    // Connections.
+
+    /// A connection, and what its inputs work with.
+    #[inline]
+    pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut Seat, Env<'_>)> {
+        let Self { table, devices, config, now, effects, stats, .. } = self;
+        let seat = table.get_mut(id)?;
+        let device = seat.link.place.map_or(usize::MAX, |place| place.device);
+        let buffers = devices.buffers(device);
+        Some((seat, Env { now: *now, config, device, buffers, effects, stats }))
+    }
+
+    /// Gives a connection an input, and does what it wants then. `None` if there is no such connection.
+    #[inline]
+    pub(crate) fn input<R>(
+        &mut self,
+        id: ConnectionId,
+        input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R,
+    ) -> Option<R> {
+        let (seat, mut env) = self.at(id)?;
+        let result = input(&mut seat.conn, &mut env);
+        self.act();
+        Some(result)
+    }
+
+    /// Does what connections want.
+    #[inline]
+    pub(crate) fn act(&mut self) {
+        if !self.effects.actions.is_empty() {
+            self.act_on_all();
+        }
+    }
+
+    #[cold]
+    fn act_on_all(&mut self) {
+        while let Some((id, action)) = self.effects.actions.pop_front() {
+            match action {
+                Action::Deadline(at) => self.set_deadline(id, at),
+                Action::LookBy(at) => self.look_by(id, at),
+                Action::Flush => self.begin_flush(id),
+                Action::Ending => self.watch_end(id),
+                Action::Settled => self.table.pending = self.table.pending.saturating_sub(1),
+                Action::Invalidated(remote) => {
+                    let ended = self.registry.invalidated(remote);
+                    self.forget_rights(ended);
+                }
+                Action::Unused(key) => self.deregister_unused(key),
+                // Dropping a region has it deregistered when nothing uses it any more.
+                Action::Discard(region) => drop(region),
+                Action::NoMemory => self.large.leave(id),
+                Action::Ring => self.os.wake.wake(),
+            }
+        }
+    }
+
+    /// The next callback to make.
+    #[inline]
+    pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
+        self.effects.events.pop_front()
+    }
+
+    /// A connection that the program was told of.
+    pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
+        self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_announced())
+    }
+
+    /// What the device of a connection can do.
+    pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
+        let seat = self.table.get(id)?;
+        let device = self.devices.get(seat.link.place?.device)?;
+        let mut capabilities = self.fabric.provider.device(device.id)?.capabilities;
+        if capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
+            capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
+        }
+        Some(capabilities)
+    }
+
+    /// Whether a connection is neither up nor ending yet.
+    pub(crate) fn is_coming_up(&self, id: ConnectionId) -> bool {
+        self.table.get(id).is_some_and(|seat| seat.conn.state().is_handshake())
+    }
+
+    /// Enters a group.
+    pub(crate) fn join_group(&mut self, membership: Membership) {
+        self.membership = Some(membership);
+    }
+
+    // Buffers.
+
+    /// A buffer for a program to fill, of a connection's device, with what it holds and where it belongs.
+    pub(crate) fn send_buffer_for(&mut self, id: ConnectionId) -> Option<(usize, Buffer, Arc<Slabs>, Arc<Home>)> {
+        let Self { table, devices, fabric, .. } = self;
+        let seat = table.get(id).filter(|seat| seat.conn.state().is_open())?;
+        let device = devices.get_mut(seat.link.place?.device)?;
+        let buffer = device.take_for_program(&mut *fabric.provider)?;
+        let pool = &device.buffers.pool;
+        let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN);
+        Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.home)))
+    }
+
+    /// Whether a buffer is of this reactor.
+    pub(crate) fn is_home_of(&self, home: &Home) -> bool {
+        self.devices.is_home_of(home)
+    }
+
+    /// Whether a buffer is of this reactor and of a connection's device: its memory is registered nowhere else.
+    pub(crate) fn owns_buffer(&self, id: ConnectionId, home: &Home) -> bool {
+        let place = self.table.get(id).and_then(|seat| seat.link.place);
+        self.is_home_of(home) && place.is_some_and(|place| place.device == home.device)
+    }
+
+    /// Where the buffers of a device are, and where they belong.
+    pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<Home>)> {
+        let device = self.devices.get(device)?;
+        Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.home)))
+    }
+
+    /// Whether that is still where the buffers of a device are: a pool may have grown.
+    #[inline]
+    pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
+        self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
+    }
+
+    /// The buffer of a message that the program has not kept is free again.
+    #[inline]
+    pub(crate) fn free_receive(&mut self, device: usize, buffer: Buffer, shared: bool) {
+        self.devices.buffers(device).free_receive(buffer, shared);
+    }
+
+    /// The program keeps a message.
+    pub(crate) fn keep_message(&mut self, id: ConnectionId) {
+        self.input(id, |conn, _| conn.receives_mut().keep());
+    }
+
+    /// Stage 9: takes the buffers that came home from the program.
+    pub(crate) fn take_returned(&mut self) {
+        while let Some(Returned { device, buffer, receive_of }) = self.devices.next_returned() {
+            self.take_home(device, buffer, receive_of);
+        }
+    }
+
+    /// A buffer is back from the program's hands.
+    pub(crate) fn take_home(&mut self, device: usize, buffer: Buffer, receive_of: Option<ConnectionId>) {
+        if let Some((seat, mut env)) = receive_of.and_then(|id| self.at(id)) {
+            seat.conn.message_returned(buffer, &mut env);
+            if seat.conn.state().is_ending() {
+                self.table.note_ending();
+            }
+            return;
+        }
+        let buffers = self.devices.buffers(device);
+        // A receive of the shared queue that a connection which is gone had kept, or any in its place.
+        let buffer = match &mut buffers.shared {
+            Some(shared) if receive_of.is_some() => shared.give_astray(buffer),
+            _ => Some(buffer),
+        };
+        if let Some(buffer) = buffer {
+            buffers.pool.unlend();
+            buffers.pool.give(buffer);
+            self.expect_trim();
+        }
+    }
+
+    // Devices.
+
+    pub(crate) fn device(&self, index: usize) -> Option<&Device> {
+        self.devices.get(index)
+    }
+
+    pub(crate) fn device_mut(&mut self, index: usize) -> Option<&mut Device> {
+        self.devices.get_mut(index)
+    }
+
+    /// Claims completion entries on a device, for something else than a connection; returns the index of their queue.
+    pub(crate) fn claim_room(&mut self, id: DeviceId, entries: u32) -> Result<usize, Error> {
+        let Self { devices, fabric, config, .. } = self;
+        devices.use_device(id, &*fabric.provider, config);
+        let device = devices.get_mut(id.0 as usize).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        device.claim_room(&mut *fabric.provider, config, entries)
+    }
+
+    /// Gives them back.
+    pub(crate) fn release_room(&mut self, device: usize, cq: usize, entries: u32) {
+        if let Some(used) = self.devices.get_mut(device) {
+            used.release_room(cq, entries);
+        }
+        self.drop_if_abandoned(device);
+    }
+
+    /// Watches the channels of a provider and of devices that came into use.
+    #[inline]
+    pub(crate) fn watch_channels(&mut self) -> Result<bool, Error> {
+        if self.fabric.is_fresh() || self.devices.has_fresh() { self.watch_new_channels() } else { Ok(false) }
+    }
+
+    /// Pools have let go of buffers: looks later whether they needed them.
+    pub(crate) fn expect_trim(&mut self) {
+        if !self.devices.trimming && self.devices.are_excessive() {
+            self.devices.trimming = true;
+            let idle = self.config.pool_idle;
+            self.timers.insert(self.now + idle, Due::Trim);
+        }
+    }
+
+    pub(crate) fn trim_pools(&mut self) {
+        self.devices.trimming = false;
+        for device in self.devices.iter_mut() {
+            device.trim(&mut *self.fabric.provider);
+        }
+        self.expect_trim();
+    }
+
+    /// Has `Connection::timeout` called then, instead of when it was to be called.
+    fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
+        let Some(seat) = self.table.get_mut(id) else { return };
+        if let Some((timer, _)) = seat.link.timer.take() {
+            self.timers.cancel(timer);
+        }
+        seat.link.timer = at.map(|at| (self.timers.insert(at, Due::Connection(id)), at));
+    }
+
+    /// Has it called then, unless it is to be called earlier.
+    fn look_by(&mut self, id: ConnectionId, at: Instant) {
+        if self.table.get(id).is_some_and(|seat| seat.link.timer.is_none_or(|(_, earlier)| at < earlier)) {
+            self.set_deadline(id, Some(at));
+        }
+    }
+
+    fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) {
+        self.set_deadline(id, Some(self.now + timeout));
+    }
+}

@@ -1,0 +1,247 @@
+//! The completion queues and channels: which are polled, in which order, and when they are armed.
+
+use std::collections::VecDeque;
+
+use rdma_transport::provider::Drive;
+use rdma_transport::wc::WorkCompletion;
+
+use super::Driver;
+use crate::config::Config;
+use crate::error::Error;
+use crate::seam::io::Interest;
+
+/// Completions taken from a queue at a time.
+const BATCH: usize = 256;
+
+/// The poller's token of the connection-manager channel; completion channels follow, by device.
+pub(crate) const CM_CHANNEL: usize = 0;
+
+/// A completion queue: index of its device, and its own on it.
+pub(crate) type Queue = (usize, usize);
+
+/// Completions of one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) completions: Vec<WorkCompletion>,
+    pub(crate) queue: Queue,
+    /// The queue gave as many as were wanted, and may hold more.
+    pub(crate) full: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Queues {
+    /// Completions that were polled before their stage.
+    early: Option<Batch>,
+    /// The memory of the last batch.
+    spare: Vec<WorkCompletion>,
+    /// Queues to poll, round robin.
+    ready: VecDeque<Queue>,
+    /// Completions to ask a queue for before its stage.
+    early_limit: usize,
+    /// The provider has stopped at its bound.
+    pub(crate) provider_pending: bool,
+}
+
+impl Queues {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            early: None,
+            spare: Vec::with_capacity(BATCH),
+            ready: VecDeque::new(),
+            early_limit: BATCH.min(config.completions_per_turn as usize),
+            provider_pending: false,
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) const fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// Whether there may be completions whose connections are not known yet.
+    #[inline]
+    pub(crate) fn has_unseen(&self) -> bool {
+        self.queues.early.is_some() || !self.queues.ready.is_empty()
+    }
+
+    /// Watches the channels of a provider and of devices that came into use; whether connection-manager events are to be
+    /// asked for.
+    pub(super) fn watch_new_channels(&mut self) -> Result<bool, Error> {
+        let fresh = self.fabric.take_fresh();
+        if fresh {
+            // The provider before this one, if any, took its registration with its descriptor.
+            let fd = self.fabric.provider.cm_channel();
+            self.os.poller.register(fd, CM_CHANNEL, Interest::READABLE).map_err(Error::Poll)?;
+        }
+        while let Some(device) = self.devices.next_fresh() {
+            if self.fabric.provider.device(device).is_none() {
+                continue; // It was removed again.
+            }
+            let fd = self.fabric.provider.completion_channel(device)?;
+            let token = CM_CHANNEL + 1 + device.0 as usize;
+            self.os.poller.register(fd, token, Interest::READABLE).map_err(Error::Poll)?;
+        }
+        Ok(fresh)
+    }
+
+    /// Polls the completion queues until one has something; whether one has.
+    pub(crate) fn poll_any(&mut self) -> bool {
+        if self.has_unseen() || self.fair.is_behind() {
+            return true;
+        }
+        let mut broken = None;
+        'devices: for index in 0..self.devices.len() {
+            let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
+            for (at, cq) in device.cqs.iter_mut().enumerate() {
+                if cfg!(planted = "no-poll-after-arming") && cq.armed {
+                    continue;
+                }
+                let completions = &mut self.queues.spare;
+                completions.clear();
+                match self.fabric.provider.poll_cq(cq.id, self.queues.early_limit, completions) {
+                    Ok(0) => cq.drained(),
+                    Ok(count) => {
+                        let completions = std::mem::take(completions);
+                        let full = count >= self.queues.early_limit;
+                        self.queues.early = Some(Batch { completions, queue: (index, at), full });
+                        return true;
+                    }
+                    Err(error) => {
+                        broken = Some((index, error));
+                        break 'devices;
+                    }
+                }
+            }
+        }
+        match broken {
+            Some((index, error)) => {
+                self.fail_device(index, &error);
+                // What its connections have to hear is work.
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Arms the queues that are not armed, after taking all events of those that were.
+    pub(crate) fn arm(&mut self) {
+        for index in 0..self.devices.len() {
+            if let Err(error) = self.arm_device(index) {
+                self.fail_device(index, &error);
+            }
+        }
+    }
+
+    fn arm_device(&mut self, index: usize) -> rdma_transport::Result<()> {
+        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(()) };
+        let provider = &mut *self.fabric.provider;
+        if std::mem::take(&mut device.has_events) {
+            while let Some(id) = provider.next_completion_event(device.id)? {
+                self.stats.completions.events += 1;
+                if let Some(cq) = device.cqs.iter_mut().find(|cq| cq.id == id) {
+                    cq.armed = cfg!(planted = "never-armed-again");
+                }
+                if cfg!(planted = "one-event-per-edge") {
+                    break;
+                }
+            }
+        }
+        for cq in &mut device.cqs {
+            if !cq.armed {
+                provider.req_notify(cq.id)?;
+                cq.armed = true;
+                self.stats.completions.arms += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stage 6: lets the provider move, if `edges` say that it can or a deadline of its own has passed. Which completion
+    /// queues had events is asked before the next arming, and not now: the queues are polled at once. Returns whether there may
+    /// be news from the connection manager.
+    pub(crate) fn drive(&mut self, edges: bool) -> bool {
+        let due = self.fabric.provider.next_deadline().is_some_and(|deadline| deadline <= self.now);
+        if edges || due || self.queues.provider_pending {
+            self.queues.provider_pending = self.fabric.provider.progress(self.now, Drive::Full);
+            self.devices.iter_mut().for_each(|device| device.has_events = true);
+        }
+        due
+    }
+
+    /// One round of a busy poll of the provider; whether it has stopped at its bound.
+    pub(crate) fn spin(&mut self) -> bool {
+        let more = self.fabric.provider.progress(self.now, Drive::Spin);
+        self.queues.provider_pending |= more;
+        more
+    }
+
+    /// Stage 7 begins. The batch that was polled before, if any, comes first; then each queue that is not armed, or whose
+    /// events were not taken yet, is looked at in its turn, however busy the others are. A queue that was just polled and gave
+    /// all it had is not asked again.
+    pub(crate) fn begin_polling(&mut self) -> Option<Batch> {
+        let early = self.queues.early.take();
+        let polled = early.as_ref().filter(|batch| !batch.full).map(|batch| batch.queue);
+        for index in 0..self.devices.len() {
+            let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
+            for (at, cq) in device.cqs.iter_mut().enumerate() {
+                let look = device.has_events || !cq.armed;
+                if look && polled != Some((index, at)) && !std::mem::replace(&mut cq.ready, true) {
+                    self.queues.ready.push_back((index, at));
+                }
+            }
+        }
+        early
+    }
+
+    /// The next batch of stage 7, of at most `limit` completions.
+    pub(crate) fn next_batch(&mut self, limit: usize) -> Option<Batch> {
+        while let Some((index, at)) = self.queues.ready.pop_front() {
+            let Some(device) = self.devices.get_mut(index) else { continue };
+            let Some(cq) = device.cqs.get_mut(at) else { continue };
+            cq.ready = false;
+            if device.removed {
+                continue;
+            }
+            let limit = BATCH.min(limit);
+            let mut completions = std::mem::take(&mut self.queues.spare);
+            completions.clear();
+            match self.fabric.provider.poll_cq(cq.id, limit, &mut completions) {
+                Ok(0) => {
+                    cq.drained();
+                    self.queues.spare = completions;
+                }
+                Ok(count) => return Some(Batch { completions, queue: (index, at), full: count >= limit }),
+                Err(error) => {
+                    self.queues.spare = completions;
+                    self.fail_device(index, &error);
+                }
+            }
+        }
+        None
+    }
+
+    /// A batch is about to be handled. Its queue may hold more if it gave as many as were wanted. If not, the poll before the
+    /// arming is soon enough for what comes meanwhile, and what this batch has to send goes out first.
+    pub(crate) fn begin_batch(&mut self, batch: &Batch) {
+        self.stats.completions.polled += batch.completions.len() as u64;
+        let (index, at) = batch.queue;
+        let Some(device) = self.devices.get_mut(index) else { return };
+        let Some(cq) = device.cqs.get_mut(at) else { return };
+        if batch.full && !std::mem::replace(&mut cq.ready, true) {
+            self.queues.ready.push_back(batch.queue);
+        }
+        // A queue that is armed has raised an event by now, or is about to.
+        device.has_events |= cq.armed;
+    }
+
+    /// A batch was handled.
+    pub(crate) fn end_batch(&mut self, batch: Batch) {
+        let (index, at) = batch.queue;
+        if let Some(cq) = self.devices.get_mut(index).and_then(|device| device.cqs.get_mut(at)) {
+            cq.handled(batch.completions.len());
+        }
+        self.queues.spare = batch.completions;
+    }
+}

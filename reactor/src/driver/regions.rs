@@ -1,0 +1,244 @@
+//! Regions of connections: registering, one-sided operations, and taking rights back.
+
+use std::ops::Range;
+
+use rdma_transport::caps::Features;
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::Access;
+use rdma_transport::slab::Key;
+use rdma_transport::wr::{MAX_SGE, SendOp};
+
+use super::{Driver, Due};
+use crate::config::Framing;
+use crate::conn::frame::Immediate;
+use crate::error::{Error, SendErrorKind};
+use crate::id::{ConnectionId, SendId, SendKind};
+use crate::memory::operations::{Locals, outside};
+use crate::memory::region::{Region, RegionOptions, RemoteRegion};
+use crate::memory::registry::{Account, RightsEnded, Site};
+
+/// A part of a region, to read from.
+pub(crate) type Part<'a> = (&'a Region, Range<usize>);
+
+impl Driver {
+    // Registering.
+
+    /// Registers memory on the device of a connection that is on one and has a queue pair. After that there would be nobody
+    /// to whom rights of its peer could be restricted, nor anybody to take them back.
+    pub(crate) fn register(
+        &mut self,
+        id: ConnectionId,
+        memory: Memory,
+        len: usize,
+        options: &RegionOptions,
+        account: Account,
+    ) -> Result<Region, Error> {
+        let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
+        let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
+        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        let site = Site { device: device.id, connection: id, qp };
+        let region =
+            self.registry.register(&mut *self.fabric.provider, &site, memory, len, options, account)?;
+        let remote = options.access.intersects(Access::REMOTE);
+        if remote && !options.any_peer && let Some(seat) = self.table.get_mut(id) {
+            seat.link.regions.push(region.key());
+        }
+        if let (true, Some(lifetime)) = (remote, options.lifetime)
+            && let Some(at) = self.now.checked_add(lifetime)
+        {
+            let timer = self.timers.insert(at, Due::Region(region.key()));
+            self.registry.set_timer(region.key(), timer);
+        }
+        Ok(region)
+    }
+
+    /// The program takes the rights of peers to a region back.
+    pub(crate) fn revoke(&mut self, region: &Region) {
+        if self.registry.knows(region) {
+            self.revoke_region(region.key());
+        }
+    }
+
+    /// Takes the rights of peers to a region back.
+    pub(crate) fn revoke_region(&mut self, key: Key) {
+        let ended = self.registry.revoke(&mut *self.fabric.provider, key);
+        self.forget_rights(ended);
+    }
+
+    /// Clears up behind rights that have ended.
+    pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
+        let Some(RightsEnded { key, timer, connection }) = ended else { return };
+        if let Some(timer) = timer {
+            self.timers.cancel(timer);
+        }
+        if let Some(seat) = connection.and_then(|id| self.table.get_mut(id)) {
+            seat.link.regions.retain(|&of_peer| of_peer != key);
+        }
+    }
+
+    /// The peer of a connection is gone, and its rights with it.
+    pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
+        let Some(seat) = self.table.get_mut(id) else { return };
+        for key in std::mem::take(&mut seat.link.regions) {
+            self.revoke_region(key);
+        }
+    }
+
+    /// Takes note of the regions that the program has dropped.
+    pub(crate) fn take_dropped_regions(&mut self) {
+        while let Some(key) = self.registry.next_dropped() {
+            self.deregister_unused(key);
+        }
+    }
+
+    /// Lets go of a region that the program has dropped, when nothing uses it any more.
+    pub(super) fn deregister_unused(&mut self, key: Key) {
+        if !self.registry.is_unwanted(key) {
+            return;
+        }
+        self.revoke_region(key);
+        // Rights that cannot be taken back any other way end when the region is deregistered.
+        if self.registry.is_abandoned(key) {
+            self.remove_region(key);
+        }
+    }
+
+    fn remove_region(&mut self, key: Key) {
+        if let Some(removed) = self.registry.remove(&mut *self.fabric.provider, key) {
+            self.forget_rights(removed.rights);
+            self.settle(removed.account, removed.len);
+        }
+    }
+
+    /// A device is going: its regions are memory only, from now on.
+    pub(super) fn drop_regions_of_device(&mut self, device: usize) {
+        for key in self.registry.of_device(device) {
+            self.remove_region(key);
+        }
+    }
+
+    // Operations.
+
+    /// Reads the beginning of `remote` into several ranges, one after another.
+    pub(crate) fn read(
+        &mut self,
+        id: ConnectionId,
+        remote: RemoteRegion,
+        locals: &mut [(&mut Region, Range<usize>)],
+    ) -> Result<SendId, SendErrorKind> {
+        let parts = locals.iter().map(|(region, range)| (&**region, range));
+        self.check_parts(id, remote, parts)?;
+        let places = locals.len();
+        self.input(id, |conn, env| {
+            conn.check_operation(places, false, env)?;
+            let locals = Locals::to_write(locals)?;
+            Ok(conn.read(remote.address(), locals, env))
+        })
+        .ok_or(SendErrorKind::Closed)?
+    }
+
+    /// Writes several ranges, one after another, to the beginning of `remote`.
+    pub(crate) fn write(
+        &mut self,
+        id: ConnectionId,
+        remote: RemoteRegion,
+        locals: &[Part<'_>],
+        immediate: Option<u32>,
+    ) -> Result<SendId, SendErrorKind> {
+        let len = self.check_parts(id, remote, locals.iter().map(|(region, range)| (*region, range)))?;
+        let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
+        let tells = immediate.is_some() && !native;
+        if tells && self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw) {
+            return Err(self.lacks("writes with immediate data"));
+        }
+        if tells && self.config.send_depth < 2 {
+            return Err(self.lacks("writes with immediate data while send_depth is 1"));
+        }
+        self.input(id, |conn, env| {
+            conn.check_operation(if tells { 2 } else { 1 }, immediate.is_some(), env)?;
+            let (locals, to) = (Locals::to_read(locals)?, remote.address());
+            Ok(match immediate {
+                None => conn.operate(SendKind::Write, SendOp::Write(to), locals, env),
+                Some(value) if native => {
+                    conn.operate(SendKind::Write, SendOp::WriteWithImmediate(to, value), locals, env)
+                }
+                Some(value) => conn.write_and_tell(to, locals, Immediate { value, len }, env),
+            })
+        })
+        .ok_or(SendErrorKind::Closed)?
+    }
+
+    /// An atomic operation on the 8 bytes at the beginning of `remote`, whose old value lands at `offset` of `local`.
+    pub(crate) fn atomic(
+        &mut self,
+        id: ConnectionId,
+        remote: RemoteRegion,
+        (local, offset): (&mut Region, usize),
+        op: SendOp,
+        kind: SendKind,
+    ) -> Result<SendId, SendErrorKind> {
+        let range = offset..offset.saturating_add(8);
+        self.check_parts(id, remote, std::iter::once((&*local, &range)))?;
+        if !self.has(id, Features::ATOMICS) {
+            return Err(self.lacks("atomic operations"));
+        }
+        self.input(id, |conn, env| {
+            conn.check_operation(1, false, env)?;
+            let locals = Locals::to_write(&mut [(local, range)])?;
+            Ok(conn.operate(kind, op, locals, env))
+        })
+        .ok_or(SendErrorKind::Closed)?
+    }
+
+    /// Whether a connection has something.
+    fn has(&self, id: ConnectionId, feature: Features) -> bool {
+        self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
+    }
+
+    fn lacks(&self, feature: &'static str) -> SendErrorKind {
+        SendErrorKind::Unsupported { provider: self.fabric.provider.name(), feature }
+    }
+
+    /// Checks that a range is one of a region on a connection's device.
+    pub(super) fn check_local(
+        &self,
+        id: ConnectionId,
+        region: &Region,
+        range: &Range<usize>,
+    ) -> Result<(), SendErrorKind> {
+        let place = self.table.get(id).and_then(|seat| seat.link.place);
+        if !self.registry.knows(region) || place.is_none_or(|place| place.device != region.device()) {
+            return Err(SendErrorKind::ForeignRegion);
+        }
+        if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
+    }
+
+    /// Checks the two sides of an operation; returns its length.
+    fn check_parts<'a>(
+        &self,
+        id: ConnectionId,
+        remote: RemoteRegion,
+        locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
+    ) -> Result<u32, SendErrorKind> {
+        if self.table.get(id).is_none_or(|seat| !seat.conn.state().is_open()) {
+            return Err(SendErrorKind::Closed);
+        }
+        let count = locals.len();
+        if !(1..=MAX_SGE).contains(&count) {
+            return Err(SendErrorKind::TooManyRegions { count, max: MAX_SGE });
+        }
+        let mut total = 0_u64;
+        for (region, range) in locals {
+            self.check_local(id, region, range)?;
+            total += range.len() as u64;
+        }
+        if total > remote.len {
+            return Err(SendErrorKind::OutOfBounds { end: total, len: remote.len });
+        }
+        let max = self.capabilities(id).map_or(0, |capabilities| capabilities.max_message.min(u32::MAX.into()));
+        if total > max {
+            return Err(SendErrorKind::TooLong { len: total as usize, max: max as usize });
+        }
+        Ok(total as u32)
+    }
+}

@@ -1,0 +1,173 @@
+//! The connections of a reactor, each with its place in the world. A completion, an event or a call finds its connection
+//! here, once.
+
+use std::time::Instant;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::qp::QpId;
+use rdma_transport::slab::Key;
+
+use super::fair::Allowance;
+use crate::conn::Connection;
+use crate::device::Room;
+use crate::device::cq::Mark;
+use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
+
+/// A connection and its place in the world.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) conn: Connection,
+    pub(crate) link: Link,
+    pub(crate) allowance: Allowance,
+}
+
+/// What the driver knows of a connection.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(super) cm: CmId,
+    /// From when it is on a device until the queue pair was destroyed.
+    pub(super) qp: Option<QpId>,
+    /// Once it is on a device.
+    pub(super) place: Option<Place>,
+    /// The timer that calls `Connection::timeout`, and when.
+    pub(super) timer: Option<(Key, Instant)>,
+    /// Regions registered for this peer alone.
+    pub(super) regions: Vec<Key>,
+    /// It is on the list of those that end.
+    pub(super) ending: bool,
+    /// When the flush of its queues began, and how it goes on.
+    pub(super) flush: Flush,
+    /// The peer seems to be gone, and what may still be unseen is looked at.
+    pub(super) suspect: Option<Suspect>,
+}
+
+/// Where on a device a connection is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) device: usize,
+    pub(crate) room: Room,
+}
+
+/// How far a connection that ends is with flushing its queues.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Flush {
+    /// It has not begun.
+    #[default]
+    Before,
+    /// The device was told. The mark is that of its completion queue then.
+    Waiting(Mark),
+    /// The time is over, but what was in the completion queue at the second mark is still to be looked at.
+    Late(Mark, Mark),
+    /// The device has not flushed in time.
+    Over,
+}
+
+/// A moment when a peer seemed to be gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Suspect {
+    /// On its completion queue.
+    pub(super) mark: Mark,
+    /// Waits in the operating system until then.
+    pub(super) waits: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// The name of the connection that is here, or of the next one.
+    id: ConnectionId,
+    seat: Option<Seat>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Table {
+    reactor: ReactorTag,
+    slots: Vec<Slot>,
+    vacant: Vec<u32>,
+    live: usize,
+    /// Connections of peers that were accepted and are not up yet.
+    pub(super) pending: u32,
+    /// Connections that end.
+    pub(super) ending: Vec<ConnectionId>,
+    /// One of those may have come to its end: they are to be looked at before anything sleeps.
+    pub(super) ending_moved: bool,
+}
+
+impl Table {
+    pub(crate) fn new(reactor: ReactorTag) -> Self {
+        let (slots, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
+        Self { reactor, slots, vacant, live: 0, pending: 0, ending, ending_moved: false }
+    }
+
+    /// Adds what `make` makes of its name.
+    pub(super) fn insert(&mut self, make: impl FnOnce(ConnectionId) -> Seat) -> ConnectionId {
+        let slot = match self.vacant.pop() {
+            Some(slot) => slot as usize,
+            None => {
+                debug_assert!(self.slots.len() < 1 << SLOT_BITS, "max_connections is less");
+                let id = ConnectionId::new(self.reactor, self.slots.len() as u32, 1);
+                self.slots.push(Slot { id, seat: None });
+                self.slots.len() - 1
+            }
+        };
+        let slot = &mut self.slots[slot];
+        slot.seat = Some(make(slot.id));
+        self.live += 1;
+        slot.id
+    }
+
+    /// Takes a connection out. Its name is stale from now on.
+    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<Seat> {
+        let slot = self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?;
+        let seat = slot.seat.take()?;
+        self.live -= 1;
+        let generation = id.generation() + 1;
+        // A slot whose generations are used up is never used again: an old name would mean a new connection.
+        if generation < 1 << GENERATION_BITS {
+            slot.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
+            self.vacant.push(id.slot() as u32);
+        }
+        Some(seat)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<&Seat> {
+        self.slots.get(id.slot()).filter(|slot| slot.id == id)?.seat.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Seat> {
+        self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?.seat.as_mut()
+    }
+
+    /// The connection that a work request id names.
+    #[inline]
+    pub(crate) fn of_work(&mut self, slot: u32, generation: u32) -> Option<&mut Seat> {
+        let right = |slot: &&mut Slot| slot.id.generation() == generation || cfg!(planted = "no-generation-check");
+        self.slots.get_mut(slot as usize).filter(right)?.seat.as_mut()
+    }
+
+    /// Connections in any state.
+    #[inline]
+    pub(crate) const fn len(&self) -> usize {
+        self.live
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Seat> {
+        self.slots.iter().filter_map(|slot| slot.seat.as_ref())
+    }
+
+    /// The names of all connections.
+    pub(crate) fn ids(&self) -> Vec<ConnectionId> {
+        self.iter().map(|seat| seat.conn.id()).collect()
+    }
+
+    /// A connection that ends may have moved on.
+    pub(super) const fn note_ending(&mut self) {
+        self.ending_moved = true;
+    }
+}

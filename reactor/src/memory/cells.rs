@@ -1,0 +1,356 @@
+//! The memory of a region, with its users counted, so that its bytes are lent as references only while nobody else may
+//! write them, and are changed only while no operation reads or writes them.
+//!
+//! Two rules make that sound. A work request gets its entry ([`RegionMemory::lend`]) through the one handle, and its [`Hold`]
+//! is given back when the work request has completed or its queue pair is destroyed. Peers get rights when the memory is
+//! registered and never later, and are counted until the rights are taken back. So whoever sees no writer sees none for as
+//! long as the handle is borrowed.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, LocalKey};
+use rdma_transport::wr::Sge;
+
+/// What somebody besides the owner does with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// A work request reads it.
+    Read,
+    /// A work request writes it.
+    Write,
+    /// The peer of a connection is to fetch a message from it.
+    Fetch,
+    /// Peers may read it.
+    PeersRead,
+    /// Peers may write it.
+    PeersWrite,
+}
+
+/// The users of a region, besides its owner.
+#[derive(Debug, Default)]
+pub(crate) struct Users {
+    /// By [`Use`].
+    counts: [AtomicU32; 5],
+    /// The owner has dropped the region.
+    dropped: AtomicBool,
+    lent: Mutex<Lent>,
+}
+
+/// The ranges that operations use, oldest first, with a number each.
+#[derive(Debug, Default)]
+struct Lent {
+    ranges: VecDeque<(u32, Range<usize>)>,
+    next: u32,
+}
+
+impl Lent {
+    fn add(&mut self, range: Range<usize>) -> u32 {
+        self.next = self.next.wrapping_add(1);
+        self.ranges.push_back((self.next, range));
+        self.next
+    }
+
+    /// Operations end in about the order in which they began.
+    fn remove(&mut self, number: u32) {
+        if let Some(at) = self.ranges.iter().position(|&(of, _)| of == number) {
+            self.ranges.remove(at);
+        }
+    }
+
+    fn overlaps(&self, with: &Range<usize>) -> bool {
+        self.ranges.iter().any(|(_, range)| range.start < with.end && with.start < range.end)
+    }
+}
+
+impl Users {
+    fn count(&self, of: Use) -> u32 {
+        // Whatever was done to the memory before a user was counted out is seen by whoever sees the count.
+        self.counts[of as usize].load(Ordering::Acquire)
+    }
+
+    /// Whether a work request, or a message that a peer is to fetch, uses the memory.
+    pub(crate) fn operate(&self) -> bool {
+        self.count(Use::Read) + self.count(Use::Write) + self.count(Use::Fetch) > 0
+    }
+
+    /// Whether a peer is to fetch a message from the memory.
+    pub(crate) fn fetch(&self) -> bool {
+        self.count(Use::Fetch) > 0
+    }
+
+    fn others_write(&self) -> bool {
+        self.count(Use::Write) + self.count(Use::PeersWrite) > 0
+    }
+
+    fn peers_may(&self) -> bool {
+        self.count(Use::PeersRead) + self.count(Use::PeersWrite) > 0
+    }
+
+    fn lent(&self) -> std::sync::MutexGuard<'_, Lent> {
+        // Nothing in there can be left half done by a panic.
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The owner has dropped the region.
+    pub(crate) fn set_dropped(&self) {
+        self.dropped.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// One use of a region: by a work request that has not completed, by a message that was not fetched, or by peers that have
+/// not lost their rights.
+#[derive(Debug)]
+#[must_use = "a hold that is dropped keeps its region from its owner for good"]
+pub(crate) struct Hold {
+    users: Arc<Users>,
+    what: Use,
+    /// The number of the range, if an operation uses it.
+    range: Option<u32>,
+}
+
+impl Hold {
+    /// The work request has completed or its queue pair is destroyed, the message was fetched, or the peers can no longer
+    /// reach the memory. `true` if the owner has dropped the region, which may now be unused.
+    pub(crate) fn done(self) -> bool {
+        if let Some(range) = self.range {
+            self.users.lent().remove(range);
+        }
+        self.users.counts[self.what as usize].fetch_sub(1, Ordering::Release);
+        self.users.is_dropped()
+    }
+}
+
+/// Memory that work requests and peers use, in the hands of its one owner.
+#[derive(Debug)]
+pub(crate) struct RegionMemory {
+    memory: Arc<Memory>,
+    len: usize,
+    users: Arc<Users>,
+}
+
+/// Why bytes were not copied in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The range is not inside.
+    Outside,
+    /// An operation uses the memory.
+    Lent,
+}
+
+impl RegionMemory {
+    pub(crate) fn new(memory: Arc<Memory>, len: usize) -> Self {
+        debug_assert!(len <= memory.len());
+        Self { memory, len, users: Arc::default() }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn users(&self) -> &Arc<Users> {
+        &self.users
+    }
+
+    /// Counts peers with these rights, if there are any, before the memory is registered with them.
+    pub(crate) fn expose(&mut self, access: Access) -> Option<Hold> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+            return Some(self.hold(Use::PeersWrite, None));
+        }
+        access.contains(Access::REMOTE_READ).then(|| self.hold(Use::PeersRead, None))
+    }
+
+    fn hold(&self, what: Use, range: Option<Range<usize>>) -> Hold {
+        let range = range.map(|range| self.users.lent().add(range));
+        self.users.counts[what as usize].fetch_add(1, Ordering::Relaxed);
+        Hold { users: Arc::clone(&self.users), what, range }
+    }
+
+    /// An entry for a work request that reads the memory; `None` if the range is not inside.
+    pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
+        Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
+    }
+
+    /// An entry for a work request that writes the memory; `None` if the range is not inside.
+    pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
+        Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
+    }
+
+    /// For a peer that is to fetch a message from the memory, of any length, unlike what one work request names. The range
+    /// is inside.
+    pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
+        self.hold(Use::Fetch, Some(range))
+    }
+
+    fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
+        let base = self.at(&range)?;
+        let len = u32::try_from(range.len()).ok()?;
+        // SAFETY: the range is in bounds, and the registration keeps the memory alive while the entry is in use. The hold that
+        // goes with the entry keeps the owner from handing out references that would conflict, and from changing the bytes.
+        Some(unsafe { Sge::new(base, len, key) })
+    }
+
+    /// Where a range begins; `None` if it is not inside.
+    fn at(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
+        if range.start > range.end || range.end > self.len {
+            return None;
+        }
+        // SAFETY: the start is inside the memory, or one past its end for an empty range; no memory begins at null.
+        Some(unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(range.start)) })
+    }
+
+    /// The bytes; `None` while anybody may write them.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        if self.users.others_write() {
+            return None;
+        }
+        // SAFETY: valid for `len` bytes while self lives. Nobody writes them, and nobody starts to while self is borrowed:
+        // that takes `&mut self`.
+        Some(unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.len) })
+    }
+
+    /// The bytes, to change; `None` while anybody else may read or write them.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if self.users.operate() || self.users.peers_may() {
+            return None;
+        }
+        // SAFETY: as in `bytes`, and nobody reads them either; a borrow of self is needed to start.
+        Some(unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) })
+    }
+
+    /// Copies out, whoever else uses the memory; `false` if the range is not inside. A copy that overlaps with a write may
+    /// mix old and new bytes.
+    pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
+        let Some(end) = offset.checked_add(out.len()).filter(|&end| end <= self.len) else { return false };
+        self.memory.copy_out(offset..end, out);
+        true
+    }
+
+    /// Whether an operation uses a part of a range.
+    fn is_lent(&self, range: &Range<usize>) -> bool {
+        self.users.operate() && self.users.lent().overlaps(range)
+    }
+
+    /// Copies in, whether or not peers may use the memory, unless an operation does.
+    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Refused> {
+        let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.len).ok_or(Refused::Outside)?;
+        if self.is_lent(&(offset..end)) {
+            return Err(Refused::Lent);
+        }
+        self.memory.copy_in(offset..end, bytes);
+        Ok(())
+    }
+
+    /// 8 aligned bytes in the order of this machine; `None` if the offset is not aligned or not inside.
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let base = self.at(&(offset..offset.checked_add(8)?))?;
+        if !(base.as_ptr() as usize).is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: aligned, in bounds, alive while self is borrowed. Others reach the word by atomic operations or as a device
+        // does. No reference from `bytes` lives while the word is stored to: that takes `&mut self`.
+        Some(unsafe { AtomicU64::from_ptr(base.as_ptr().cast()) })
+    }
+
+    /// Reads 8 aligned bytes at once; `None` if the offset is not aligned or not inside.
+    pub(crate) fn load(&self, offset: usize) -> Option<u64> {
+        self.word(offset).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Writes 8 aligned bytes at once, after everything that this thread has written before.
+    pub(crate) fn store(&mut self, offset: usize, value: u64) -> Result<(), Refused> {
+        let word = self.word(offset).ok_or(Refused::Outside)?;
+        if self.is_lent(&(offset..offset + 8)) {
+            return Err(Refused::Lent);
+        }
+        word.store(value, Ordering::Release);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(len: usize) -> RegionMemory {
+        RegionMemory::new(Arc::new(Memory::new(len).unwrap()), len)
+    }
+
+    const KEY: LocalKey = LocalKey(7);
+
+    #[test]
+    fn references_are_given_only_while_nobody_conflicts() {
+        let mut region = region(100);
+        region.bytes_mut().unwrap()[99] = 1;
+        let (sge, read) = region.lend(0..100, KEY).unwrap();
+        assert_eq!(sge.len(), 100);
+        assert!(region.bytes().is_some() && region.bytes_mut().is_none());
+        let (_, write) = region.lend_mut(50..60, KEY).unwrap();
+        assert!(region.bytes().is_none() && region.bytes_mut().is_none());
+        assert!(!write.done());
+        assert!(region.bytes().is_some() && region.bytes_mut().is_none());
+        assert!(!read.done());
+        assert_eq!(region.bytes_mut().unwrap()[99], 1);
+    }
+
+    #[test]
+    fn what_an_operation_uses_is_not_changed() {
+        let mut region = region(16);
+        assert_eq!(region.copy_from(0, &[1; 16]), Ok(()));
+        for lend in [
+            |region: &mut RegionMemory| region.lend(0..8, KEY).unwrap().1,
+            |region: &mut RegionMemory| region.lend_mut(0..8, KEY).unwrap().1,
+            |region: &mut RegionMemory| region.lend_to_peer(0..8),
+        ] {
+            let hold = lend(&mut region);
+            assert_eq!(region.copy_from(7, &[2; 2]), Err(Refused::Lent));
+            assert_eq!(region.store(0, 2), Err(Refused::Lent));
+            assert_eq!(region.load(0), Some(u64::from_ne_bytes([1; 8])));
+            assert_eq!((region.copy_from(8, &[1; 8]), region.store(8, 3)), (Ok(()), Ok(())), "that part is not lent");
+            region.users().set_dropped();
+            assert!(hold.done(), "its owner has gone meanwhile");
+            assert_eq!((region.copy_from(0, &[1; 8]), region.store(0, u64::from_ne_bytes([1; 8]))), (Ok(()), Ok(())));
+        }
+    }
+
+    #[test]
+    fn peers_count_until_their_rights_are_taken_back() {
+        let mut region = region(8);
+        assert!(region.expose(Access::LOCAL_WRITE).is_none());
+        let readers = region.expose(Access::REMOTE_READ).unwrap();
+        assert!(region.bytes().is_some() && region.bytes_mut().is_none());
+        let writers = region.expose(Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+        assert!(region.bytes().is_none());
+        assert_eq!(region.copy_from(0, &[1; 8]), Ok(()), "peers may see it change");
+        let mut copy = [0; 8];
+        assert!(region.copy_to(0, &mut copy));
+        assert_eq!(copy, [1; 8]);
+        let _ = (writers.done(), readers.done());
+        assert!(region.bytes_mut().is_some());
+    }
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let mut region = region(100);
+        assert!(region.lend(100..100, KEY).is_some());
+        #[allow(clippy::reversed_empty_ranges, reason = "what a careless caller asks for")]
+        let backwards = 60..50;
+        for range in [0..101, 101..101, backwards, usize::MAX - 1..usize::MAX] {
+            assert!(region.lend(range.clone(), KEY).is_none());
+            assert!(region.lend_mut(range, KEY).is_none());
+        }
+        assert!(!region.copy_to(93, &mut [0; 8]));
+        assert_eq!(region.copy_from(usize::MAX, &[0; 2]), Err(Refused::Outside));
+        assert!(region.load(88).is_some());
+        assert!(region.load(93).is_none() && region.load(96).is_none() && region.load(usize::MAX - 3).is_none());
+    }
+}

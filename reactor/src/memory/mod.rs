@@ -1,0 +1,8 @@
+//! Memory registered with a device, in the program's hands or named to peers. Knows the provider that registers it, and no
+//! connection.
+
+pub(crate) mod budget;
+pub(crate) mod cells;
+pub(crate) mod operations;
+pub(crate) mod region;
+pub(crate) mod registry;

@@ -1,0 +1,71 @@
+//! The local side of a one-sided operation: entries for the device, and the holds that go with them.
+
+use std::ops::Range;
+
+use rdma_transport::slab::Key;
+use rdma_transport::wr::{MAX_SGE, Sge, SgeList};
+
+use super::cells::Hold;
+use super::region::Region;
+use crate::error::SendErrorKind;
+
+/// The regions that one work request uses.
+pub(crate) type Holds = [Option<(Key, Hold)>; MAX_SGE];
+
+/// The local side of an operation, ready to post.
+#[derive(Debug)]
+pub(crate) struct Locals {
+    pub(crate) sges: SgeList,
+    pub(crate) holds: Holds,
+}
+
+impl Locals {
+    /// Entries that the device is to read from.
+    ///
+    /// # Errors
+    /// A range that is not inside its region.
+    pub(crate) fn to_read(parts: &[(&Region, Range<usize>)]) -> Result<Self, SendErrorKind> {
+        Self::gather(parts.iter().map(|(region, range)| {
+            let (sge, hold) = region.lend(range.clone()).ok_or_else(|| outside(region, range))?;
+            Ok((region.key(), sge, hold))
+        }))
+    }
+
+    /// Entries that the device is to write to.
+    ///
+    /// # Errors
+    /// A range that is not inside its region.
+    pub(crate) fn to_write(parts: &mut [(&mut Region, Range<usize>)]) -> Result<Self, SendErrorKind> {
+        Self::gather(parts.iter_mut().map(|(region, range)| {
+            let (sge, hold) = region.lend_mut(range.clone()).ok_or_else(|| outside(region, range))?;
+            Ok((region.key(), sge, hold))
+        }))
+    }
+
+    /// Gathers entries; if one cannot be had, gives back those that could.
+    fn gather(parts: impl Iterator<Item = Result<(Key, Sge, Hold), SendErrorKind>>) -> Result<Self, SendErrorKind> {
+        let mut locals = Self { sges: SgeList::default(), holds: Holds::default() };
+        for (part, slot) in parts.zip(0..MAX_SGE) {
+            match part {
+                Ok((key, sge, hold)) => {
+                    let pushed = locals.sges.push(sge);
+                    debug_assert!(pushed.is_ok(), "as many entries as slots");
+                    locals.holds[slot] = Some((key, hold));
+                }
+                Err(error) => {
+                    for (_, hold) in locals.holds.into_iter().flatten() {
+                        // The regions are borrowed: none of them is dropped.
+                        let _ = hold.done();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(locals)
+    }
+}
+
+/// The error of a range that is not inside a region.
+pub(crate) fn outside(region: &Region, range: &Range<usize>) -> SendErrorKind {
+    SendErrorKind::OutOfBounds { end: range.end.max(range.start) as u64, len: region.len() as u64 }
+}

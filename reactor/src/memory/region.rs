@@ -1,0 +1,289 @@
+//! Registered memory in the program's hands, and its name in the hands of peers.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use rdma_transport::mr::{Access, LocalKey, RemoteKey};
+use rdma_transport::slab::Key;
+use rdma_transport::wr::{RemoteAddress, Sge};
+
+use super::cells::{Hold, Refused, RegionMemory};
+use crate::seam::wake::WakeFlag;
+
+/// What to register: see [`crate::Context::register`].
+#[derive(Clone, Debug)]
+pub struct RegionOptions {
+    pub(crate) access: Access,
+    pub(crate) any_peer: bool,
+    pub(crate) lifetime: Option<Duration>,
+}
+
+impl Default for RegionOptions {
+    fn default() -> Self {
+        Self { access: Access::LOCAL_WRITE, any_peer: false, lifetime: None }
+    }
+}
+
+impl RegionOptions {
+    /// No rights for peers: memory for operations of this side. Those may read and write it; nothing has to be allowed for
+    /// that.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets the peer read, write or do atomic operations. No right brings another one, and `LOCAL_WRITE` is always there.
+    #[must_use]
+    pub const fn allow(mut self, access: Access) -> Self {
+        self.access = self.access.union(access);
+        self
+    }
+
+    /// Gives these rights to every peer on the device, now and later. Without this, they are those of the one
+    /// connection, where the device can tell connections apart (the embedded provider can), and end with it.
+    #[must_use]
+    pub const fn any_peer(mut self) -> Self {
+        self.any_peer = true;
+        self
+    }
+
+    /// Takes the rights back after this time.
+    #[must_use]
+    pub const fn lifetime(mut self, lifetime: Duration) -> Self {
+        self.lifetime = Some(lifetime);
+        self
+    }
+}
+
+/// What a peer needs to know of a region, or of a part of it, to read or write there. Send it as data, as
+/// [`RemoteRegion::to_bytes`] or in any other form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Virtual address in the peer (the tagged offset of iWARP).
+    pub address: u64,
+    /// Length, bytes. Checked here before anything is sent, and by the peer's device in any case.
+    pub len: u64,
+    /// The remote key (the STag of iWARP).
+    pub key: u32,
+}
+
+impl RemoteRegion {
+    /// Bytes of [`RemoteRegion::to_bytes`].
+    pub const LEN: usize = 20;
+
+    /// `address:8 | len:8 | key:4`, little-endian.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&self.address.to_le_bytes());
+        out[8..16].copy_from_slice(&self.len.to_le_bytes());
+        out[16..].copy_from_slice(&self.key.to_le_bytes());
+        out
+    }
+
+    /// Reads the first [`RemoteRegion::LEN`] bytes; `None` if there are fewer, or the region would wrap around.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (address, rest) = bytes.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let key = u32::from_le_bytes(*rest.first_chunk()?);
+        let (address, len) = (u64::from_le_bytes(*address), u64::from_le_bytes(*len));
+        address.checked_add(len)?;
+        Some(Self { address, len, key })
+    }
+
+    /// A part of it; `None` if that is not inside.
+    #[must_use]
+    pub const fn part(self, offset: u64, len: u64) -> Option<Self> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Some(Self { address: self.address + offset, len, key: self.key }),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn address(self) -> RemoteAddress {
+        RemoteAddress { address: self.address, key: RemoteKey(self.key) }
+    }
+}
+
+/// Memory registered with a device: source and target of one-sided operations, and of sends without a copy.
+///
+/// The bytes can be borrowed while nobody else may write them: while no operation of this side writes them, and no peer
+/// has the right to. Copies out can be made at any time; a copy that overlaps with an operation or a peer's write may mix
+/// old and new bytes. Copies into bytes that an operation of this side uses are
+/// refused ([`Lent`]). Dropping a region,
+/// on any thread, deregisters it when its last operation has ended.
+pub struct Region {
+    memory: RegionMemory,
+    /// Its key in the reactor's tables.
+    key: Key,
+    local_key: LocalKey,
+    remote: RemoteRegion,
+    /// Index of its device.
+    device: usize,
+    home: Home,
+}
+
+/// The way to its reactor that a region tells when it is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    pub(crate) dropped: Sender<Key>,
+    pub(crate) wake: Arc<WakeFlag>,
+}
+
+/// An operation that has not ended uses these bytes: wait for its `on_send_complete`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("these bytes are lent to an operation: wait for its on_send_complete")]
+pub struct Lent;
+
+impl Region {
+    pub(crate) const fn new(
+        memory: RegionMemory,
+        key: Key,
+        local_key: LocalKey,
+        remote: RemoteRegion,
+        device: usize,
+        home: Home,
+    ) -> Self {
+        Self { memory, key, local_key, remote, device, home }
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Always `false`: a region has at least one byte.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.memory.len() == 0
+    }
+
+    /// Its name for a peer. A peer can use it only with the rights that the region was registered with, until they end.
+    #[must_use]
+    pub const fn remote(&self) -> RemoteRegion {
+        self.remote
+    }
+
+    /// The bytes; `None` while an operation or a peer may write them.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.memory.bytes()
+    }
+
+    /// The bytes, to change; `None` while an operation or a peer may read or write them.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.memory.bytes_mut()
+    }
+
+    /// Copies bytes out. The copy may mix old and new bytes while an operation or a peer writes.
+    ///
+    /// # Panics
+    /// If the range is not inside, as slices do.
+    pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
+        assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
+    }
+
+    /// Copies bytes in. A peer that reads at the same time may see a mixture.
+    ///
+    /// # Errors
+    /// [`Lent`]; nothing was copied.
+    ///
+    /// # Panics
+    /// If the range is not inside, as slices do.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
+        self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
+            Refused::Lent => Lent,
+            Refused::Outside => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
+        })
+    }
+
+    /// The 8 bytes at an offset as a number of this machine, read at once.
+    ///
+    /// # Panics
+    /// If the offset is not a multiple of 8, or not inside.
+    #[must_use]
+    pub fn load(&self, offset: usize) -> u64 {
+        self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
+    }
+
+    /// Writes 8 bytes at once, after everything that this thread has written here before.
+    ///
+    /// # Errors
+    /// [`Lent`]; nothing was written.
+    ///
+    /// # Panics
+    /// If the offset is not a multiple of 8, or not inside.
+    pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
+        self.memory.store(offset, value).map_err(|refused| match refused {
+            Refused::Lent => Lent,
+            Refused::Outside => panic!("a word at {offset} of a region of {}", self.len()),
+        })
+    }
+
+    pub(crate) const fn key(&self) -> Key {
+        self.key
+    }
+
+    pub(crate) const fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Whether it is of the reactor that listens at the other end of `dropped`.
+    pub(crate) fn is_of(&self, dropped: &Sender<Key>) -> bool {
+        self.home.dropped.same_channel(dropped)
+    }
+
+    /// See [`RegionMemory::lend`].
+    pub(crate) fn lend(&self, range: Range<usize>) -> Option<(Sge, Hold)> {
+        self.memory.lend(range, self.local_key)
+    }
+
+    /// See [`RegionMemory::lend_mut`].
+    pub(crate) fn lend_mut(&mut self, range: Range<usize>) -> Option<(Sge, Hold)> {
+        self.memory.lend_mut(range, self.local_key)
+    }
+
+    /// See [`RegionMemory::lend_to_peer`].
+    pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
+        self.memory.lend_to_peer(range)
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes at {:#x})", self.len(), self.remote.address)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A reactor that is gone has deregistered everything.
+        if self.home.dropped.send(self.key).is_ok() {
+            self.home.wake.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_survives_the_trip_and_has_parts() {
+        let region = RemoteRegion { address: 0x7f00_1234_5678, len: 1000, key: 0xdead_beef };
+        assert_eq!(RemoteRegion::from_bytes(&region.to_bytes()), Some(region));
+        assert_eq!(RemoteRegion::from_bytes(&region.to_bytes()[..19]), None);
+        let part = region.part(900, 100).unwrap();
+        assert_eq!((part.address, part.len, part.key), (region.address + 900, 100, region.key));
+        assert!(region.part(1000, 0).is_some());
+        assert!(region.part(901, 100).is_none() && region.part(u64::MAX, 2).is_none());
+        let wraps = RemoteRegion { address: u64::MAX, len: 2, key: 1 };
+        assert_eq!(RemoteRegion::from_bytes(&wraps.to_bytes()), None);
+    }
+}

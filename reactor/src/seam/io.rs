@@ -1,0 +1,104 @@
+//! Descriptors of the program's own in the reactor's loop.
+//!
+//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call:
+//! bytes or a connection came, room came, an end came; also once after registering, if the descriptor is ready then.
+//! Several edges may come as one call, and a call may come for nothing. So: make the descriptor non-blocking, and on
+//! each call read, write or accept until `WouldBlock`. Who wants to stop earlier, to be fair to others, goes on
+//! from a timer of zero.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use rdma_transport::slab::{Key, Slab};
+
+use super::poller::Poller;
+
+bitflags::bitflags! {
+    /// What to watch a descriptor for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Interest: u8 {
+        /// Something to read or accept, or the end.
+        const READABLE = 1;
+        /// Room to write, or the end of a connect.
+        const WRITABLE = 2;
+    }
+}
+
+/// What is new on a descriptor. An end or an error counts as readable and writable too: reading or writing says what
+/// it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Readiness {
+    /// Read or accept until `WouldBlock`.
+    pub readable: bool,
+    /// Write until `WouldBlock`.
+    pub writable: bool,
+    /// The other end has closed, or there is an error: what is there can be read, no more comes.
+    pub closed: bool,
+}
+
+impl Readiness {
+    /// Of these three.
+    #[must_use]
+    pub const fn new(readable: bool, writable: bool, closed: bool) -> Self {
+        Self { readable, writable, closed }
+    }
+}
+
+/// Tokens of the poller with this bit are of registrations, the others are of the reactor's own channels.
+const OF_PROGRAM: usize = 1 << (usize::BITS - 1);
+/// What is left of a token for the generation.
+const GENERATION_BITS: u32 = usize::BITS - 33;
+
+/// The descriptors registered by the program.
+#[derive(Debug)]
+pub(crate) struct Registrations {
+    live: Slab<RawFd>,
+}
+
+impl Default for Registrations {
+    fn default() -> Self {
+        Self { live: Slab::with_generation_bits(GENERATION_BITS) }
+    }
+}
+
+impl Registrations {
+    pub(crate) fn add(&mut self, poller: &mut dyn Poller, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Key> {
+        let fd = fd.as_raw_fd();
+        // The poller knows no other registration of a number that it takes: an older one went with its descriptor.
+        let key = self.live.insert(fd);
+        if let Err(error) = poller.register(fd, token(key), interest) {
+            self.live.remove(key);
+            return Err(error);
+        }
+        let gone = self.live.iter().find(|&(other, &number)| other != key && number == fd).map(|(other, _)| other);
+        if let Some(gone) = gone {
+            self.live.remove(gone);
+        }
+        Ok(key)
+    }
+
+    /// Whether it was registered.
+    pub(crate) fn remove(&mut self, poller: &mut dyn Poller, key: Key) -> bool {
+        let Some(fd) = self.live.remove(key) else { return false };
+        if let Err(error) = poller.deregister(fd) {
+            log::debug!("descriptor {fd} was closed before it was deregistered: {error}");
+        }
+        true
+    }
+
+    /// The live registration behind a token.
+    pub(crate) fn find(&self, token: usize) -> Option<Key> {
+        let key = Key::new(token as u32, ((token & !OF_PROGRAM) >> 32) as u32);
+        self.live.get(key).map(|_| key)
+    }
+}
+
+fn token(key: Key) -> usize {
+    OF_PROGRAM | (key.generation() as usize) << 32 | key.slot() as usize
+}
+
+/// Whether a token is of a registration, live or not.
+pub(crate) const fn is_of_program(token: usize) -> bool {
+    token & OF_PROGRAM != 0
+}

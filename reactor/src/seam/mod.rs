@@ -1,0 +1,7 @@
+//! What the reactor sees of the operating system: readiness, time, chance, and calls from other threads. A simulation
+//! brings its own [`poller::Poller`], [`poller::Clock`] and [`poller::Entropy`].
+
+pub(crate) mod io;
+pub(crate) mod poller;
+pub(crate) mod timer;
+pub(crate) mod wake;

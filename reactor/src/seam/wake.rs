@@ -1,0 +1,117 @@
+//! How other threads call a reactor: one flag, and one system call for all calls until the reactor looks.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Wakes a poller that may be asleep, from any thread.
+pub trait Wake: Send + Sync + fmt::Debug {
+    /// Makes the poller's current wait return, or the next one if it does not wait now.
+    ///
+    /// # Errors
+    /// What the system says; the poller may be gone.
+    fn wake(&self) -> io::Result<()>;
+}
+
+/// What other threads ask of a reactor without a queue: to look, to stop, to drain.
+#[derive(Debug)]
+pub(crate) struct WakeFlag {
+    pending: AtomicBool,
+    stop: AtomicBool,
+    /// The reactor was dropped.
+    gone: AtomicBool,
+    /// Milliseconds to drain in, plus 1; 0 when nobody asked for it.
+    drain: AtomicU64,
+    /// The thread that takes a turn right now, by [`this_thread`]; 0 between turns.
+    turning: AtomicUsize,
+    waker: Arc<dyn Wake>,
+}
+
+/// A number that no other live thread has, and never 0.
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark) as usize)
+}
+
+impl WakeFlag {
+    pub(crate) fn new(waker: Arc<dyn Wake>) -> Self {
+        let no = || AtomicBool::new(false);
+        let (drain, turning) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
+    }
+
+    /// Has the reactor look. A call out of one of its own callbacks needs no system call: a turn looks at the flag before
+    /// it sleeps.
+    pub(crate) fn wake(&self) {
+        let called = self.pending.swap(true, Ordering::AcqRel);
+        if (!called || cfg!(planted = "every-wake-rings")) && self.turning.load(Ordering::Relaxed) != this_thread() {
+            self.ring();
+        }
+    }
+
+    /// Wakes even if somebody has called before: the poller may have seen that call already.
+    pub(crate) fn wake_again(&self) {
+        self.pending.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Err(error) = self.waker.wake() {
+            log::debug!("waking the reactor: {error}");
+        }
+    }
+
+    /// A turn begins on this thread.
+    pub(crate) fn enter(&self) {
+        self.turning.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// The turn has ended.
+    pub(crate) fn leave(&self) {
+        self.turning.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has called and was not heard yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody has called since the last time. Look at what the callers brought after this, not before.
+    pub(crate) fn take(&self) -> bool {
+        // A plain load first: this is asked in every turn, and a swap would take the cache line from the other threads.
+        self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn take_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) && self.stop.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn drain(&self, deadline: Duration) {
+        let ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        self.drain.store(ms.saturating_add(1), Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn take_drain(&self) -> Option<Duration> {
+        if self.drain.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.drain.swap(0, Ordering::AcqRel).checked_sub(1).map(Duration::from_millis)
+    }
+
+    /// The reactor is being dropped.
+    pub(crate) fn abandon(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,355 @@
+//! Where the program is called, and nowhere else.
+
+use std::sync::Arc;
+
+use rdma_transport::slab::Key;
+
+use super::serve::Desk;
+use crate::api::context::Context;
+use crate::api::handler::{ConnectRequest, Decision, Handler};
+use crate::api::message::{Content, Message};
+use crate::conn::effects::{Arrived, Event};
+use crate::datagram::Datagram;
+use crate::datagram::table::{Endpoints, Event as DatagramEvent};
+use crate::device::home::Home;
+use crate::device::pool::Slabs;
+use crate::driver::queues::Batch;
+use crate::driver::{CmStep, Driver, Due, Request};
+use crate::error::Error;
+use crate::id::{ConnectionId, EndpointId, IoId, TimerId};
+use crate::memory::region::Region;
+use crate::seam::poller::Edge;
+
+/// Events of the connection manager, and of devices, handled in one turn before the other stages get theirs.
+const EVENTS_PER_TURN: usize = 256;
+
+/// Timers fired in one turn before the other stages get theirs.
+const TIMERS_PER_TURN: usize = 1024;
+
+/// Connect requests of other reactors taken in one turn before the other stages get theirs.
+const ARRIVALS_PER_TURN: usize = 256;
+
+/// What the messages of a device borrow, so that callbacks can have the driver.
+type Lender = (usize, Arc<Slabs>, Arc<Home>);
+
+/// The driver and the program, in the stages of a turn that call back.
+pub(super) struct Delivery<'a, M, H: ?Sized> {
+    pub(super) driver: &'a mut Driver,
+    pub(super) endpoints: &'a mut Endpoints,
+    pub(super) desk: &'a mut Desk<M>,
+    pub(super) handler: &'a mut H,
+    pub(super) lender: Option<Lender>,
+    /// Something happened.
+    pub(super) progressed: bool,
+}
+
+/// What a callback gets.
+macro_rules! cx {
+    ($self:ident) => {
+        &mut Context { driver: $self.driver, endpoints: $self.endpoints }
+    };
+}
+
+impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
+    /// Stages 4 and 5: events of the connection manager, then of devices. `true`: some are left for the next turn.
+    pub(super) fn connection_manager(&mut self) -> Result<bool, Error> {
+        for left in (0..EVENTS_PER_TURN).rev() {
+            match self.driver.next_cm()? {
+                CmStep::Nothing => break,
+                CmStep::Done => {}
+                CmStep::Request(request) => self.place(request),
+                CmStep::Guest(number, event) => self.endpoints.cm_event(self.driver, number, event),
+            }
+            self.progressed = true;
+            self.events();
+            if left == 0 {
+                return Ok(true);
+            }
+        }
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(told) = self.driver.next_device_event() else { return Ok(false) };
+            self.progressed = true;
+            if let Some(device) = told.failed {
+                self.endpoints.end_on_device(self.driver, device);
+            }
+            if let Some(event) = told.event {
+                self.handler.on_device_event(cx!(self), &event);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A peer wants a connection: the program says which reactor takes it.
+    fn place(&mut self, request: Request) {
+        let request = if self.driver.asks_for_place(&request) {
+            let place = self.handler.on_place(cx!(self), told(&request));
+            self.driver.place(request, place)
+        } else {
+            Some(request)
+        };
+        if let Some(request) = request {
+            self.answer(request);
+        }
+    }
+
+    /// A peer wants a connection of this reactor: the program says yes or no.
+    fn answer(&mut self, request: Request) {
+        let Some(request) = self.driver.screen(request) else { return };
+        match self.handler.on_connect_request(cx!(self), told(&request)) {
+            Decision::Accept => self.driver.accept(request, &[]),
+            Decision::AcceptWith(data) => self.driver.accept(request, &data),
+            Decision::Reject(data) => self.driver.refuse(&request, &data),
+        }
+    }
+
+    /// Stage 7: what connections have left over, oldest first; then the completion queues in turn, each until it is empty or
+    /// the turn's budget is used up.
+    pub(super) fn completion_queues(&mut self, mut begun: impl FnMut(&mut Driver)) {
+        self.driver.begin_turn();
+        let mut budget = self.driver.config().completions_per_turn as usize;
+        if self.driver.is_behind() {
+            self.progressed = true;
+            // Half of the turn at most: what others have sent meanwhile is in the queues.
+            let mut left = budget.div_ceil(2);
+            budget -= left;
+            self.backlogs(&mut left);
+            budget += left;
+        }
+        let mut next = self.driver.begin_polling();
+        while let Some(batch) = next.take().or_else(|| self.driver.next_batch(budget)) {
+            self.progressed = true;
+            budget = budget.saturating_sub(batch.completions.len());
+            begun(self.driver);
+            self.batch(batch);
+            if budget == 0 {
+                break;
+            }
+        }
+        self.driver.find_writable();
+        self.endpoints.find_writable();
+        self.events();
+    }
+
+    /// Gives each connection that has a backlog its part of the turn, oldest first, while `budget` lasts.
+    fn backlogs(&mut self, budget: &mut usize) {
+        let mut waiting = self.driver.take_waiting();
+        while *budget > 0
+            && let Some(id) = waiting.pop_front()
+        {
+            while *budget > 0
+                && let Some(wc) = self.driver.next_deferred(id)
+            {
+                *budget -= 1;
+                self.driver.complete_deferred(id, &wc);
+                self.events();
+            }
+            if *budget == 0 {
+                self.driver.wait_on(id);
+            }
+        }
+        self.driver.put_waiting(waiting);
+    }
+
+    fn batch(&mut self, batch: Batch) {
+        self.driver.begin_batch(&batch);
+        let device = batch.queue.0;
+        let some = if cfg!(planted = "tail-of-a-batch-dropped") { batch.completions.len().min(8) } else { usize::MAX };
+        for wc in batch.completions.iter().take(some) {
+            if let Some(number) = self.driver.complete(device, wc) {
+                self.endpoints.completed(self.driver, number, wc);
+            }
+            self.events();
+        }
+        self.driver.end_batch(batch);
+    }
+
+    /// Stage 8: timers that are due. `true`: some are left for the next turn.
+    pub(super) fn timers(&mut self) -> bool {
+        let mut left = TIMERS_PER_TURN;
+        while let Some((key, due)) = self.driver.next_due(&mut left) {
+            match due {
+                Due::Program(token) => {
+                    let timer = TimerId::new(self.driver.tag(), key);
+                    self.handler.on_timer(cx!(self), timer, token);
+                }
+                Due::Guest(number) => self.endpoints.due(self.driver, number),
+                Due::Drain => {
+                    if self.driver.drain_overdue() {
+                        self.endpoints.close_all(self.driver, true);
+                    }
+                }
+                _ => {}
+            }
+            self.events();
+        }
+        self.progressed |= left < TIMERS_PER_TURN;
+        self.events();
+        left == 0
+    }
+
+    /// Stage 9: descriptors of the program's own.
+    pub(super) fn descriptors(&mut self, edges: &mut Vec<Edge>) {
+        for Edge { token, readiness } in edges.drain(..) {
+            // A callback may have taken the registration back meanwhile.
+            if let Some(key) = self.driver.os().io.find(token) {
+                self.progressed = true;
+                self.driver.counters().turns.io_edges += 1;
+                let io = IoId::new(self.driver.tag(), key);
+                self.handler.on_io_ready(cx!(self), io, readiness);
+            }
+        }
+    }
+
+    /// Stage 9: takes note of what other threads have called for.
+    pub(super) fn calls(&mut self) {
+        if self.driver.os().wake.take() {
+            self.progressed = true;
+            self.desk.pending = true;
+            self.driver.take_returned();
+            self.driver.take_dropped_regions();
+            if self.driver.os().wake.take_stop() {
+                self.driver.stop();
+            }
+            self.driver.check_inbox();
+        }
+    }
+
+    /// Stages 7 and 11: what was gathered goes to the devices.
+    pub(super) fn flush(&mut self) {
+        self.driver.flush();
+        self.endpoints.flush(self.driver);
+    }
+
+    /// Stage 9: requests of other reactors, what other threads ask for, and the beginning of a drain.
+    pub(super) fn others(&mut self) {
+        for _ in 0..ARRIVALS_PER_TURN {
+            let Some(request) = self.driver.next_arrival() else { break };
+            self.progressed = true;
+            self.answer(request);
+            self.events();
+        }
+        self.desk.begin(self.driver);
+        while let Some(message) = self.desk.next_message(self.driver) {
+            self.handler.on_wake(cx!(self), message);
+        }
+        self.progressed |= self.desk.end(self.driver);
+        if let Some(deadline) = self.driver.begin_drain() {
+            self.progressed = true;
+            self.handler.on_drain(cx!(self), deadline);
+        }
+        self.events();
+    }
+
+    /// Stage 10: connections and endpoints that have nothing left to wait for.
+    pub(super) fn ends(&mut self) {
+        if self.driver.has_ends() {
+            for id in self.driver.take_ended() {
+                self.progressed = true;
+                let last = self.driver.finish(id);
+                self.events();
+                if let Some(event) = last {
+                    self.event(id, event);
+                }
+                self.driver.release(id);
+            }
+            self.progressed |= self.endpoints.finish_ended(self.driver);
+            self.events();
+        }
+        self.driver.finish_drain(!self.endpoints.is_empty());
+    }
+
+    /// Makes the callbacks that are due.
+    #[inline]
+    fn events(&mut self) {
+        while let Some((id, event)) = self.driver.next_event() {
+            self.event(id, event);
+        }
+        while let Some(event) = self.endpoints.next_event() {
+            self.datagram_event(event);
+        }
+    }
+
+    #[inline]
+    fn event(&mut self, id: ConnectionId, event: Event) {
+        match event {
+            Event::Message(arrived) => self.message(id, arrived),
+            Event::Sent { send, outcome } => self.handler.on_send_complete(cx!(self), id, send, outcome),
+            Event::Writable => self.handler.on_writable(cx!(self), id),
+            Event::Connected => self.handler.on_connect(cx!(self), id),
+            Event::Fetched(region) => self.fetched(id, region),
+            Event::Immediate(immediate) => self.handler.on_immediate(cx!(self), id, immediate),
+            Event::Disconnected(reason) => self.handler.on_disconnect(cx!(self), id, *reason),
+            Event::ConnectError(error) => self.handler.on_connect_error(cx!(self), id, *error),
+        }
+    }
+
+    #[inline]
+    fn message(&mut self, id: ConnectionId, arrived: Arrived) {
+        let Arrived { mut buffer, start, end, device, shared } = arrived;
+        let device = usize::from(device);
+        let known = self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
+        if !known {
+            self.lender = self.driver.lender(device).map(|(slabs, home)| (device, slabs, home));
+        }
+        let Some((_, slabs, home)) = &self.lender else { return };
+        let (start, end) = (start as usize, end as usize);
+        let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, home };
+        self.handler.on_recv(cx!(self), id, Message { connection: id, content });
+        match buffer {
+            Some(buffer) => self.driver.free_receive(device, buffer, shared),
+            None => self.driver.keep_message(id),
+        }
+    }
+
+    fn fetched(&mut self, id: ConnectionId, region: Box<Region>) {
+        let mut region = Some(region);
+        let message = Message { connection: id, content: Content::Region(&mut region) };
+        self.handler.on_recv(cx!(self), id, message);
+    }
+
+    #[cold]
+    fn datagram_event(&mut self, event: DatagramEvent) {
+        let tag = self.driver.tag();
+        let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::new(u32::MAX, 0));
+        let handler = self.handler.datagrams();
+        match event {
+            DatagramEvent::Datagram { endpoint, buffer, len, completion } => {
+                if let Some(handler) = handler
+                    && let Some(slabs) = self.endpoints.slabs_of(self.driver, key(endpoint))
+                    && let Some(datagram) = Datagram::of(&completion, slabs.bytes(&buffer, len))
+                {
+                    handler.on_datagram(cx!(self), endpoint, datagram);
+                }
+                self.endpoints.free(key(endpoint), buffer);
+            }
+            DatagramEvent::Closed { endpoint, reason } => {
+                if let Some(handler) = handler {
+                    handler.on_endpoint_closed(cx!(self), endpoint, reason);
+                }
+                self.endpoints.release(self.driver, key(endpoint));
+            }
+            event => {
+                let Some(handler) = handler else { return };
+                match event {
+                    DatagramEvent::Sent { endpoint, send, outcome } => {
+                        handler.on_datagram_sent(cx!(self), endpoint, send, outcome);
+                    }
+                    DatagramEvent::Writable { endpoint } => handler.on_datagram_writable(cx!(self), endpoint),
+                    DatagramEvent::Peer { endpoint, address, found } => {
+                        handler.on_peer(cx!(self), endpoint, address, found);
+                    }
+                    DatagramEvent::Joined { endpoint, group, joined } => {
+                        handler.on_join(cx!(self), endpoint, group, joined);
+                    }
+                    DatagramEvent::Datagram { .. } | DatagramEvent::Closed { .. } => {}
+                }
+            }
+        }
+    }
+}
+
+/// What the program is told of a request.
+fn told(request: &Request) -> ConnectRequest<'_> {
+    let (listener, reactor, peer, private_data) = request.parts();
+    ConnectRequest::new(listener, reactor, peer, private_data)
+}

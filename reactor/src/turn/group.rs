@@ -1,0 +1,24 @@
+//! Reactors that form a group.
+
+use std::sync::Arc;
+
+use super::Reactor;
+use crate::driver::group::Reactors;
+
+impl Reactors {
+    /// Makes a group. The reactors have the same kind of provider, or `ProviderChoice::Auto`; index 0 is the first. A reactor
+    /// that was in a group before leaves it.
+    #[must_use]
+    pub fn of<M>(reactors: &mut [Reactor<M>]) -> Self {
+        let members = reactors.iter().map(|reactor| {
+            let driver = &reactor.driver;
+            let wake = Arc::clone(&driver.os().wake);
+            (wake, driver.connections().len(), driver.config().max_pending as usize)
+        });
+        let (group, ends) = Self::form(members.collect());
+        for (reactor, end) in reactors.iter_mut().zip(ends) {
+            reactor.driver.join_group(end);
+        }
+        group
+    }
+}

@@ -1,0 +1,295 @@
+//! The loop: one turn, stage by stage, in the order of `docs/loop.md`.
+
+mod adaptive;
+mod deliver;
+mod group;
+mod serve;
+mod wait;
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::provider::Provider;
+
+use self::deliver::Delivery;
+use self::serve::Desk;
+use self::wait::Waiting;
+use crate::api::context::Context;
+use crate::api::handler::Handler;
+use crate::api::remote::{Commands, Remote};
+use crate::config::{Config, ProviderChoice};
+use crate::datagram::table::Endpoints;
+use crate::driver::queues::CM_CHANNEL;
+use crate::driver::{Driver, choose};
+use crate::error::Error;
+use crate::seam::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy};
+use crate::seam::wake::WakeFlag;
+use crate::stats::Stats;
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Turn {
+    /// Something happened: a callback ran or a connection moved on.
+    pub progressed: bool,
+    /// A stage stopped at its bound with work left: take another turn soon. The reactor's descriptor is readable.
+    pub more: bool,
+}
+
+/// What a reactor runs on. [`Reactor::new`] brings the real ones, a simulation its own.
+#[derive(Debug)]
+pub struct Parts {
+    /// Carries the connections.
+    pub provider: Box<dyn Provider>,
+    /// Readiness.
+    pub poller: Box<dyn Poller>,
+    /// Time.
+    pub clock: Box<dyn Clock>,
+}
+
+/// The loop: drives one provider, and calls a [`Handler`].
+///
+/// It may be sent to another thread, and is used from one at a time. No call but [`Reactor::run`] and
+/// [`Reactor::turn`] waits for something to happen. Dropping it closes every connection at once, without callbacks; see
+/// [`Reactor::shutdown`] for the polite way. `M` is what other threads send to it, see [`Reactor::remote`].
+pub struct Reactor<M = ()> {
+    driver: Driver,
+    endpoints: Endpoints,
+    desk: Desk<M>,
+    waiting: Waiting,
+    /// The connection-manager stage has stopped at its bound, or may have events without an edge.
+    cm_pending: bool,
+    /// The timer stage has stopped at its bound.
+    timers_pending: bool,
+}
+
+impl Reactor {
+    /// A reactor on the provider of `config`.
+    ///
+    /// # Errors
+    /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        Self::with_messages(config)
+    }
+}
+
+impl<M> Reactor<M> {
+    /// As [`Reactor::new`], for messages of type `M` from other threads.
+    ///
+    /// # Errors
+    /// As [`Reactor::new`].
+    pub fn with_messages(config: Config) -> Result<Self, Error> {
+        config.validate()?;
+        let auto = config.provider == ProviderChoice::Auto;
+        let provider = choose::open(&config, system_entropy())?;
+        let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
+        let mut reactor = Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })?;
+        if auto {
+            reactor.driver.fabric_mut().stay_undecided();
+        }
+        Ok(reactor)
+    }
+
+    /// A reactor on parts of your own.
+    ///
+    /// # Errors
+    /// A setting is out of its range, or the poller refused the provider's channel.
+    pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
+        config.validate()?;
+        let Parts { provider, poller, mut clock } = parts;
+        let wake = Arc::new(WakeFlag::new(poller.waker()));
+        let now = clock.now();
+        let mut reactor = Self {
+            desk: Desk::new(Commands::new(Arc::clone(&wake), config.remote_queue)),
+            waiting: Waiting::new(&config, clock, now),
+            driver: Driver::new(config, provider, poller, wake, now),
+            endpoints: Endpoints::default(),
+            cm_pending: true,
+            timers_pending: false,
+        };
+        reactor.driver.watch_channels()?;
+        Ok(reactor)
+    }
+
+    /// The same operations as in a callback, from outside. What they queue is done in the next turn: the reactor's descriptor
+    /// becomes readable.
+    pub fn context(&mut self) -> Context<'_> {
+        self.driver.leave_turn();
+        self.driver.set_now(self.waiting.now());
+        Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn remote(&self) -> Remote<M> {
+        self.desk.commands.remote()
+    }
+
+    /// Name of the provider that carries the connections. With `ProviderChoice::Auto`, the first address that is listened on
+    /// or connected to decides.
+    #[must_use]
+    pub fn provider_name(&self) -> &'static str {
+        self.driver.provider().name()
+    }
+
+    /// Counters since the start, and levels of now.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.driver.stats()
+    }
+
+    /// Pooled buffers that exist, and those that nobody holds; receives that wait in a shared queue are nobody's.
+    #[must_use]
+    pub fn pool_levels(&self) -> (usize, usize) {
+        let memory = self.driver.stats().memory;
+        (memory.pool_buffers, memory.pool_free + memory.shared_posted)
+    }
+
+    /// When a turn is due at the latest, though nothing becomes readable. `None`: no timer is set.
+    pub fn next_deadline(&mut self) -> Option<Instant> {
+        self.driver.next_deadline()
+    }
+
+    /// Takes turns until [`Context::stop`] or [`Remote::stop`]. Connections stay open.
+    ///
+    /// # Errors
+    /// The poller or the provider as a whole failed; connections that fail are the handler's business.
+    pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
+        while !self.driver.take_stop() {
+            self.turn_once(handler, None)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is). How to call it
+    /// from another loop is in `docs/embedding.md`.
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    pub fn turn<H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Turn, Error> {
+        let mut turn = self.turn_once(handler, timeout.into())?;
+        if !turn.more {
+            // The caller may sleep on the descriptor now, and an edge that it has seen does not come again: arm, and
+            // look once more at everything.
+            turn.more = self.waiting.look_before_sleep(&mut self.driver)?;
+        }
+        turn.more |= self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
+        if turn.more {
+            self.driver.os().wake.wake_again();
+        }
+        Ok(turn)
+    }
+
+    /// Whether it was drained and nothing is left, see [`Context::drain`]: for a program that calls [`Reactor::turn`].
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.driver.is_drained()
+    }
+
+    /// Closes every listener, connection and endpoint, and takes turns until all are gone or `deadline` has passed.
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    pub fn shutdown<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
+        let mut cx = self.context();
+        let until = cx.now().checked_add(deadline);
+        cx.driver.close_listeners();
+        let is_left = |reactor: &Self| !(reactor.driver.connections().is_empty() && reactor.endpoints.is_empty());
+        while is_left(self) && until.is_none_or(|until| self.driver.now() < until) {
+            self.endpoints.close_all(&mut self.driver, false);
+            self.driver.close_all();
+            let left = until.map(|until| until.saturating_duration_since(self.driver.now()));
+            self.turn_once(handler, left)?;
+        }
+        Ok(())
+    }
+
+    /// One turn. What the stages do, and in which order, is in `docs/loop.md`.
+    fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+        self.begin()?;
+        // 1. spin  2. arm  3. wait
+        let more = self.has_more();
+        self.waiting.wait(&mut self.driver, more, timeout)?;
+        self.cm_pending |= self.waiting.take_edge(&mut self.driver, CM_CHANNEL);
+        let (driver, endpoints, desk) = (&mut self.driver, &mut self.endpoints, &mut self.desk);
+        let mut delivery = Delivery { driver, endpoints, desk, handler, lender: None, progressed: false };
+        // 4. connection-manager channel  5. events of devices, which come the same way
+        if self.cm_pending {
+            self.cm_pending = delivery.connection_manager()?;
+            self.cm_pending |= delivery.driver.watch_channels()?;
+        }
+        // 6. completion channels
+        self.cm_pending |= self.waiting.drive(delivery.driver);
+        // 7. completion queues
+        delivery.completion_queues(|driver| self.waiting.found(driver));
+        // Flush now: replies must not wait for timers and later stages.
+        delivery.flush();
+        // 8. timers
+        self.timers_pending = delivery.timers();
+        // 9. other descriptors, other threads
+        delivery.descriptors(self.waiting.program_edges());
+        delivery.calls();
+        delivery.others();
+        // A callback may have brought a provider or a device into use.
+        self.cm_pending |= delivery.driver.watch_channels()?;
+        // 10. ends
+        delivery.ends();
+        // 11. flush
+        delivery.flush();
+        let progressed = delivery.progressed;
+        self.waiting.end_turn(&mut self.driver);
+        self.driver.leave_turn();
+        Ok(Turn { progressed, more: self.has_more() })
+    }
+
+    /// What was asked for from outside a turn is posted before anything sleeps.
+    fn begin(&mut self) -> Result<(), Error> {
+        self.driver.enter_turn(self.waiting.now());
+        self.driver.counters().turns.taken += 1;
+        self.cm_pending |= self.driver.watch_channels()?;
+        self.driver.flush();
+        self.endpoints.flush(&mut self.driver);
+        Ok(())
+    }
+
+    /// Whether a stage has something left to do.
+    fn has_more(&self) -> bool {
+        self.cm_pending
+            || self.timers_pending
+            || self.desk.pending
+            || (self.driver.queues().provider_pending && !cfg!(planted = "rest-of-the-edges-forgotten"))
+            || self.driver.has_work()
+    }
+}
+
+impl<M> fmt::Debug for Reactor<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor").field("driver", &self.driver).field("desk", &self.desk.commands).finish_non_exhaustive()
+    }
+}
+
+impl<M> AsRawFd for Reactor<M> {
+    /// The descriptor to nest in an outer loop: readable when a turn has something to do.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl<M> AsFd for Reactor<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.driver.os().poller.as_fd()
+    }
+}
+
+impl<M> Drop for Reactor<M> {
+    fn drop(&mut self) {
+        self.endpoints.teardown(&mut self.driver);
+        self.driver.teardown();
+    }
+}
