@@ -334,7 +334,7 @@ impl QueuePair {
         };
         // 2 control octets, 4 reserved, 4 of the queue number, and the MSN. siw has the length in its place.
         let header = terminate.quote.as_ref()?.ddp_header();
-        if header.get(6..10)? != super::wire::rdmap::READ_REQUEST_QUEUE.to_be_bytes() {
+        if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
         }
         let msn = u32::from_be_bytes(*header.get(10..)?.first_chunk()?);

@@ -15,9 +15,9 @@ use super::stag::StagTable;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
-use super::wire::rdmap::{
-    ATOMIC_RESPONSE_QUEUE, MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE,
-};
+use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE};
+use super::wire::read::READ_REQUEST_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
     AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
     header_len,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
-use super::wire::rdmap::READ_REQUEST_QUEUE;
+use super::wire::opcode::READ_REQUEST_QUEUE;
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use super::markers;
-use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::mpa::CRC_LEN;
-use super::wire::rdmap::MAX_TERMINATE_LEN;
+use super::wire::opcode::UNTAGGED_HEADER_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
 use crate::mem::{Sge, Span};
 use crate::wr::{MAX_SGE, SgeList};

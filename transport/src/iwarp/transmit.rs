@@ -13,10 +13,10 @@ use super::stag::{Miss, StagTable};
 use super::startup::{Agreement, ReadyToReceive};
 use super::stream::{Stream, max_ulpdu, parts};
 use super::wire::atomic::emit_response;
-use super::wire::ddp::{
-    MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, TAGGED_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
+use super::wire::ddp::{MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use super::wire::opcode::{
+    ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
-use super::wire::rdmap::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE};
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCause, Untagged};
 use crate::mem::Sge;
 use crate::mr::Access;
