@@ -1,7 +1,7 @@
 //! What happens on the completion channel and on deadlines: bytes move, connections end.
 
 use std::cmp::Reverse;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::time::Instant;
 
 use super::endpoint::{Endpoint, State, lost, never_up};
@@ -13,6 +13,7 @@ use super::startup;
 use super::transmit::Sent;
 use super::wire::{Quote, TerminateCause};
 use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
+use crate::mem::RecvSlice;
 use crate::provider::Drive;
 use crate::slab::Key;
 
@@ -354,15 +355,12 @@ impl<N: Net> Iwarp<N> {
 }
 
 fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<'_>>, staging: &mut [u8]) -> Received {
+    let room = direct.as_ref().map_or(0, Direct::len);
+    let capacity = room + staging.len();
     loop {
-        let (result, room, capacity) = match &mut direct {
-            Some(direct) => {
-                let place = direct.as_iovec();
-                let (room, capacity) = (place.len(), place.len() + staging.len());
-                let bufs = &mut [IoSliceMut::new(place), IoSliceMut::new(staging)];
-                (net.recv(socket, bufs), room, capacity)
-            }
-            None => (net.recv(socket, &mut [IoSliceMut::new(staging)]), 0, staging.len()),
+        let result = match &mut direct {
+            Some(direct) => net.recv(socket, &mut [direct.receive_slice(), RecvSlice::new(staging)]),
+            None => net.recv(socket, &mut [RecvSlice::new(staging)]),
         };
         match result {
             Ok(0) => return Received::End,

@@ -1,6 +1,6 @@
 //! One end of a connection, or a listener: its state, its socket, its queue pair.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use super::net::{Net, SocketId};
 use super::queue_pair::QueuePair;
 use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
+use crate::mem::SendSlice;
 
 /// An attempt to connect.
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl Endpoint {
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
-            match net.send(socket, &[IoSlice::new(&self.frame[self.frame_sent..])]) {
+            match net.send(socket, &[SendSlice::new(&self.frame[self.frame_sent..])]) {
                 Ok(n) => self.frame_sent += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),

@@ -1,6 +1,6 @@
 //! What happens on the CM channel: connections come and go, startup frames are read and answered.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Error, Result};
+use crate::mem::RecvSlice;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
@@ -311,7 +312,7 @@ fn read_frame(
     reader: &mut FrameReader,
 ) -> std::result::Result<Option<super::wire::StartupHeader>, ConnectFailure> {
     loop {
-        match net.recv(socket, &mut [IoSliceMut::new(reader.space())]) {
+        match net.recv(socket, &mut [RecvSlice::new(reader.space())]) {
             Ok(0) => return Err(ConnectFailure::PeerClosed),
             Ok(n) => match reader.filled(n) {
                 Ok(None) => {}

@@ -1,6 +1,6 @@
 //! A queue pair: both directions of one stream, and the rules of its work queues.
 
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::NAME;
 use super::cq::Completions;
@@ -17,6 +17,7 @@ use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
+use crate::mem::SendSlice;
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
@@ -361,7 +362,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn transmit(
         &mut self,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         resources: &mut Resources,
     ) -> io::Result<Sent> {
         let Self { id, attr, tx, requester, responder, send_unpolled, .. } = self;

@@ -171,7 +171,7 @@ impl Receiver {
             Some(Direct::Receive(sge)) => {
                 let part = sge.part(0, n);
                 if crc {
-                    sum.update(part.bytes());
+                    part.visit(|bytes| sum.update(bytes));
                 }
                 self.entry_offset += part.len();
                 self.placed += part.len();
@@ -179,8 +179,9 @@ impl Receiver {
             }
             Some(Direct::Region(span)) => {
                 let n = n.min(span.len());
-                if crc {
-                    sum.update(&span.as_sink()[..n]);
+                // Only a Read Response comes here with a CRC: a Write with one is held.
+                if let Some(read) = cx.requester.front().filter(|_| crc && is_read) {
+                    span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
                 n
             }
@@ -516,9 +517,9 @@ impl Receiver {
         let Some(wr) = self.posted.front() else { return };
         while !bytes.is_empty() {
             let Some(sge) = wr.sges.as_slice().get(self.entry) else { return };
-            let mut room = sge.part(self.entry_offset, bytes.len());
+            let room = sge.part(self.entry_offset, bytes.len());
             let (now, rest) = bytes.split_at(room.len());
-            room.bytes_mut().copy_from_slice(now);
+            room.fill(now);
             self.placed += now.len();
             self.entry_offset += now.len();
             bytes = rest;

@@ -4,7 +4,7 @@
 //! holds back what is behind it until then; it completes with its answer. Answers alternate with own messages.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::fault::Fault;
 use super::requester::{Kind, Outstanding, Requester};
@@ -18,7 +18,7 @@ use super::wire::opcode::{
     ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCause, Untagged};
-use crate::mem::Sge;
+use crate::mem::{SendSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WcStatus};
@@ -234,7 +234,7 @@ impl Transmitter {
             let mut room = self.inline.get_mut(inline..inline + len).unwrap_or_default();
             for sge in wr.sges.as_slice() {
                 let (now, rest) = room.split_at_mut(sge.len().min(room.len()));
-                now.copy_from_slice(&sge.bytes()[..now.len()]);
+                sge.copy_to(now);
                 room = rest;
             }
         }
@@ -247,8 +247,8 @@ impl Transmitter {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let request =
-                    Outstanding { kind: Kind::Read, stag: 1, offset: 0, len: 0, done: 0, sequence: None, msn: 0 };
+                let (kind, sink) = (Kind::Read, Sge::default());
+                let request = Outstanding { kind, stag: 1, offset: 0, sink, len: 0, done: 0, sequence: None, msn: 0 };
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
@@ -358,10 +358,9 @@ impl Transmitter {
             return;
         }
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
-        let (stag, offset) = (sink.local_key().0, address(&sink));
         let sequence = Some(self.first + self.framed as u64);
-        let mut request =
-            Outstanding { kind: Kind::Read, stag, offset, len: entry.len as u32, done: 0, sequence, msn: 0 };
+        let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
+        let mut request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
         let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
             SendOp::CompareSwap { expected, swap, .. } => {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
@@ -487,7 +486,7 @@ impl Transmitter {
         responder: &mut Responder,
         stags: &StagTable,
         scope: Key,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         done: &mut impl FnMut(Done),
     ) -> io::Result<Sent> {
         let stop = self.stream.sent() + BUDGET;
@@ -561,7 +560,7 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
         stream.seal(start);
     } else if len <= COPY_MAX {
         let start = stream.begin(header);
-        parts(&entry.sges, offset, len, |part| stream.copy(part.bytes()));
+        parts(&entry.sges, offset, len, |part| stream.copy_entry(&part));
         stream.seal(start);
     } else {
         stream.refer(header, &entry.sges, offset, len);
