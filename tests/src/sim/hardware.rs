@@ -301,7 +301,8 @@ impl<P: Provider> HardwareProvider<P> {
     }
 }
 
-impl<P: Provider> Provider for HardwareProvider<P> {
+// SAFETY: every call is forwarded to the provider inside. Completions are kept back or dropped, never made up.
+unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }

@@ -18,7 +18,7 @@
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
 //! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod config;
 mod cq;
