@@ -347,11 +347,20 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Bytes that have come for a queue pair, those of unfinished messages included: while it grows, the peer is there.
-    /// `None` where the device does not tell.
-    fn received(&self, qp: QpId) -> Option<u64> {
+    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call that
+    /// read them, first of the one that connected it. `None` where the device does not tell, and before.
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
         let _ = qp;
         None
+    }
+
+    /// Whether something has come for a queue pair that is not read and processed yet. While that is so, an old
+    /// [`Provider::last_heard`] does not mean that the peer is silent. It is complete when [`Provider::progress`] has
+    /// returned from a full round ([`Drive::Full`]), for what had come before that was called; every queue pair that has
+    /// something is read from in each full round, whatever the others have. `false` always where the device does not tell.
+    fn has_unread(&self, qp: QpId) -> bool {
+        let _ = qp;
+        false
     }
 
     /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no

@@ -401,8 +401,12 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         self.inner.invalidate(region)
     }
 
-    fn received(&self, qp: QpId) -> Option<u64> {
-        if self.options.extensions { self.inner.received(qp) } else { None }
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        if self.options.extensions { self.inner.last_heard(qp) } else { None }
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.options.extensions && self.inner.has_unread(qp)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

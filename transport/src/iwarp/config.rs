@@ -48,7 +48,8 @@ pub struct IwarpConfig {
     /// Allow the extensions of RFC 7306, immediate data and atomics, where [`crate::Provider::enable_extensions`]
     /// says that the peer agreed.
     pub extensions: bool,
-    /// Bytes received per connection and call of progress before the next connection has its turn.
+    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as 512
+    /// bytes more than it has, so that those without payload are bounded, too.
     pub receive_budget: usize,
 }
 

@@ -49,13 +49,17 @@ impl<N: Net> Iwarp<N> {
                 return !self.ready.is_empty();
             }
         }
-        let more = match self.collect(Channel::Completion, now) {
-            Ok(more) => more,
-            Err(error) => {
-                log::error!("poll: {error}");
+        // All edges that there are, so that whatever has come is known; each socket has one.
+        let mut more = true;
+        for _ in 0..self.live + 2 {
+            more = self.collect(Channel::Completion, now).unwrap_or_else(|error| {
+                log::error!("asking for edges of connections: {error}");
                 false
+            });
+            if !more {
+                break;
             }
-        };
+        }
         for _ in 0..self.ready.len() {
             let Some(key) = self.ready.pop_front() else { break };
             if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -141,7 +145,8 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
             let direct = qp.direct(&self.resources.stags);
-            let received = receive_once(&mut self.net, socket, direct, &mut self.staging);
+            let room = endpoint.pace.room().min(self.staging.len());
+            let received = receive_once(&mut self.net, socket, direct, &mut self.staging[..room]);
             let (direct, staged, drained) = match received {
                 Received::Bytes(direct, staged, drained) => (direct, staged, drained && !endpoint.closed),
                 Received::Nothing => {
@@ -160,8 +165,11 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
-            endpoint.received += (direct + staged) as u64;
+            endpoint.last_heard = Some(now);
+            let fpdus = qp.fpdus();
             let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
+            let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
+            let cost = endpoint.pace.cost(direct + staged, fpdus, self.config.receive_budget);
             if qp.is_held() && qp.has_received() {
                 qp.release();
                 self.announce(key);
@@ -182,10 +190,14 @@ impl<N: Net> Iwarp<N> {
                 }
                 return false;
             }
-            budget = budget.saturating_sub(direct + staged);
-            if budget == 0 {
+            budget = budget.saturating_sub(cost);
+            // The next call is likely to cost as much.
+            if budget < cost {
                 break;
             }
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.readable = true;
         }
         true
     }
@@ -376,3 +388,6 @@ fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::net::{Net, SocketId};
+use super::pace::Pace;
 use super::queue_pair::QueuePair;
 use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
@@ -83,8 +84,10 @@ pub(crate) struct Endpoint {
     pub(crate) broken: Option<io::Error>,
     /// Transmissions, to look at the segment size now and then.
     pub(crate) transmissions: u32,
-    /// Bytes of the stream that have come.
-    pub(crate) received: u64,
+    /// When octets of the stream last came; of the startup frames before the first.
+    pub(crate) last_heard: Option<Instant>,
+    /// How much is received at a time.
+    pub(super) pace: Pace,
 }
 
 impl Endpoint {
@@ -103,7 +106,8 @@ impl Endpoint {
             unfinished: false,
             broken: None,
             transmissions: 0,
-            received: 0,
+            last_heard: None,
+            pace: Pace::new(),
         }
     }
 

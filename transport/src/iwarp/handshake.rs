@@ -288,8 +288,11 @@ impl<N: Net> Iwarp<N> {
             return self.end(key, super::endpoint::lost(&error), None, now);
         }
         let max_segment = self.net.max_segment(socket).unwrap_or(536);
-        if let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) {
-            qp.establish(role, agreement, max_segment);
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.last_heard = Some(now);
+            if let Some(qp) = endpoint.qp.as_mut() {
+                qp.establish(role, agreement, max_segment);
+            }
         }
         if role == Role::Responder {
             // A client that promised to speak first is awaited; another one gets the time to read the reply.

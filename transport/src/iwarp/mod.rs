@@ -20,6 +20,8 @@
 //! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod bench;
 mod config;
 mod cq;
 mod drive;
@@ -30,6 +32,7 @@ mod handshake;
 mod linger;
 mod markers;
 pub mod net;
+mod pace;
 mod placement;
 pub mod provider;
 mod queue_pair;

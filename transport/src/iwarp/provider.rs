@@ -542,8 +542,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         Ok(())
     }
 
-    fn received(&self, qp: QpId) -> Option<u64> {
-        Some(self.endpoints.get(qp.0)?.received)
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.endpoints.get(qp.0)?.last_heard
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.endpoints.get(qp.0).is_some_and(|endpoint| matches!(endpoint.state, State::Live) && endpoint.readable)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

@@ -153,6 +153,12 @@ impl QueuePair {
         self.rx.has_seen()
     }
 
+    /// FPDUs that have begun to come, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.rx.fpdus()
+    }
+
     /// Whether there is something to hand to TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {

@@ -78,6 +78,8 @@ pub(crate) struct Receiver {
     written: u32,
     /// A valid FPDU has come.
     seen: bool,
+    /// FPDUs that have begun, modulo 2^32.
+    fpdus: u32,
 }
 
 impl Receiver {
@@ -102,6 +104,7 @@ impl Receiver {
             writing: 0,
             written: 0,
             seen: false,
+            fpdus: 0,
         }
     }
 
@@ -111,6 +114,12 @@ impl Receiver {
 
     pub(crate) fn has_seen(&self) -> bool {
         self.seen
+    }
+
+    /// FPDUs that have begun, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.fpdus
     }
 
     pub(crate) fn posted_len(&self) -> usize {
@@ -342,6 +351,7 @@ impl Receiver {
     /// Judges a segment by its header and finds the place for its payload.
     #[inline]
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;

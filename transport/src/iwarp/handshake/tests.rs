@@ -1,118 +1,17 @@
 //! The handshake against peers that are nothing but sockets.
 
+use super::super::bench::{Bench, request_v1};
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause};
-use crate::iwarp::{CrcPolicy, IwarpConfig, TcpNet};
+use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::mem::Memory;
-use crate::provider::{CqId, Drive, Provider};
-use crate::qp::{QpAttr, QpId};
+use crate::provider::Provider;
+use crate::qp::QpId;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
-
-/// The provider against a peer that is nothing but a socket.
-struct Bench {
-    iwarp: Iwarp<TcpNet>,
-    cq: CqId,
-    now: Instant,
-    events: Vec<CmEvent>,
-}
-
-impl Bench {
-    fn new(config: IwarpConfig) -> Self {
-        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
-        let cq = iwarp.create_cq(DeviceId(0), 64).unwrap();
-        Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
-    }
-
-    fn turn(&mut self) {
-        self.iwarp.progress(self.now, Drive::Full);
-        while let Some(event) = self.iwarp.next_cm_event(self.now).unwrap() {
-            self.events.push(event);
-        }
-    }
-
-    fn qp(&mut self, id: CmId) -> QpId {
-        let (send_cq, recv_cq) = (self.cq, self.cq);
-        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
-        self.iwarp.create_qp(id, &attr).unwrap()
-    }
-
-    fn listen(&mut self) -> (CmId, TcpStream) {
-        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
-        let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
-        peer.set_nonblocking(true).unwrap();
-        (id, peer)
-    }
-
-    /// Starts to connect to `listener`.
-    fn connect(&mut self, listener: &TcpListener) -> CmId {
-        let deadline = self.now + Duration::from_secs(60);
-        let id = self.iwarp.resolve(listener.local_addr().unwrap(), deadline).unwrap();
-        self.qp(id);
-        self.iwarp.connect(id, &ConnectParam::default()).unwrap();
-        id
-    }
-
-    fn accept(&mut self, listener: &TcpListener) -> TcpStream {
-        let (peer, _) = listener.accept().unwrap();
-        peer.set_nonblocking(true).unwrap();
-        peer
-    }
-
-    /// Reads exactly `len` bytes.
-    fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
-        let (mut bytes, mut at) = (vec![0; len], 0);
-        let end = Instant::now() + Duration::from_secs(10);
-        while at < len {
-            assert!(Instant::now() < end, "{at} of {len} bytes, {:?}", self.events);
-            self.turn();
-            match peer.read(&mut bytes[at..]) {
-                Ok(0) => panic!("end after {at} of {len} bytes"),
-                Ok(n) => at += n,
-                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
-            }
-        }
-        bytes
-    }
-
-    /// Awaits the end of the peer's stream.
-    fn end(&mut self, peer: &mut TcpStream) {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            assert!(Instant::now() < end);
-            self.turn();
-            match peer.read(&mut [0]) {
-                Ok(0) => return,
-                Ok(_) => panic!("bytes before the end"),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
-                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
-            }
-        }
-    }
-
-    fn event(&mut self) -> CmEvent {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.events.is_empty() {
-            assert!(Instant::now() < end, "no event: {:?}", self.iwarp);
-            self.turn();
-        }
-        self.events.remove(0)
-    }
-
-    fn request(&mut self) -> CmId {
-        let event = self.event();
-        assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
-        self.qp(event.id);
-        event.id
-    }
-}
-
-fn request_v1() -> Vec<u8> {
-    [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
-}
 
 #[test]
 fn a_server_may_send_first_to_an_old_client() {
