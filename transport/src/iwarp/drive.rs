@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::io;
 use std::time::Instant;
 
-use super::endpoint::{Endpoint, State, lost, never_up};
+use super::endpoint::{Accepting, Endpoint, State, lost, never_up};
 use super::fault::Fault;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::placement::Direct;
@@ -109,7 +109,7 @@ impl<N: Net> Iwarp<N> {
                         self.enqueue(key);
                     }
                 }
-                Some(Endpoint { state: State::Listening, .. }) => self.accept_some(key, now),
+                Some(Endpoint { state: State::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
                     // Bytes behind a frame in progress become an edge when the socket is promoted.
                     endpoint.closed |= ready.closed;
@@ -332,7 +332,11 @@ impl<N: Net> Iwarp<N> {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         match &endpoint.state {
-            State::Listening => self.accept_some(key, now),
+            State::Listening(_) => {
+                endpoint.state = State::Listening(Accepting::Yes);
+                self.paused.retain(|&paused| paused != key);
+                self.accept_some(key, now);
+            }
             State::Requesting { peer, .. } => {
                 log::debug!("{peer}: no MPA request in time");
                 if let Some(socket) = self.remove(key) {
@@ -390,4 +394,5 @@ fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
 mod tests;

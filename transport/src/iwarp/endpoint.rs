@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use super::half_open::Ticket;
 use super::net::{Net, SocketId};
 use super::pace::Pace;
 use super::queue_pair::QueuePair;
@@ -19,14 +20,26 @@ pub(crate) struct Attempt {
     pub(crate) reader: FrameReader,
 }
 
+/// Whether a listener takes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepting {
+    /// An edge says that there are some.
+    Yes,
+    /// Not before the endpoint's deadline: the system had no descriptor or no memory for the last one.
+    Later,
+    /// Not before a handshake is done, or the endpoint's deadline, when one may be ended.
+    WhenThereIsRoom,
+}
+
 #[derive(Debug)]
 pub(crate) enum State {
-    Listening,
+    Listening(Accepting),
     /// Passive: the request is being read; the user does not know yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
+        ticket: Ticket,
     },
     /// Passive: the user is to decide.
     Offered(Asked),
@@ -45,7 +58,7 @@ pub(crate) enum State {
 impl State {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
-            Self::Listening => "listening",
+            Self::Listening(_) => "listening",
             Self::Requesting { .. } => "reading the request",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",

@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::endpoint::{Attempt, Endpoint, State, connect_failure};
+use super::endpoint::{Accepting, Attempt, Endpoint, State, connect_failure};
+use super::half_open::Host;
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
@@ -47,27 +48,35 @@ impl<N: Net> Iwarp<N> {
 
     /// Takes connections of a listener.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Listening, socket: Some(socket), .. }) = self.endpoints.get(key) else {
+        let Some(Endpoint { state: State::Listening(Accepting::Yes), socket: Some(socket), .. }) =
+            self.endpoints.get(key)
+        else {
             return;
         };
         let listener = *socket;
         for _ in 0..ACCEPTS {
-            if self.handshakes >= self.config.max_handshakes {
-                // The rest waits in the listener's backlog until one of these is done, or has had its time.
-                log::debug!("{} handshakes are not finished: no more are begun", self.handshakes);
+            if let Err(until) = self.make_room(now) {
+                log::debug!("{} handshakes are not finished: new connections wait", self.handshakes);
                 self.paused.push(key);
-                return;
+                return self.rest(key, Accepting::WhenThereIsRoom, until);
             }
             match self.net.accept(listener) {
+                Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
+                    log::debug!("{peer}: not in one of the allowed networks");
+                    self.net.close(socket, true);
+                }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    // Somebody silent may have what is missing.
+                    _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
-                        // No descriptor, no memory: the edge does not come again, so a deadline does.
-                        log::warn!("accept: {error}; trying again in {:?}", self.config.accept_backoff);
-                        self.set_deadline(key, Some(now + self.config.accept_backoff));
-                        return;
+                        log::warn!(
+                            "cannot accept a connection: {error}; trying again in {:?}",
+                            self.config.accept_backoff
+                        );
+                        return self.rest(key, Accepting::Later, Some(now + self.config.accept_backoff));
                     }
                 },
             }
@@ -75,14 +84,69 @@ impl<N: Net> Iwarp<N> {
         self.backlog.push_back(key);
     }
 
+    /// Has a listener wait.
+    fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.state = State::Listening(accepting);
+        }
+        self.set_deadline(key, until);
+    }
+
+    /// Has the listeners that wait for room look again.
+    pub(super) fn resume(&mut self) {
+        if self.paused.is_empty() {
+            return;
+        }
+        for key in std::mem::take(&mut self.paused) {
+            self.rest(key, Accepting::Yes, None);
+            self.backlog.push_back(key);
+        }
+        self.net.wake(Channel::Cm);
+    }
+
+    /// Makes room for one more handshake, at the cost of the oldest that are half open. If there is none, says when to try
+    /// again unless a handshake is done before.
+    fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        while let Some(host) = self.crowd {
+            if self.half_open.count_of(host) <= self.config.handshakes_per_peer() {
+                self.crowd = None;
+            } else {
+                self.evict(Some(host), now)?;
+            }
+        }
+        while self.handshakes >= self.config.max_handshakes {
+            self.evict(None, now)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest half-open connection, of one host or of all, if it has had its time; else says when it will have.
+    fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        let oldest = self.half_open.oldest(host).ok_or(None)?;
+        let due = oldest.since + self.config.request_grace;
+        if due > now {
+            return Err(Some(due));
+        }
+        log::debug!("a connection without an MPA request gives way to a new one");
+        if let Some(socket) = self.remove(oldest.endpoint) {
+            self.close(socket, true);
+        }
+        Ok(())
+    }
+
     /// A peer has connected: its request is awaited.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
-        self.transition(key, State::Requesting { reader, listener, peer });
+        let host = Host::of(peer.ip());
+        let ticket = self.half_open.add(key, host, now);
+        self.transition(key, State::Requesting { reader, listener, peer, ticket });
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.request_timeout));
         self.read_request(key, now);
+        if self.half_open.count_of(host) > self.config.handshakes_per_peer() {
+            self.crowd = Some(host);
+        }
     }
 
     /// An edge on a socket in its handshake.
@@ -96,7 +160,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn read_request(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Requesting { reader, listener, peer }, socket: Some(socket), .. }) =
+        let Some(Endpoint { state: State::Requesting { reader, listener, peer, .. }, socket: Some(socket), .. }) =
             self.endpoints.get_mut(key)
         else {
             return;
@@ -306,6 +370,11 @@ impl<N: Net> Iwarp<N> {
         }
         self.transmit(key);
     }
+}
+
+/// Whether the system had no descriptor or no memory for a connection (`accept`(2)).
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 /// Reads what is there of a startup frame; the header when it is complete.

@@ -27,6 +27,7 @@ mod cq;
 mod drive;
 mod endpoint;
 mod fault;
+mod half_open;
 mod handover;
 mod handshake;
 mod linger;
@@ -49,6 +50,7 @@ mod transmit;
 pub mod wire;
 
 pub use config::{CrcPolicy, IwarpConfig};
+pub use ipnet::IpNet;
 pub use net::Net;
 pub use provider::{Entropy, Iwarp};
 pub use tcp::{TcpConfig, TcpNet};

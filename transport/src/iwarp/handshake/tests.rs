@@ -3,14 +3,17 @@
 use super::super::bench::{Bench, request_v1};
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause};
+use crate::iwarp::net::Ready;
 use crate::iwarp::{CrcPolicy, IwarpConfig};
+use crate::iwarp::{Iwarp, TcpNet};
 use crate::mem::Memory;
 use crate::provider::Provider;
 use crate::qp::QpId;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 #[test]
@@ -233,5 +236,198 @@ fn a_destroyed_connection_still_delivers() {
     while !bench.iwarp.lingers.is_empty() {
         assert!(Instant::now() < end);
         bench.turn();
+    }
+}
+
+/// Connects from an address of the loopback.
+fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.into()
+}
+
+/// A provider that listens, with a backlog for many.
+fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
+    let mut bench = Bench::new(config);
+    let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), 4096).unwrap();
+    let address = bench.iwarp.local_address(id).unwrap();
+    (bench, id, address)
+}
+
+/// Whether the peer's stream has ended.
+fn is_closed(peer: &mut TcpStream) -> bool {
+    match peer.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+#[test]
+fn a_new_client_is_served_though_silent_ones_hold_all_places() {
+    let config = IwarpConfig { max_handshakes: 32, ..Default::default() };
+    let (mut bench, _, address) = listening(config.clone());
+    let mut silent: Vec<_> = (0..400).map(|_| connect_from(1, address)).collect();
+    bench.turn();
+    assert_eq!(bench.iwarp.handshakes, config.handshakes_per_peer() + 1, "the rest waits in the backlog");
+    assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
+    let mut client = connect_from(1, address);
+    client.write_all(&request_v1()).unwrap();
+    // A place comes free per grace, not per timeout; the time is that of 400 silent ones.
+    let rounds = 400 / config.handshakes_per_peer() as u32 + 1;
+    let start = bench.now;
+    while bench.events.is_empty() {
+        bench.now += config.request_grace;
+        bench.turn();
+        assert!(
+            bench.now <= start + rounds * config.request_grace,
+            "{} are closed",
+            silent.iter_mut().map(is_closed).filter(|&c| c).count()
+        );
+        assert!(bench.iwarp.handshakes <= config.max_handshakes);
+    }
+    assert!(matches!(bench.events[0].kind, CmEventKind::ConnectRequest { .. }));
+    let closed: Vec<bool> = silent.iter_mut().map(is_closed).collect();
+    assert!(closed[0] && closed.is_sorted_by(|a, b| a >= b), "the oldest first");
+}
+
+#[test]
+fn one_address_does_not_keep_the_others_out() {
+    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 8, ..Default::default() });
+    let mut others: Vec<_> = (10..13).map(|host| connect_from(host, address)).collect();
+    bench.turn();
+    let mut crowd: Vec<_> = (0..50).map(|_| connect_from(1, address)).collect();
+    for _ in 0..20 {
+        bench.now += Duration::from_millis(51);
+        bench.turn();
+    }
+    assert_eq!(crowd.iter_mut().map(is_closed).filter(|&closed| closed).count(), 46, "all but its share");
+    for other in &mut others {
+        assert!(!is_closed(other), "older, and not too many");
+        other.write_all(&request_v1()).unwrap();
+    }
+    for _ in 0..3 {
+        assert!(matches!(bench.event().kind, CmEventKind::ConnectRequest { .. }));
+    }
+}
+
+#[test]
+fn a_burst_of_honest_clients_is_served_in_full() {
+    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 16, ..Default::default() });
+    let mut clients: Vec<_> = (0..100).map(|_| connect_from(1, address)).collect();
+    bench.turn();
+    // Their requests come a moment later.
+    bench.now += Duration::from_millis(1);
+    let mut served = 0;
+    clients.iter_mut().for_each(|client| client.write_all(&request_v1()).unwrap());
+    while served < 100 {
+        let id = bench.request();
+        bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+        bench.events.retain(|event| !matches!(event.kind, CmEventKind::Established { .. }));
+        bench.iwarp.destroy_id(id, bench.now);
+        served += 1;
+    }
+    assert_eq!((bench.iwarp.handshakes, bench.iwarp.paused.len()), (0, 0));
+}
+
+#[test]
+fn only_allowed_networks_may_connect() {
+    let networks = vec!["127.0.0.8/29".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
+    let (mut bench, _, address) = listening(IwarpConfig { allowed_peers: Some(networks), ..Default::default() });
+    let (mut stranger, mut friend) = (connect_from(7, address), connect_from(9, address));
+    for peer in [&mut stranger, &mut friend] {
+        peer.write_all(&request_v1()).unwrap();
+    }
+    assert!(
+        matches!(bench.event().kind, CmEventKind::ConnectRequest { peer, .. } if peer.ip() == IpAddr::from([127, 0, 0, 9]))
+    );
+    bench.end(&mut stranger);
+    assert_eq!((bench.iwarp.endpoints.len(), bench.events.len()), (2, 0));
+    let refused = Iwarp::new(
+        IwarpConfig { max_handshakes_per_peer: Some(0), ..Default::default() },
+        TcpNet::new().unwrap(),
+        Box::new(|_| {}),
+    );
+    assert!(matches!(refused, Err(Error::OutOfRange { what: "max_handshakes_per_peer", .. })));
+}
+
+#[test]
+fn a_half_open_handshake_takes_little() {
+    let bytes = size_of::<Endpoint>() + size_of::<FrameReader>() + 4 * size_of::<crate::iwarp::half_open::HalfOpen>();
+    assert!(bytes < 2048, "{bytes}");
+}
+
+/// Sockets of a system that has no descriptor left for connections.
+#[derive(Debug)]
+struct Exhausted {
+    inner: TcpNet,
+    attempts: usize,
+}
+
+impl Net for Exhausted {
+    fn channel(&self, channel: Channel) -> RawFd {
+        self.inner.channel(channel)
+    }
+    fn wake(&mut self, channel: Channel) {
+        self.inner.wake(channel);
+    }
+    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        self.inner.poll(channel, edges)
+    }
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        self.inner.listen(address, backlog)
+    }
+    fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        self.attempts += 1;
+        Err(io::Error::from_raw_os_error(libc::EMFILE))
+    }
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        self.inner.connect(peer)
+    }
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.connected(socket)
+    }
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.promote(socket)
+    }
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        self.inner.local_address(socket)
+    }
+    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
+        self.inner.max_segment(socket)
+    }
+    fn all_acknowledged(&self, socket: SocketId) -> bool {
+        self.inner.all_acknowledged(socket)
+    }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        self.inner.recv(socket, bufs)
+    }
+    fn send(&mut self, socket: SocketId, bufs: &[crate::mem::SendSlice<'_>]) -> io::Result<usize> {
+        self.inner.send(socket, bufs)
+    }
+    fn shutdown(&mut self, socket: SocketId) {
+        self.inner.shutdown(socket);
+    }
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.inner.close(socket, reset);
+    }
+}
+
+/// Each attempt without a descriptor logs a warning: there is one per back-off, however many peers knock.
+#[test]
+fn without_descriptors_it_tries_once_per_back_off() {
+    let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0 };
+    let mut iwarp = Iwarp::new(IwarpConfig::default(), net, Box::new(|_| {})).unwrap();
+    let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), 64).unwrap();
+    let address = iwarp.local_address(listener).unwrap();
+    let mut now = Instant::now();
+    let mut peers = Vec::new();
+    for step in 0..50 {
+        peers.push(connect_from(1, address));
+        assert!(iwarp.next_cm_event(now).unwrap().is_none());
+        assert_eq!(iwarp.net().attempts, 1 + step / 10, "step {step}");
+        assert!(iwarp.next_deadline().is_some_and(|at| at <= now + Duration::from_millis(100)));
+        now += Duration::from_millis(10);
     }
 }
