@@ -157,7 +157,8 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
                 Received::End => {
-                    self.end(key, DisconnectCause::Peer, None, now);
+                    let cause = if qp.is_at_boundary() { DisconnectCause::Peer } else { DisconnectCause::Truncated };
+                    self.end(key, cause, None, now);
                     return false;
                 }
                 Received::Lost(error) => {
@@ -294,7 +295,9 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(socket) = socket {
             match cause {
-                DisconnectCause::Peer | DisconnectCause::Path(_) => self.close(socket, false),
+                DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_) => {
+                    self.close(socket, false);
+                }
                 _ => self.linger(socket, rest, now),
             }
         }

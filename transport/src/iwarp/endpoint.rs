@@ -20,6 +20,14 @@ pub(crate) struct Attempt {
     pub(crate) reader: FrameReader,
 }
 
+impl Attempt {
+    /// Why the attempt failed when its TCP connection was not made. A second one is made, with revision 1, only because the
+    /// peer has closed the first: that is the reason then, whatever becomes of the second.
+    pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
+        if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
+    }
+}
+
 /// Whether a listener takes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepting {
@@ -187,7 +195,7 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
 /// The same of a connection that ended between accept and its first bytes.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
-        DisconnectCause::Peer => ConnectFailure::PeerClosed,
+        DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,
         DisconnectCause::PeerViolation(what) | DisconnectCause::TerminatedByPeer(what) => {
             ConnectFailure::Protocol(what)
         }

@@ -233,7 +233,7 @@ impl<N: Net> Iwarp<N> {
                     endpoint.socket = Some(socket);
                 }
             }
-            Err(error) => self.fail_now(key, connect_failure(&error)),
+            Err(error) => self.fail_now(key, attempt.failure(&error)),
         }
     }
 
@@ -270,12 +270,17 @@ impl<N: Net> Iwarp<N> {
 
     /// TCP may have connected: the request is sent.
     fn finish_connect(&mut self, key: Key, now: Instant) {
-        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let Some(socket) = endpoint.socket else { return };
-        match self.net.connected(socket) {
+        let Some(Endpoint { state: State::Connecting(attempt, _), socket: Some(socket), .. }) = self.endpoints.get(key)
+        else {
+            return;
+        };
+        match self.net.connected(*socket) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => return self.fail(key, Some(connect_failure(&error)), None, now),
+            Err(error) => {
+                let failure = attempt.failure(&error);
+                return self.fail(key, Some(failure), None, now);
+            }
         }
         let Some(State::Connecting(attempt, peer)) = self.transition(key, State::Dead) else { return };
         let frame = startup::request(&attempt.terms, &attempt.private_data);

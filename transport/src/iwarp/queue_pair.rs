@@ -397,9 +397,9 @@ impl QueuePair {
         self.tx.end(None)
     }
 
-    #[cfg(test)]
+    /// Whether the peer's stream could end here without cutting a message off.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.rx.is_at_boundary()
+        self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }
 
     #[cfg(test)]

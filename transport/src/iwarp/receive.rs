@@ -140,10 +140,9 @@ impl Receiver {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
 
-    /// Whether the stream could end here without loss.
-    #[cfg(test)]
+    /// Whether no FPDU, and no message that the peer sends on its own account, has begun and not ended.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.phase == Phase::Header && self.carried == 0 && self.placed == 0
+        self.phase == Phase::Header && self.carried == 0 && self.placed == 0 && self.writing == 0
     }
 
     /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.

@@ -131,6 +131,20 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     bench.iwarp.destroy_id(id, bench.now);
 }
 
+/// A peer that hangs up late and listens no more: that it hung up is why, not that the second try found nobody.
+#[test]
+fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::new(IwarpConfig::default());
+    bench.connect(&listener);
+    let mut peer = bench.accept(&listener);
+    bench.read(&mut peer, 24);
+    bench.now += Duration::from_secs(13);
+    drop((listener, peer));
+    bench.events.clear();
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed)));
+}
+
 #[test]
 fn replies_of_all_kinds() {
     let reply = |tail: &[u8]| [b"MPA ID Rep Frame".as_slice(), tail].concat();
@@ -177,7 +191,7 @@ fn no_answer_and_nobody_there() {
 }
 
 #[test]
-fn data_behind_the_reply_and_a_reset_in_the_middle() {
+fn data_behind_the_reply_and_an_end_in_the_middle() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
     let id = bench.connect(&listener);
@@ -194,7 +208,7 @@ fn data_behind_the_reply_and_a_reset_in_the_middle() {
     drop(peer);
     bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
     assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
-    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Peer)));
+    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Truncated)));
     let mut done = Vec::new();
     bench.iwarp.poll_cq(bench.cq, 9, &mut done).unwrap();
     let statuses: Vec<_> = done.iter().map(|wc| wc.status).collect();
