@@ -215,7 +215,8 @@ impl Transmitter {
         if requester.is_idle() && !entry.is_answered() {
             return true;
         }
-        (!entry.flags.contains(SendFlags::FENCE) || self.framed_part > 0 || requester.is_idle())
+        let fenced = entry.flags.contains(SendFlags::FENCE) && !cfg!(planted = "fence-ignored");
+        (!fenced || self.framed_part > 0 || requester.is_idle())
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
@@ -446,6 +447,8 @@ impl Transmitter {
             self.tagged(&header);
             return Ok(());
         }
+        #[cfg(planted = "read-one-byte-off")]
+        let done = done.saturating_sub(1);
         let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
         let span = stags.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
@@ -465,6 +468,8 @@ impl Transmitter {
     ) -> Result<(), Miss> {
         let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
+        #[cfg(planted = "atomic-done-twice")]
+        let old = if self.stream.is_empty() { old } else { span.update(|old| request.apply(old)).unwrap_or(old) };
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,
