@@ -38,6 +38,7 @@ mod placement;
 pub mod provider;
 mod queue_pair;
 mod receive;
+mod receive_queue;
 mod requester;
 mod resources;
 mod responder;

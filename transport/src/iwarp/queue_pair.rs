@@ -105,7 +105,7 @@ impl QueuePair {
         resources.cqs.release(self.attr.send_cq, self.attr.max_send_wr, self.send_unpolled);
         match self.srq {
             Some(srq) => {
-                let begun = self.rx.take_posted();
+                let begun = self.rx.queue.take_all();
                 resources.detach(srq, self.attr.recv_cq, self.id, begun, self.recv_unpolled);
             }
             None => resources.cqs.release(self.attr.recv_cq, self.attr.max_recv_wr, self.recv_unpolled),
@@ -171,7 +171,7 @@ impl QueuePair {
                 let error = Error::InvalidState { call: "post_recv", state: "using a shared receive queue" };
                 return Err(PostError { posted, error });
             }
-            let used = self.rx.posted_len() + self.recv_unpolled as usize;
+            let used = self.rx.queue.len() + self.recv_unpolled as usize;
             if used >= self.attr.max_recv_wr as usize {
                 let error = Error::QueueFull { queue: "receive", depth: self.attr.max_recv_wr };
                 return Err(PostError { posted, error });
@@ -179,7 +179,7 @@ impl QueuePair {
             if self.dead {
                 self.flush_recv(cqs, wr.wr_id);
             } else {
-                self.rx.post(*wr);
+                self.rx.queue.post(*wr);
             }
         }
         Ok(())
@@ -385,7 +385,7 @@ impl QueuePair {
         self.responder.clear();
         let Self { id, attr, tx, send_unpolled, failed, .. } = self;
         tx.flush(failed.take(), &mut |done| complete(*id, attr.send_cq, send_unpolled, cqs, done));
-        while let Some(wr_id) = self.rx.pop_flushed() {
+        while let Some(wr_id) = self.rx.queue.pop() {
             self.flush_recv(cqs, wr_id);
         }
         self.dead = true;
