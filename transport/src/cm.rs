@@ -180,6 +180,8 @@ pub enum DisconnectCause {
     Local,
     /// The peer disconnected or died.
     Peer,
+    /// The peer's stream ended in the middle of a message: its process was killed, or it gave up what it was sending.
+    Truncated,
     /// The peer broke the protocol; we told it so.
     PeerViolation(String),
     /// The peer says that we broke the protocol.
@@ -195,6 +197,7 @@ impl fmt::Display for DisconnectCause {
         match self {
             Self::Local => f.write_str("closed here"),
             Self::Peer => f.write_str("closed by the peer"),
+            Self::Truncated => f.write_str("closed by the peer in the middle of a message"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::TerminatedByPeer(what) => write!(f, "terminated by the peer: {what}"),
             Self::Path(why) => write!(f, "the path failed: {why}"),

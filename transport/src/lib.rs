@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`provider`] | the seam: [`Provider`] and its written contract |
 //! | [`cm`], [`event`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
-//! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
+//! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |

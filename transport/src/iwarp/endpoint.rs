@@ -1,13 +1,16 @@
 //! One end of a connection, or a listener: its state, its socket, its queue pair.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use super::half_open::Ticket;
 use super::net::{Net, SocketId};
+use super::pace::Pace;
 use super::queue_pair::QueuePair;
 use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
+use crate::mem::SendSlice;
 
 /// An attempt to connect.
 #[derive(Debug)]
@@ -17,14 +20,34 @@ pub(crate) struct Attempt {
     pub(crate) reader: FrameReader,
 }
 
+impl Attempt {
+    /// Why the attempt failed when its TCP connection was not made. A second one is made, with revision 1, only because the
+    /// peer has closed the first: that is the reason then, whatever becomes of the second.
+    pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
+        if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
+    }
+}
+
+/// Whether a listener takes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepting {
+    /// An edge says that there are some.
+    Yes,
+    /// Not before the endpoint's deadline: the system had no descriptor or no memory for the last one.
+    Later,
+    /// Not before a handshake is done, or the endpoint's deadline, when one may be ended.
+    WhenThereIsRoom,
+}
+
 #[derive(Debug)]
 pub(crate) enum State {
-    Listening,
+    Listening(Accepting),
     /// Passive: the request is being read; the user does not know yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
+        ticket: Ticket,
     },
     /// Passive: the user is to decide.
     Offered(Asked),
@@ -43,7 +66,7 @@ pub(crate) enum State {
 impl State {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
-            Self::Listening => "listening",
+            Self::Listening(_) => "listening",
             Self::Requesting { .. } => "reading the request",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",
@@ -82,8 +105,10 @@ pub(crate) struct Endpoint {
     pub(crate) broken: Option<io::Error>,
     /// Transmissions, to look at the segment size now and then.
     pub(crate) transmissions: u32,
-    /// Bytes of the stream that have come.
-    pub(crate) received: u64,
+    /// When octets of the stream last came; of the startup frames before the first.
+    pub(crate) last_heard: Option<Instant>,
+    /// How much is received at a time.
+    pub(super) pace: Pace,
 }
 
 impl Endpoint {
@@ -102,7 +127,8 @@ impl Endpoint {
             unfinished: false,
             broken: None,
             transmissions: 0,
-            received: 0,
+            last_heard: None,
+            pace: Pace::new(),
         }
     }
 
@@ -110,7 +136,7 @@ impl Endpoint {
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
-            match net.send(socket, &[IoSlice::new(&self.frame[self.frame_sent..])]) {
+            match net.send(socket, &[SendSlice::new(&self.frame[self.frame_sent..])]) {
                 Ok(n) => self.frame_sent += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -169,7 +195,7 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
 /// The same of a connection that ended between accept and its first bytes.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
-        DisconnectCause::Peer => ConnectFailure::PeerClosed,
+        DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,
         DisconnectCause::PeerViolation(what) | DisconnectCause::TerminatedByPeer(what) => {
             ConnectFailure::Protocol(what)
         }

@@ -1,6 +1,7 @@
 //! Why a stream cannot go on.
 
-use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::{HeaderError, Quote, Terminate, TerminateCause, Untagged};
 use crate::wc::WcStatus;
 

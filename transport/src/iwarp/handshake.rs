@@ -1,10 +1,11 @@
 //! What happens on the CM channel: connections come and go, startup frames are read and answered.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::endpoint::{Attempt, Endpoint, State, connect_failure};
+use super::endpoint::{Accepting, Attempt, Endpoint, State, connect_failure};
+use super::half_open::Host;
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
@@ -13,6 +14,7 @@ use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Error, Result};
+use crate::mem::RecvSlice;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
@@ -46,27 +48,35 @@ impl<N: Net> Iwarp<N> {
 
     /// Takes connections of a listener.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Listening, socket: Some(socket), .. }) = self.endpoints.get(key) else {
+        let Some(Endpoint { state: State::Listening(Accepting::Yes), socket: Some(socket), .. }) =
+            self.endpoints.get(key)
+        else {
             return;
         };
         let listener = *socket;
         for _ in 0..ACCEPTS {
-            if self.handshakes >= self.config.max_handshakes {
-                // The rest waits in the listener's backlog until one of these is done, or has had its time.
-                log::debug!("{} handshakes are not finished: no more are begun", self.handshakes);
+            if let Err(until) = self.make_room(now) {
+                log::debug!("{} handshakes are not finished: new connections wait", self.handshakes);
                 self.paused.push(key);
-                return;
+                return self.rest(key, Accepting::WhenThereIsRoom, until);
             }
             match self.net.accept(listener) {
+                Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
+                    log::debug!("{peer}: not in one of the allowed networks");
+                    self.net.close(socket, true);
+                }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    // Somebody silent may have what is missing.
+                    _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
-                        // No descriptor, no memory: the edge does not come again, so a deadline does.
-                        log::warn!("accept: {error}; trying again in {:?}", self.config.accept_backoff);
-                        self.set_deadline(key, Some(now + self.config.accept_backoff));
-                        return;
+                        log::warn!(
+                            "cannot accept a connection: {error}; trying again in {:?}",
+                            self.config.accept_backoff
+                        );
+                        return self.rest(key, Accepting::Later, Some(now + self.config.accept_backoff));
                     }
                 },
             }
@@ -74,14 +84,69 @@ impl<N: Net> Iwarp<N> {
         self.backlog.push_back(key);
     }
 
+    /// Has a listener wait.
+    fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.state = State::Listening(accepting);
+        }
+        self.set_deadline(key, until);
+    }
+
+    /// Has the listeners that wait for room look again.
+    pub(super) fn resume(&mut self) {
+        if self.paused.is_empty() {
+            return;
+        }
+        for key in std::mem::take(&mut self.paused) {
+            self.rest(key, Accepting::Yes, None);
+            self.backlog.push_back(key);
+        }
+        self.net.wake(Channel::Cm);
+    }
+
+    /// Makes room for one more handshake, at the cost of the oldest that are half open. If there is none, says when to try
+    /// again unless a handshake is done before.
+    fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        while let Some(host) = self.crowd {
+            if self.half_open.count_of(host) <= self.config.handshakes_per_peer() {
+                self.crowd = None;
+            } else {
+                self.evict(Some(host), now)?;
+            }
+        }
+        while self.handshakes >= self.config.max_handshakes {
+            self.evict(None, now)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest half-open connection, of one host or of all, if it has had its time; else says when it will have.
+    fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        let oldest = self.half_open.oldest(host).ok_or(None)?;
+        let due = oldest.since + self.config.request_grace;
+        if due > now {
+            return Err(Some(due));
+        }
+        log::debug!("a connection without an MPA request gives way to a new one");
+        if let Some(socket) = self.remove(oldest.endpoint) {
+            self.close(socket, true);
+        }
+        Ok(())
+    }
+
     /// A peer has connected: its request is awaited.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
-        self.transition(key, State::Requesting { reader, listener, peer });
+        let host = Host::of(peer.ip());
+        let ticket = self.half_open.add(key, host, now);
+        self.transition(key, State::Requesting { reader, listener, peer, ticket });
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.request_timeout));
         self.read_request(key, now);
+        if self.half_open.count_of(host) > self.config.handshakes_per_peer() {
+            self.crowd = Some(host);
+        }
     }
 
     /// An edge on a socket in its handshake.
@@ -95,7 +160,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn read_request(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Requesting { reader, listener, peer }, socket: Some(socket), .. }) =
+        let Some(Endpoint { state: State::Requesting { reader, listener, peer, .. }, socket: Some(socket), .. }) =
             self.endpoints.get_mut(key)
         else {
             return;
@@ -168,7 +233,7 @@ impl<N: Net> Iwarp<N> {
                     endpoint.socket = Some(socket);
                 }
             }
-            Err(error) => self.fail_now(key, connect_failure(&error)),
+            Err(error) => self.fail_now(key, attempt.failure(&error)),
         }
     }
 
@@ -205,12 +270,17 @@ impl<N: Net> Iwarp<N> {
 
     /// TCP may have connected: the request is sent.
     fn finish_connect(&mut self, key: Key, now: Instant) {
-        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let Some(socket) = endpoint.socket else { return };
-        match self.net.connected(socket) {
+        let Some(Endpoint { state: State::Connecting(attempt, _), socket: Some(socket), .. }) = self.endpoints.get(key)
+        else {
+            return;
+        };
+        match self.net.connected(*socket) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => return self.fail(key, Some(connect_failure(&error)), None, now),
+            Err(error) => {
+                let failure = attempt.failure(&error);
+                return self.fail(key, Some(failure), None, now);
+            }
         }
         let Some(State::Connecting(attempt, peer)) = self.transition(key, State::Dead) else { return };
         let frame = startup::request(&attempt.terms, &attempt.private_data);
@@ -287,8 +357,11 @@ impl<N: Net> Iwarp<N> {
             return self.end(key, super::endpoint::lost(&error), None, now);
         }
         let max_segment = self.net.max_segment(socket).unwrap_or(536);
-        if let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) {
-            qp.establish(role, agreement, max_segment);
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.last_heard = Some(now);
+            if let Some(qp) = endpoint.qp.as_mut() {
+                qp.establish(role, agreement, max_segment);
+            }
         }
         if role == Role::Responder {
             // A client that promised to speak first is awaited; another one gets the time to read the reply.
@@ -304,6 +377,11 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
+/// Whether the system had no descriptor or no memory for a connection (`accept`(2)).
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
 /// Reads what is there of a startup frame; the header when it is complete.
 fn read_frame(
     net: &mut impl Net,
@@ -311,7 +389,7 @@ fn read_frame(
     reader: &mut FrameReader,
 ) -> std::result::Result<Option<super::wire::StartupHeader>, ConnectFailure> {
     loop {
-        match net.recv(socket, &mut [IoSliceMut::new(reader.space())]) {
+        match net.recv(socket, &mut [RecvSlice::new(reader.space())]) {
             Ok(0) => return Err(ConnectFailure::PeerClosed),
             Ok(n) => match reader.filled(n) {
                 Ok(None) => {}

@@ -1,10 +1,11 @@
 //! A socket that has outlived its connection: what was sent still goes out, what still comes in is discarded, since
 //! closing over unread bytes would reset the stream and destroy what the peer has not read.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::time::Instant;
 
 use super::net::{Net, SocketId};
+use crate::mem::{RecvSlice, SendSlice};
 
 #[derive(Debug)]
 pub(crate) struct Linger {
@@ -24,7 +25,7 @@ impl Linger {
     /// Moves what can be moved; `true` when the socket can be closed.
     pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
         while self.sent < self.rest.len() {
-            match net.send(self.socket, &[IoSlice::new(&self.rest[self.sent..])]) {
+            match net.send(self.socket, &[SendSlice::new(&self.rest[self.sent..])]) {
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -37,7 +38,7 @@ impl Linger {
         }
         // A peer that never stops sending is cut off by the deadline; each edge costs it a bounded read.
         for _ in 0..16 {
-            match net.recv(self.socket, &mut [IoSliceMut::new(scratch)]) {
+            match net.recv(self.socket, &mut [RecvSlice::new(scratch)]) {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -18,22 +18,27 @@
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
 //! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[cfg(test)]
+mod bench;
 mod config;
 mod cq;
 mod drive;
 mod endpoint;
 mod fault;
+mod half_open;
 mod handover;
 mod handshake;
 mod linger;
 mod markers;
 pub mod net;
+mod pace;
 mod placement;
 pub mod provider;
 mod queue_pair;
 mod receive;
+mod receive_queue;
 mod requester;
 mod resources;
 mod responder;
@@ -46,6 +51,7 @@ mod transmit;
 pub mod wire;
 
 pub use config::{CrcPolicy, IwarpConfig};
+pub use ipnet::IpNet;
 pub use net::Net;
 pub use provider::{Entropy, Iwarp};
 pub use tcp::{TcpConfig, TcpNet};

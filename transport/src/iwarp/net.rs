@@ -2,10 +2,11 @@
 //! is the real one, the simulation brings its own.
 
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 
+use crate::mem::{RecvSlice, SendSlice};
 use crate::slab::Key;
 
 /// Handle of a socket.
@@ -81,11 +82,11 @@ pub trait Net: Send + fmt::Debug {
     /// Whether the peer's TCP has acknowledged all that was sent (`TCP_INFO`), as far as can be told.
     fn all_acknowledged(&self, socket: SocketId) -> bool;
 
-    /// Receives into `bufs` in order; 0 is the end of the stream.
-    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+    /// Receives into `bufs` in order, at most [`crate::mem::MAX_SLICES`] of them; 0 is the end of the stream.
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize>;
 
-    /// Sends from `bufs` in order; may take less.
-    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// Sends from `bufs` in order, at most [`crate::mem::MAX_SLICES`] of them; may take less.
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize>;
 
     /// Says that nothing more will be sent (FIN).
     fn shutdown(&mut self, socket: SocketId);

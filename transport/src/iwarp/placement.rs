@@ -4,7 +4,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::srq::SharedReceiveQueue;
 use super::stag::StagTable;
-use crate::mem::{Sge, Span};
+use crate::mem::{RecvSlice, Sge, Span};
 use crate::slab::Key;
 
 /// A receive that is done.
@@ -42,12 +42,21 @@ pub(crate) enum Direct<'a> {
 }
 
 impl Direct<'_> {
-    /// As a place for a receive call.
-    pub(crate) fn as_iovec(&mut self) -> &mut [u8] {
+    /// Length in bytes.
+    pub(crate) const fn len(&self) -> usize {
         match self {
-            Self::Receive(sge) => sge.bytes_mut(),
-            Self::Region(span) => span.as_iovec(),
-            Self::Held(bytes) => bytes,
+            Self::Receive(sge) => sge.len(),
+            Self::Region(span) => span.len(),
+            Self::Held(bytes) => bytes.len(),
+        }
+    }
+
+    /// The same for a receive call.
+    pub(crate) fn receive_slice(&mut self) -> RecvSlice<'_> {
+        match self {
+            Self::Receive(sge) => sge.receive_slice(),
+            Self::Region(span) => span.receive_slice(),
+            Self::Held(bytes) => RecvSlice::new(bytes),
         }
     }
 }

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use super::NAME;
 use super::config::{IwarpConfig, MAX_READ_DEPTH};
-use super::endpoint::{Attempt, Endpoint, State};
+use super::endpoint::{Accepting, Attempt, Endpoint, State};
+use super::half_open::{HalfOpens, Host};
 use super::linger::Linger;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
@@ -67,7 +68,11 @@ pub struct Iwarp<N: Net> {
     pub(super) staging: Box<[u8]>,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: usize,
-    /// Listeners that wait for one of them to be done.
+    /// Those of them whose request has not come.
+    pub(super) half_open: HalfOpens,
+    /// The host that has too many of those.
+    pub(super) crowd: Option<Host>,
+    /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
     /// The connection that received last.
     pub(super) hot: Option<Key>,
@@ -128,6 +133,8 @@ impl<N: Net> Iwarp<N> {
             staging: vec![0; STAGING].into_boxed_slice(),
             edges: Vec::with_capacity(256),
             handshakes: 0,
+            half_open: HalfOpens::default(),
+            crowd: None,
             paused: Vec::new(),
             hot: None,
             live: 0,
@@ -232,9 +239,11 @@ impl<N: Net> Iwarp<N> {
         let previous = std::mem::replace(&mut endpoint.state, state);
         self.handshakes -= usize::from(previous.is_handshake());
         self.live -= usize::from(matches!(previous, State::Live));
-        if !self.paused.is_empty() && self.handshakes < self.config.max_handshakes {
-            self.backlog.extend(self.paused.drain(..));
-            self.net.wake(Channel::Cm);
+        if let State::Requesting { ticket, .. } = &previous {
+            self.half_open.remove(*ticket);
+        }
+        if previous.is_handshake() {
+            self.resume();
         }
         Some(previous)
     }
@@ -300,7 +309,14 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-impl<N: Net> Provider for Iwarp<N> {
+// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post until
+// the call that puts the completion into the ring; an FPDU that still names one is sent or copied before. `destroy_id` and
+// `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for receives, reads and
+// atomics only. 2. Each completion is made where a work request leaves its queue, and receives are filled within their
+// entries. 3. The table of STags holds the memory; every use by a peer is looked up there and ends with the call. 4. All
+// of this is owned by the provider and used within its calls only. 5. Handles are keys of slabs, which never reuse one.
+#[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
+unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -336,7 +352,7 @@ impl<N: Net> Provider for Iwarp<N> {
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
         let socket = self.net.listen(address, backlog).map_err(|source| Error::Listen { address, source })?;
-        let key = self.endpoints.insert(Endpoint::new(State::Listening, Some(socket)));
+        let key = self.endpoints.insert(Endpoint::new(State::Listening(Accepting::Yes), Some(socket)));
         self.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
     }
@@ -409,7 +425,7 @@ impl<N: Net> Provider for Iwarp<N> {
         let key = id.0;
         let endpoint = self.endpoint(id)?;
         match &endpoint.state {
-            State::Listening => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            State::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
             State::Requesting { .. } | State::Dead => {}
             State::Live => self.end(key, DisconnectCause::Local, None, now),
             State::Offered(asked) => {
@@ -535,8 +551,12 @@ impl<N: Net> Provider for Iwarp<N> {
         Ok(())
     }
 
-    fn received(&self, qp: QpId) -> Option<u64> {
-        Some(self.endpoints.get(qp.0)?.received)
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.endpoints.get(qp.0)?.last_heard
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.endpoints.get(qp.0).is_some_and(|endpoint| matches!(endpoint.state, State::Live) && endpoint.readable)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

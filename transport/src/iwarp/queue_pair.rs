@@ -1,6 +1,6 @@
 //! A queue pair: both directions of one stream, and the rules of its work queues.
 
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::NAME;
 use super::cq::Completions;
@@ -17,6 +17,7 @@ use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
+use crate::mem::SendSlice;
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
@@ -104,7 +105,7 @@ impl QueuePair {
         resources.cqs.release(self.attr.send_cq, self.attr.max_send_wr, self.send_unpolled);
         match self.srq {
             Some(srq) => {
-                let begun = self.rx.take_posted();
+                let begun = self.rx.queue.take_all();
                 resources.detach(srq, self.attr.recv_cq, self.id, begun, self.recv_unpolled);
             }
             None => resources.cqs.release(self.attr.recv_cq, self.attr.max_recv_wr, self.recv_unpolled),
@@ -152,6 +153,12 @@ impl QueuePair {
         self.rx.has_seen()
     }
 
+    /// FPDUs that have begun to come, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.rx.fpdus()
+    }
+
     /// Whether there is something to hand to TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {
@@ -164,7 +171,7 @@ impl QueuePair {
                 let error = Error::InvalidState { call: "post_recv", state: "using a shared receive queue" };
                 return Err(PostError { posted, error });
             }
-            let used = self.rx.posted_len() + self.recv_unpolled as usize;
+            let used = self.rx.queue.len() + self.recv_unpolled as usize;
             if used >= self.attr.max_recv_wr as usize {
                 let error = Error::QueueFull { queue: "receive", depth: self.attr.max_recv_wr };
                 return Err(PostError { posted, error });
@@ -172,7 +179,7 @@ impl QueuePair {
             if self.dead {
                 self.flush_recv(cqs, wr.wr_id);
             } else {
-                self.rx.post(*wr);
+                self.rx.queue.post(*wr);
             }
         }
         Ok(())
@@ -334,7 +341,7 @@ impl QueuePair {
         };
         // 2 control octets, 4 reserved, 4 of the queue number, and the MSN. siw has the length in its place.
         let header = terminate.quote.as_ref()?.ddp_header();
-        if header.get(6..10)? != super::wire::rdmap::READ_REQUEST_QUEUE.to_be_bytes() {
+        if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
         }
         let msn = u32::from_be_bytes(*header.get(10..)?.first_chunk()?);
@@ -361,7 +368,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn transmit(
         &mut self,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         resources: &mut Resources,
     ) -> io::Result<Sent> {
         let Self { id, attr, tx, requester, responder, send_unpolled, .. } = self;
@@ -378,7 +385,7 @@ impl QueuePair {
         self.responder.clear();
         let Self { id, attr, tx, send_unpolled, failed, .. } = self;
         tx.flush(failed.take(), &mut |done| complete(*id, attr.send_cq, send_unpolled, cqs, done));
-        while let Some(wr_id) = self.rx.pop_flushed() {
+        while let Some(wr_id) = self.rx.queue.pop() {
             self.flush_recv(cqs, wr_id);
         }
         self.dead = true;
@@ -390,9 +397,9 @@ impl QueuePair {
         self.tx.end(None)
     }
 
-    #[cfg(test)]
+    /// Whether the peer's stream could end here without cutting a message off.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.rx.is_at_boundary()
+        self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }
 
     #[cfg(test)]

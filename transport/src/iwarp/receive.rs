@@ -5,19 +5,18 @@
 //! until they are whole and undamaged. Where a header is at fault and there is a CRC, that is judged first: a stream
 //! ends in the same way however it is cut into reads.
 
-use std::collections::VecDeque;
-
 use super::fault::{Fault, refuse, violation};
 use super::placement::{Context, Direct, Message};
+use super::receive_queue::ReceiveQueue;
 use super::requester::Kind;
 use super::responder::Request;
 use super::stag::StagTable;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
-use super::wire::rdmap::{
-    ATOMIC_RESPONSE_QUEUE, MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE,
-};
+use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE};
+use super::wire::read::READ_REQUEST_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
     AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
     header_len,
@@ -25,7 +24,6 @@ use super::wire::{
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::WcStatus;
-use crate::wr::RecvWr;
 
 /// Payload that is still to come is received in place from this length on.
 pub(crate) const DIRECT_MIN: usize = 4096;
@@ -66,18 +64,15 @@ pub(crate) struct Receiver {
     small: [u8; SMALL],
     /// A Write that waits for its CRC. Made for the first that arrives in parts.
     held: Vec<u8>,
-    posted: VecDeque<RecvWr>,
-    /// Of the message in progress, which goes to the front of `posted`: bytes placed, and where the next goes.
-    placed: usize,
-    entry: usize,
-    entry_offset: usize,
-    send_msn: u32,
+    pub(crate) queue: ReceiveQueue,
     request_msn: u32,
     /// Bytes of the Write in progress, and of the one before.
     writing: u32,
     written: u32,
     /// A valid FPDU has come.
     seen: bool,
+    /// FPDUs that have begun, modulo 2^32.
+    fpdus: u32,
 }
 
 impl Receiver {
@@ -93,15 +88,12 @@ impl Receiver {
             deferred: None,
             small: [0; SMALL],
             held: Vec::new(),
-            posted: VecDeque::with_capacity(depth),
-            placed: 0,
-            entry: 0,
-            entry_offset: 0,
-            send_msn: 1,
+            queue: ReceiveQueue::new(depth),
             request_msn: 1,
             writing: 0,
             written: 0,
             seen: false,
+            fpdus: 0,
         }
     }
 
@@ -113,28 +105,15 @@ impl Receiver {
         self.seen
     }
 
-    pub(crate) fn posted_len(&self) -> usize {
-        self.posted.len()
+    /// FPDUs that have begun, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.fpdus
     }
 
-    pub(crate) fn post(&mut self, wr: RecvWr) {
-        self.posted.push_back(wr);
-    }
-
-    /// Gives up the receives that are not filled.
-    pub(crate) fn take_posted(&mut self) -> VecDeque<RecvWr> {
-        std::mem::take(&mut self.posted)
-    }
-
-    /// The next receive that will not be filled.
-    pub(crate) fn pop_flushed(&mut self) -> Option<u64> {
-        self.posted.pop_front().map(|wr| wr.wr_id)
-    }
-
-    /// Whether the stream could end here without loss.
-    #[cfg(test)]
+    /// Whether no FPDU, and no message that the peer sends on its own account, has begun and not ended.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.phase == Phase::Header && self.carried == 0 && self.placed == 0
+        self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
     /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.
@@ -146,8 +125,7 @@ impl Receiver {
         }
         match header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                let sge = self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, left);
-                (sge.len() >= DIRECT_MIN).then_some(Direct::Receive(sge))
+                self.queue.place(left).filter(|sge| sge.len() >= DIRECT_MIN).map(Direct::Receive)
             }
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 stags.sink(tagged.stag, tagged.offset.wrapping_add(done as u64), left).map(Direct::Region)
@@ -171,16 +149,16 @@ impl Receiver {
             Some(Direct::Receive(sge)) => {
                 let part = sge.part(0, n);
                 if crc {
-                    sum.update(part.bytes());
+                    part.visit(|bytes| sum.update(bytes));
                 }
-                self.entry_offset += part.len();
-                self.placed += part.len();
+                self.queue.filled(part.len());
                 part.len()
             }
             Some(Direct::Region(span)) => {
                 let n = n.min(span.len());
-                if crc {
-                    sum.update(&span.as_sink()[..n]);
+                // Only a Read Response comes here with a CRC: a Write with one is held.
+                if let Some(read) = cx.requester.front().filter(|_| crc && is_read) {
+                    span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
                 n
             }
@@ -341,6 +319,7 @@ impl Receiver {
     /// Judges a segment by its header and finds the place for its payload.
     #[inline]
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
@@ -362,36 +341,9 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether a receive is there for a message that begins.
-    #[cold]
-    fn has_receive(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.posted.is_empty()
-            && let Some(srq) = &mut cx.srq
-            && let Some(wr) = srq.take()
-        {
-            self.posted.push_back(wr);
-        }
-        !self.posted.is_empty()
-    }
-
     #[inline]
     fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
-        if header.queue != SEND_QUEUE {
-            return Err(TerminateCause::INVALID_QN);
-        }
-        if header.msn != self.send_msn {
-            return Err(TerminateCause::INVALID_MSN);
-        }
-        if header.offset as usize != self.placed {
-            return Err(TerminateCause::INVALID_MO);
-        }
-        if self.posted.is_empty() && !self.has_receive(cx) {
-            return Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER);
-        }
-        let room = self.posted.front().map_or(0, |wr| wr.sges.total_len().min(u32::MAX as usize));
-        if self.placed + len > room {
-            return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
-        }
+        self.queue.judge(header, len, &mut cx.srq)?;
         if header.opcode.invalidates() && !cx.stags.may_invalidate(cx.scope, header.reserved_or_stag) {
             return Err(TerminateCause::RDMAP_CANNOT_INVALIDATE);
         }
@@ -411,7 +363,7 @@ impl Receiver {
         let (queue, msn) = match header.opcode {
             Opcode::ReadRequest | Opcode::AtomicRequest => (READ_REQUEST_QUEUE, self.request_msn),
             Opcode::Terminate => (TERMINATE_QUEUE, header.msn),
-            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.send_msn),
+            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.queue.msn()),
             Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, cx.requester.atomic_msn),
             _ => return Err(TerminateCause::RDMAP_OPCODE),
         };
@@ -425,7 +377,7 @@ impl Receiver {
             // Whatever it looks like: it is the peer's last word.
             return Ok(());
         }
-        if header.offset != 0 || (queue == SEND_QUEUE && self.placed > 0) {
+        if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
             return Err(TerminateCause::INVALID_MO);
         }
         if !header.last {
@@ -433,7 +385,7 @@ impl Receiver {
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
         match (header.opcode, read) {
-            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.has_receive(cx) => {
+            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.queue.has_next(&mut cx.srq) => {
                 Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
             }
             (Opcode::AtomicResponse, _) => match cx.requester.front() {
@@ -477,7 +429,7 @@ impl Receiver {
             return;
         }
         match self.segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.scatter(bytes),
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.queue.fill(bytes),
             Header::Untagged(_) => {
                 let room = self.small.get_mut(self.segment.done..).unwrap_or_default();
                 let n = bytes.len().min(room.len());
@@ -510,25 +462,6 @@ impl Receiver {
         }
     }
 
-    /// Puts payload of a Send into the entries of its receive.
-    #[inline]
-    fn scatter(&mut self, mut bytes: &[u8]) {
-        let Some(wr) = self.posted.front() else { return };
-        while !bytes.is_empty() {
-            let Some(sge) = wr.sges.as_slice().get(self.entry) else { return };
-            let mut room = sge.part(self.entry_offset, bytes.len());
-            let (now, rest) = bytes.split_at(room.len());
-            room.bytes_mut().copy_from_slice(now);
-            self.placed += now.len();
-            self.entry_offset += now.len();
-            bytes = rest;
-            if self.entry_offset == sge.len() {
-                self.entry += 1;
-                self.entry_offset = 0;
-            }
-        }
-    }
-
     /// Ends a segment that arrived whole and undamaged.
     #[inline]
     fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
@@ -544,8 +477,7 @@ impl Receiver {
                         }
                         invalidated = Some(stag);
                     }
-                    let len = self.placed as u32;
-                    self.message(len, invalidated, None, out);
+                    self.message(None, invalidated, None, out);
                 }
             }
             Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
@@ -563,13 +495,17 @@ impl Receiver {
         Ok(())
     }
 
-    /// Completes the receive at the front.
+    /// Ends a message, whose receive completes with the length of what is in it, or with another `len`.
     #[inline]
-    fn message(&mut self, len: u32, invalidated: Option<u32>, immediate: Option<u32>, out: &mut impl FnMut(Message)) {
-        if let Some(wr) = self.posted.pop_front() {
-            (self.placed, self.entry, self.entry_offset) = (0, 0, 0);
-            self.send_msn = self.send_msn.wrapping_add(1);
-            out(Message { wr_id: wr.wr_id, len, invalidated, immediate });
+    fn message(
+        &mut self,
+        len: Option<u32>,
+        invalidated: Option<u32>,
+        immediate: Option<u32>,
+        out: &mut impl FnMut(Message),
+    ) {
+        if let Some((wr_id, placed)) = self.queue.complete() {
+            out(Message { wr_id, len: len.unwrap_or(placed), invalidated, immediate });
         }
     }
 
@@ -638,7 +574,7 @@ impl Receiver {
             Opcode::Immediate | Opcode::ImmediateSolicited => {
                 let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
                 let len = std::mem::take(&mut self.written);
-                self.message(len, None, Some(data as u32), out);
+                self.message(Some(len), None, Some(data as u32), out);
             }
             _ => return Err(Fault::Terminated(Terminate::parse(payload))),
         }

@@ -3,14 +3,17 @@
 use std::collections::VecDeque;
 
 use super::wire::{Tagged, TerminateCause};
+use crate::mem::Sge;
 
 /// What an answer must look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     pub(crate) kind: Kind,
-    /// Where the answer goes.
+    /// The STag that its segments must name, and the Tagged Offset of its first octet.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
+    /// The entry of the work request, which is where it goes; an empty one of an RTR.
+    pub(crate) sink: Sge,
     pub(crate) len: u32,
     /// How much of it has come.
     pub(crate) done: u32,

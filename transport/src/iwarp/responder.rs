@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
-use super::wire::rdmap::READ_REQUEST_QUEUE;
+use super::wire::opcode::READ_REQUEST_QUEUE;
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,8 @@ impl Responder {
         self.queue.reserve(self.limit);
     }
 
-    /// Whether one more is within what the peer may have outstanding.
+    /// Whether one more is within what the peer may have outstanding. One too many is RDMAP's affair, not a missing buffer
+    /// of DDP: siw answers it with the same code.
     pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
         if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
     }

@@ -5,18 +5,17 @@
 //! markers everything is copied, to make room for them.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::markers;
-use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::mpa::CRC_LEN;
-use super::wire::rdmap::MAX_TERMINATE_LEN;
+use super::wire::opcode::UNTAGGED_HEADER_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
-use crate::mem::{Sge, Span};
+use crate::mem::{MAX_SLICES, SendSlice, Sge, Span};
 use crate::wr::{MAX_SGE, SgeList};
 
-/// Pieces of one send call.
-const MAX_PIECES: usize = 64;
 /// Framed bytes that are not sent yet, and how many of them may be in the control buffer.
 const MAX_BATCH: usize = 256 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
@@ -88,7 +87,7 @@ impl Stream {
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < MAX_BATCH
             && self.control.len() < MAX_CONTROL
-            && self.pieces.len() + PIECES_PER_FPDU <= MAX_PIECES
+            && self.pieces.len() + PIECES_PER_FPDU <= MAX_SLICES
     }
 
     /// Begins an FPDU whose bytes are copied; [`Stream::seal`] ends it.
@@ -102,6 +101,12 @@ impl Stream {
     #[inline]
     pub(crate) fn copy(&mut self, bytes: &[u8]) {
         self.control.extend_from_slice(bytes);
+    }
+
+    /// Copies an entry of a work request.
+    #[inline]
+    pub(crate) fn copy_entry(&mut self, entry: &Sge) {
+        entry.append_to(&mut self.control);
     }
 
     /// Copies memory of a region, whose owner may write it at any time: the CRC is over the copy.
@@ -126,12 +131,13 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Adds an FPDU whose payload stays where it is.
+    /// Adds an FPDU whose payload stays where it is. It is copied for markers, which go in between, and for a CRC where
+    /// others may write the payload: the CRC is over what is sent.
     #[inline]
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
-        if self.markers {
-            parts(sges, offset, len, |part| self.control.extend_from_slice(part.bytes()));
+        if self.markers || (self.crc && sges.as_slice().iter().any(Sge::is_shared)) {
+            parts(sges, offset, len, |part| part.append_to(&mut self.control));
             return self.seal(start);
         }
         self.extend_control(start);
@@ -141,7 +147,7 @@ impl Stream {
         }
         parts(sges, offset, len, |part| {
             if self.crc {
-                sum.update(part.bytes());
+                part.visit(|bytes| sum.update(bytes));
             }
             self.pieces.push_back(Piece::Memory(part));
         });
@@ -175,25 +181,25 @@ impl Stream {
 
     /// The unsent bytes of a piece.
     #[inline]
-    fn piece(&self, index: usize) -> &[u8] {
+    fn piece(&self, index: usize) -> SendSlice<'_> {
         let bytes = match self.pieces.get(index) {
-            Some(Piece::Control { start, end }) => self.control.get(*start..*end).unwrap_or_default(),
-            Some(Piece::Memory(sge)) => sge.bytes(),
-            None => &[],
+            Some(Piece::Control { start, end }) => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),
+            Some(Piece::Memory(sge)) => sge.send_slice(),
+            None => SendSlice::new(&[]),
         };
-        if index == 0 { bytes.get(self.head..).unwrap_or_default() } else { bytes }
+        if index == 0 { bytes.skip(self.head) } else { bytes }
     }
 
     /// Hands over what is framed, in one call; whether that was all of it.
     #[inline]
-    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
+    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
         let taken = if self.pieces.len() == 1 {
-            send(&[IoSlice::new(self.piece(0))])?
+            send(&[self.piece(0)])?
         } else {
-            let mut slices = [IoSlice::new(&[]); MAX_PIECES];
-            let count = self.pieces.len().min(MAX_PIECES);
+            let mut slices = [SendSlice::new(&[]); MAX_SLICES];
+            let count = self.pieces.len().min(MAX_SLICES);
             for (index, slice) in slices[..count].iter_mut().enumerate() {
-                *slice = IoSlice::new(self.piece(index));
+                *slice = self.piece(index);
             }
             send(&slices[..count])?
         };
@@ -238,7 +244,10 @@ impl Stream {
             let len = Terminate::new(cause, quote).emit_into(&mut payload);
             self.untagged(&Untagged::TERMINATE, &payload[..len]);
         }
-        let rest = (0..self.pieces.len()).flat_map(|index| self.piece(index).iter().copied()).collect();
+        let mut rest = Vec::with_capacity(self.unsent());
+        for index in 0..self.pieces.len() {
+            self.piece(index).append_to(&mut rest, usize::MAX);
+        }
         self.clear();
         self.control = Vec::new();
         self.sent = self.framed;

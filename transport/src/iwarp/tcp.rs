@@ -1,9 +1,9 @@
 //! The sockets of the embedded provider: TCP, with one inner epoll set for each of the two channels.
 
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io;
 use std::net::{Ipv6Addr, Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use mio::unix::SourceFd;
@@ -11,6 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::net::{Channel, Net, Ready, SocketId};
+use crate::mem::{self, RecvSlice, SendSlice};
 use crate::slab::{Key, Slab};
 
 /// Edges taken from a channel at a time.
@@ -263,21 +264,13 @@ impl Net for TcpNet {
     }
 
     #[inline]
-    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let mut socket = self.socket(socket)?;
-        match bufs {
-            [one] => socket.read(one),
-            many => socket.read_vectored(many),
-        }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        mem::receive(self.socket(socket)?.as_fd(), bufs)
     }
 
     #[inline]
-    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let socket = self.socket(socket)?;
-        match bufs {
-            [one] => socket.send_with_flags(one, libc::MSG_NOSIGNAL),
-            many => socket.send_vectored_with_flags(many, libc::MSG_NOSIGNAL),
-        }
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
+        mem::send(self.socket(socket)?.as_fd(), bufs)
     }
 
     fn shutdown(&mut self, socket: SocketId) {

@@ -4,7 +4,7 @@
 //! holds back what is behind it until then; it completes with its answer. Answers alternate with own messages.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::fault::Fault;
 use super::requester::{Kind, Outstanding, Requester};
@@ -13,12 +13,12 @@ use super::stag::{Miss, StagTable};
 use super::startup::{Agreement, ReadyToReceive};
 use super::stream::{Stream, max_ulpdu, parts};
 use super::wire::atomic::emit_response;
-use super::wire::ddp::{
-    MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, TAGGED_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
+use super::wire::ddp::{MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use super::wire::opcode::{
+    ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
-use super::wire::rdmap::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE};
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCause, Untagged};
-use crate::mem::Sge;
+use crate::mem::{SendSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WcStatus};
@@ -215,7 +215,8 @@ impl Transmitter {
         if requester.is_idle() && !entry.is_answered() {
             return true;
         }
-        (!entry.flags.contains(SendFlags::FENCE) || self.framed_part > 0 || requester.is_idle())
+        let fenced = entry.flags.contains(SendFlags::FENCE) && !cfg!(planted = "fence-ignored");
+        (!fenced || self.framed_part > 0 || requester.is_idle())
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
@@ -234,7 +235,7 @@ impl Transmitter {
             let mut room = self.inline.get_mut(inline..inline + len).unwrap_or_default();
             for sge in wr.sges.as_slice() {
                 let (now, rest) = room.split_at_mut(sge.len().min(room.len()));
-                now.copy_from_slice(&sge.bytes()[..now.len()]);
+                sge.copy_to(now);
                 room = rest;
             }
         }
@@ -247,8 +248,8 @@ impl Transmitter {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let request =
-                    Outstanding { kind: Kind::Read, stag: 1, offset: 0, len: 0, done: 0, sequence: None, msn: 0 };
+                let (kind, sink) = (Kind::Read, Sge::default());
+                let request = Outstanding { kind, stag: 1, offset: 0, sink, len: 0, done: 0, sequence: None, msn: 0 };
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
@@ -358,10 +359,9 @@ impl Transmitter {
             return;
         }
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
-        let (stag, offset) = (sink.local_key().0, address(&sink));
         let sequence = Some(self.first + self.framed as u64);
-        let mut request =
-            Outstanding { kind: Kind::Read, stag, offset, len: entry.len as u32, done: 0, sequence, msn: 0 };
+        let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
+        let mut request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
         let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
             SendOp::CompareSwap { expected, swap, .. } => {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
@@ -447,6 +447,8 @@ impl Transmitter {
             self.tagged(&header);
             return Ok(());
         }
+        #[cfg(planted = "read-one-byte-off")]
+        let done = done.saturating_sub(1);
         let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
         let span = stags.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
@@ -466,6 +468,8 @@ impl Transmitter {
     ) -> Result<(), Miss> {
         let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
+        #[cfg(planted = "atomic-done-twice")]
+        let old = if self.stream.is_empty() { old } else { span.update(|old| request.apply(old)).unwrap_or(old) };
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,
@@ -487,7 +491,7 @@ impl Transmitter {
         responder: &mut Responder,
         stags: &StagTable,
         scope: Key,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         done: &mut impl FnMut(Done),
     ) -> io::Result<Sent> {
         let stop = self.stream.sent() + BUDGET;
@@ -561,7 +565,7 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
         stream.seal(start);
     } else if len <= COPY_MAX {
         let start = stream.begin(header);
-        parts(&entry.sges, offset, len, |part| stream.copy(part.bytes()));
+        parts(&entry.sges, offset, len, |part| stream.copy_entry(&part));
         stream.seal(start);
     } else {
         stream.refer(header, &entry.sges, offset, len);

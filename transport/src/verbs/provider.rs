@@ -249,7 +249,12 @@ impl Drop for Verbs {
     }
 }
 
-impl Provider for Verbs {
+// SAFETY: 1. and 2. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3)): devices use what a work request
+// names until its completion, and nothing of a queue pair or shared queue once it is destroyed, which `destroy_id` and
+// `destroy_srq` do before they return. 3. Regions own a share of their memory, in `mr`, and give up theirs after
+// `ibv_dereg_mr` of each registration. 4. Objects are owned by the provider and destroyed before it. 5. Handles are keys of
+// slabs, which never reuse one.
+unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -1,16 +1,14 @@
 //! DDP segment headers with the RDMAP control octet inside (RFC 5041 §4, RFC 5040 §4.1).
 
-use super::rdmap::{Opcode, READ_REQUEST_LEN, TERMINATE_QUEUE, TerminateCause};
+use super::cause::TerminateCause;
+use super::opcode::{Opcode, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
+use super::read::READ_REQUEST_LEN;
 use super::{be32, be64};
 
-/// A tagged header within the ULPDU: control octets, STag, Tagged Offset.
-pub const TAGGED_HEADER_LEN: usize = 14;
-/// An untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
-pub const UNTAGGED_HEADER_LEN: usize = 18;
 /// A tagged header with the ULPDU_Length field before it.
-pub const TAGGED_FPDU_HEADER_LEN: usize = 16;
+pub const TAGGED_FPDU_HEADER_LEN: usize = 2 + TAGGED_HEADER_LEN;
 /// An untagged header with the ULPDU_Length field before it.
-pub const UNTAGGED_FPDU_HEADER_LEN: usize = 20;
+pub const UNTAGGED_FPDU_HEADER_LEN: usize = 2 + UNTAGGED_HEADER_LEN;
 /// An untagged header with the ULPDU_Length field before it and the Read Request header behind it.
 pub const READ_REQUEST_FPDU_HEADER_LEN: usize = UNTAGGED_FPDU_HEADER_LEN + READ_REQUEST_LEN;
 /// What ULPDU_Length can say.
@@ -259,7 +257,7 @@ impl Header {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rdmap::tests::any_known_opcode;
+    use super::super::opcode::tests::any_known_opcode;
     use super::*;
     use proptest::prelude::*;
 

@@ -5,16 +5,22 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+pub mod cause;
 pub mod crc;
 pub mod ddp;
 pub mod mpa;
-pub mod rdmap;
+pub mod opcode;
+pub mod read;
+pub mod terminate;
 
 pub use atomic::AtomicRequest;
+pub use cause::{Layer, TerminateCause};
 pub use crc::{Crc32c, crc32c};
 pub use ddp::{Header, HeaderError, Tagged, Untagged, header_len};
 pub use mpa::{Enhanced, StartupError, StartupHeader, StartupKind};
-pub use rdmap::{Layer, Opcode, Quote, ReadRequest, Terminate, TerminateCause};
+pub use opcode::Opcode;
+pub use read::ReadRequest;
+pub use terminate::{Quote, Terminate};
 
 /// The big-endian word at `at`; the callers index fixed-size arrays with constants.
 fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
