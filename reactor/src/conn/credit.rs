@@ -341,12 +341,12 @@ mod tests {
             if sent > 0 {
                 side.owes_answer = false;
             }
-            let kind = if sent > 0 && !side.asks {
+            let kind = if side.asks {
+                Kind::Question
+            } else if sent > 0 {
                 return sent;
             } else if side.owes_answer {
                 Kind::Answer
-            } else if side.asks {
-                Kind::Question
             } else if side.rx.update_due() {
                 Kind::Grant
             } else {

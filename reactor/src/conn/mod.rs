@@ -203,11 +203,6 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Receives that the peer was told of.
-    pub(crate) const fn granted(&self) -> u32 {
-        self.rx.told()
-    }
-
     /// Work requests that the queue pair still has.
     pub(crate) fn outstanding(&self) -> usize {
         self.sends.posted() + self.receives.posted()

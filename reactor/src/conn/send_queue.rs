@@ -349,10 +349,10 @@ impl Connection {
         &mut self,
         len: usize,
         env: &mut Env<'_>,
-        buffer: impl FnOnce() -> Buffer,
+        buffer: impl FnOnce() -> Option<Buffer>,
     ) -> Result<SendId, SendErrorKind> {
         self.check_message(len, env)?;
-        let mut buffer = buffer();
+        let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
         // The program has lent it until now.
         env.buffers.pool.unlend();
         if self.framing == Framing::Raw {
@@ -590,7 +590,7 @@ impl Connection {
 
     /// Receives were posted, or claimed of the shared queue: the peer may be told of them.
     #[inline]
-    pub(crate) const fn receives_posted(&mut self, count: u32) {
+    pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {
             self.rx.posted(count);
         }

@@ -166,10 +166,6 @@ impl Driver {
         self.now = now;
     }
 
-    pub(crate) const fn fabric(&self) -> &Fabric {
-        &self.fabric
-    }
-
     pub(crate) const fn fabric_mut(&mut self) -> &mut Fabric {
         &mut self.fabric
     }
@@ -394,10 +390,6 @@ impl Driver {
 
     pub(crate) fn device(&self, index: usize) -> Option<&Device> {
         self.devices.get(index)
-    }
-
-    pub(crate) fn device_mut(&mut self, index: usize) -> Option<&mut Device> {
-        self.devices.get_mut(index)
     }
 
     /// Claims completion entries on a device, for something else than a connection; returns the index of their queue.

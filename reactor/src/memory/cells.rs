@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -192,20 +191,14 @@ impl RegionMemory {
     }
 
     fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
-        let base = self.at(&range)?;
-        let len = u32::try_from(range.len()).ok()?;
-        // SAFETY: the range is in bounds, and the registration keeps the memory alive while the entry is in use. The hold that
-        // goes with the entry keeps the owner from handing out references that would conflict, and from changing the bytes.
-        Some(unsafe { Sge::new(base, len, key) })
+        self.contains(&range).then_some(())?;
+        // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps the
+        // owner from handing out references that would conflict; all else here goes by the functions of `Memory`.
+        unsafe { self.memory.shared_entry(range, key) }
     }
 
-    /// Where a range begins; `None` if it is not inside.
-    fn at(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
-        if range.start > range.end || range.end > self.len {
-            return None;
-        }
-        // SAFETY: the start is inside the memory, or one past its end for an empty range; no memory begins at null.
-        Some(unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(range.start)) })
+    const fn contains(&self, range: &Range<usize>) -> bool {
+        range.start <= range.end && range.end <= self.len
     }
 
     /// The bytes; `None` while anybody may write them.
@@ -230,9 +223,8 @@ impl RegionMemory {
     /// Copies out, whoever else uses the memory; `false` if the range is not inside. A copy that overlaps with a write may
     /// mix old and new bytes.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
-        let Some(end) = offset.checked_add(out.len()).filter(|&end| end <= self.len) else { return false };
-        self.memory.copy_out(offset..end, out);
-        true
+        let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);
+        inside && self.memory.copy_out(offset, out)
     }
 
     /// Whether an operation uses a part of a range.
@@ -246,19 +238,12 @@ impl RegionMemory {
         if self.is_lent(&(offset..end)) {
             return Err(Refused::Lent);
         }
-        self.memory.copy_in(offset..end, bytes);
-        Ok(())
+        if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(Refused::Outside) }
     }
 
     /// 8 aligned bytes in the order of this machine; `None` if the offset is not aligned or not inside.
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        let base = self.at(&(offset..offset.checked_add(8)?))?;
-        if !(base.as_ptr() as usize).is_multiple_of(8) {
-            return None;
-        }
-        // SAFETY: aligned, in bounds, alive while self is borrowed. Others reach the word by atomic operations or as a device
-        // does. No reference from `bytes` lives while the word is stored to: that takes `&mut self`.
-        Some(unsafe { AtomicU64::from_ptr(base.as_ptr().cast()) })
+        self.memory.word(offset).filter(|_| offset + 8 <= self.len)
     }
 
     /// Reads 8 aligned bytes at once; `None` if the offset is not aligned or not inside.

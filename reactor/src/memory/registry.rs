@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MrId, RemoteKey};
 use rdma_transport::provider::{DeviceId, Provider};
@@ -87,11 +87,6 @@ impl Registry {
     /// Regions registered now.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
-    }
-
-    /// What a region of this reactor tells when it is dropped.
-    pub(crate) const fn home(&self) -> &Sender<Key> {
-        &self.home.dropped
     }
 
     /// The next region that its owner has dropped.

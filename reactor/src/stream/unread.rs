@@ -51,7 +51,7 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
 mod tests {
     use super::*;
 
-    fn unread(messages: &[&str]) -> Unread<Vec<u8>> {
+    fn some(messages: &[&str]) -> Unread<Vec<u8>> {
         let mut unread = Unread::default();
         for message in messages {
             unread.push(message.as_bytes().to_vec());
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_message_is_done_with_when_its_last_byte_is_read() {
-        let mut unread = inbox(&["abc", "d"]);
+        let mut unread = some(&["abc", "d"]);
         assert_eq!(unread.consume(2), None);
         assert_eq!(unread.front(), b"c");
         assert_eq!(unread.consume(0), None);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_leaves_nothing_behind() {
-        let mut unread = inbox(&["abc", "def"]);
+        let mut unread = some(&["abc", "def"]);
         assert_eq!(unread.consume(2), None);
         assert_eq!(unread.pop(), Some(b"abc".to_vec()));
         assert_eq!(unread.front(), b"def");

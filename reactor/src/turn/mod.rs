@@ -197,7 +197,7 @@ impl<M> Reactor<M> {
     /// # Errors
     /// As [`Reactor::run`].
     pub fn shutdown<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
-        let mut cx = self.context();
+        let cx = self.context();
         let until = cx.now().checked_add(deadline);
         cx.driver.close_listeners();
         let is_left = |reactor: &Self| !(reactor.driver.connections().is_empty() && reactor.endpoints.is_empty());
