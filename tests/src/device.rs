@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn config() -> Config {
     Config::default()
         .provider(ProviderChoice::Verbs)
-        .max_message(4096)
+        .buffer_size(4096)
         .receive_depth(16)
         .send_depth(16)
         .completion_queue(2048)

@@ -129,8 +129,8 @@ fn the_next_message_solicits_an_event() {
         let mut cx = reactor.context();
         cx.send(conn, b"nothing is asked for").unwrap();
         cx.solicit(conn);
-        let before = reactor.stats().pings;
-        while reactor.stats().pings == before {
+        let before = reactor.stats().connections.pings;
+        while reactor.stats().connections.pings == before {
             reactor.turn(&mut client, Some(Duration::from_millis(10))).unwrap();
         }
         let mut cx = reactor.context();

@@ -111,7 +111,7 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
             // What came before the flood was up does not count.
             let times = &mut times[20..];
             times.sort_unstable();
-            return (times[times.len() * 99 / 100], nodes[0].0.stats().deferred);
+            return (times[times.len() * 99 / 100], nodes[0].0.stats().completions.deferred);
         }
         let now = lock(&fabric).now();
         let mut idle = true;
@@ -134,7 +134,7 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
 
 #[test]
 fn a_flood_leaves_its_neighbour_alone() {
-    let deep = Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions_per_turn(4096).max_message(256);
+    let deep = Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions_per_turn(4096).buffer_size(256);
     // With the default share of a turn, for the default windows and for deep ones.
     for (name, config) in [("default", Config::default()), ("deep", deep)] {
         let ((alone, none), (beside, deferred)) = (p99(&config, false), p99(&config, true));

@@ -159,10 +159,10 @@ impl Side {
             return None;
         }
         let mut cx = self.reactor.context();
-        let endpoint = cx.datagrams(device.address(), EndpointOptions::new()).expect("an endpoint");
-        cx.join(endpoint, "239.77.2.50".parse().expect("an address")).expect("joining");
-        let address = cx.endpoint_address(endpoint).expect("it is open");
-        cx.find_peer(endpoint, address).expect("asking");
+        let endpoint = cx.datagrams().open(device.address(), EndpointOptions::new()).expect("an endpoint");
+        cx.datagrams().join(endpoint, "239.77.2.50".parse().expect("an address")).expect("joining");
+        let address = cx.datagrams().address(endpoint).expect("it is open");
+        cx.datagrams().find_peer(endpoint, address).expect("asking");
         let joined = |event: &Event| matches!(event, Event::Join(id, _, Ok(_)) if *id == endpoint);
         let peer = |event: &Event| match event {
             Event::Peer(id, _, Ok(peer)) if *id == endpoint => Some(*peer),
@@ -172,7 +172,7 @@ impl Side {
             side.probe.count(joined) == 1 && side.probe.events.iter().any(|event| peer(event).is_some())
         });
         let peer = self.probe.events.iter().find_map(peer).expect("it was found");
-        self.reactor.context().send_to(endpoint, peer, b"before").expect("there is room");
+        self.reactor.context().datagrams().send(endpoint, peer, b"before").expect("there is room");
         self.until("it hears itself", |side| side.hears_datagram(endpoint, b"before"));
         Some((endpoint, peer))
     }
@@ -336,7 +336,7 @@ fn link_down(device: Device, load: Load) {
         // Nothing was on its way: the endpoint has not noticed.
         if let Some((endpoint, peer)) = endpoint {
             let text = [round as u8; 10];
-            side.reactor.context().send_to(endpoint, peer, &text).expect("there is room");
+            side.reactor.context().datagrams().send(endpoint, peer, &text).expect("there is room");
             side.until("datagrams go on", |side| side.hears_datagram(endpoint, &text));
         }
         // The listener has stayed, and serves again.
@@ -385,7 +385,7 @@ fn removed(device: Device, load: Load) {
         if let Some((endpoint, peer)) = endpoint {
             let end = Event::EndpointClosed(endpoint, DisconnectReason::DeviceRemoved);
             side.until("the endpoint ends", |side| side.probe.count(|event| *event == end) == 1);
-            assert_eq!(side.reactor.context().send_to(endpoint, peer, b"late"), Err(SendErrorKind::Closed));
+            assert_eq!(side.reactor.context().datagrams().send(endpoint, peer, b"late"), Err(SendErrorKind::Closed));
         }
         while removal.try_wait().expect("rdma").is_none() {
             assert!(start.elapsed() < SOON, "the device is not released");

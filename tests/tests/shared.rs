@@ -25,7 +25,7 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
         p.client.context().connect(p.address).expect("connecting");
     }
     p.until("all are up", |p| p.s.live() == count && p.c.live() == count);
-    let bytes = p.server.stats().pool_buffers * stride;
+    let bytes = p.server.stats().memory.pool_buffers * stride;
     p.finish();
     bytes
 }
@@ -37,7 +37,7 @@ fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
         const STRIDE: usize = 8256;
         let config = Setup::iwarp().config();
-        let small = Setup::iwarp().config().receive_depth(5).send_depth(1).max_message(64);
+        let small = Setup::iwarp().config().receive_depth(5).send_depth(1).buffer_size(64);
         let mib = |config: Config| idle(config, small.clone(), 500, STRIDE) >> 20;
         let own = mib(config.clone());
         let shared = mib(config.clone().shared_receives(Some(2880)));
@@ -185,7 +185,7 @@ fn a_device_without_shared_queues_says_so() {
         p.until("the refusal", |p| error(p).is_some());
         assert!(matches!(error(&p), Some(ConnectError::Rejected { reason: RejectReason::Busy, .. })));
         p.turn_for(Duration::from_millis(10));
-        assert_eq!(p.server.stats().pool_buffers, 0, "nothing was spent on it");
+        assert_eq!(p.server.stats().memory.pool_buffers, 0, "nothing was spent on it");
         p.finish();
     });
 }

@@ -21,7 +21,7 @@ const BEYOND: usize = 64 << 20;
 const ROLE: &str = "TRANSFER_TO";
 
 fn config() -> Config {
-    Config::default().provider(ProviderChoice::Iwarp).largest_message(LEN as u64).transfer_memory(LEN)
+    Config::default().provider(ProviderChoice::Iwarp).max_message(LEN as u64).transfer_memory(LEN)
 }
 
 /// The most memory this process ever had, bytes.

@@ -123,6 +123,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     reactor.run(&mut server)?;
     reactor.shutdown(&mut server, std::time::Duration::from_secs(2))?;
     drop(server.signals);
-    println!("{} messages echoed", reactor.stats().messages_sent);
+    println!("{} messages echoed", reactor.stats().messages.sent);
     Ok(())
 }

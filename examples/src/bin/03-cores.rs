@@ -56,7 +56,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         let threads: Vec<_> = reactors.into_iter().enumerate().map(spawn).collect();
         for (index, thread) in threads.into_iter().enumerate() {
             let stats = thread.join().map_err(|_| "a reactor panicked")??;
-            println!("reactor {index}: {} connections, {} messages", stats.connected, stats.messages_sent);
+            println!("reactor {index}: {} connections, {} messages", stats.connections.connected, stats.messages.sent);
         }
         Ok(())
     })

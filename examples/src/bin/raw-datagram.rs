@@ -146,10 +146,10 @@ impl Talk {
     /// Sends what may be sent now.
     fn pump(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
         while let Some((peer, bytes)) = self.waiting.front() {
-            match cx.send_to_with_immediate(endpoint, *peer, bytes, self.number) {
+            match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {
                 Ok(_) => drop(self.waiting.pop_front()),
                 // `on_datagram_writable` follows.
-                Err(SendErrorKind::WouldBlock) => return,
+                Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => return self.fail(cx, error.to_string()),
             }
         }
@@ -168,7 +168,7 @@ impl Talk {
             Part::Send => self.sent >= self.count,
         };
         if complete {
-            cx.close_endpoint(endpoint);
+            cx.datagrams().close(endpoint);
         }
     }
 }
@@ -226,7 +226,7 @@ impl Handler for Talk {
                 let peer = match self.senders.get(&origin) {
                     Some(peer) => *peer,
                     None if self.senders.len() >= SENDERS => return,
-                    None => match cx.peer_of(endpoint, &origin) {
+                    None => match cx.datagrams().peer_of(endpoint, &origin) {
                         Ok(peer) => {
                             self.senders.insert(origin, peer);
                             peer
@@ -291,8 +291,8 @@ fn run(command: Command) -> Result<(), Failure> {
     let mut reactor = Reactor::new(Config::default().provider(talk.provider.into()))?;
     Interrupt::on_signals()?.stops(reactor.remote());
     let mut cx = reactor.context();
-    let endpoint = cx.datagrams(bind, EndpointOptions::new().receive_depth(depth).send_depth(depth))?;
-    let max = cx.max_datagram(endpoint).unwrap_or(0);
+    let endpoint = cx.datagrams().open(bind, EndpointOptions::new().receive_depth(depth).send_depth(depth))?;
+    let max = cx.datagrams().max_datagram(endpoint).unwrap_or(0);
     if talk.size as usize > max {
         return Err(Failure::new(format!("--size {}: a datagram is at most {max} bytes here", talk.size)));
     }
@@ -300,7 +300,7 @@ fn run(command: Command) -> Result<(), Failure> {
         part,
         count: talk.count,
         text: (0..talk.size).map(|i| i as u8 ^ 0x5a).collect(),
-        number: cx.endpoint_number(endpoint).unwrap_or(0),
+        number: cx.datagrams().qp_number(endpoint).unwrap_or(0),
         senders: BTreeMap::new(),
         waiting: VecDeque::new(),
         received: 0,
@@ -313,16 +313,16 @@ fn run(command: Command) -> Result<(), Failure> {
     }
     match &command {
         Command::Server { .. } => {
-            let address = cx.endpoint_address(endpoint).unwrap_or(bind);
+            let address = cx.datagrams().address(endpoint).unwrap_or(bind);
             handler.output.line(format!("listening on {address}"));
         }
-        Command::Client { address, .. } => cx.find_peer(endpoint, resolve(address, talk.port)?[0])?,
-        Command::Receive(group) | Command::Send(group) => cx.join(endpoint, group.group)?,
+        Command::Client { address, .. } => cx.datagrams().find_peer(endpoint, resolve(address, talk.port)?[0])?,
+        Command::Receive(group) | Command::Send(group) => cx.datagrams().join(endpoint, group.group)?,
     }
     reactor.run(&mut handler)?;
     match handler.failure {
         Some(failure) => Err(failure),
-        None if reactor.context().endpoint_address(endpoint).is_some() => Err(Failure::new("interrupted")),
+        None if reactor.context().datagrams().address(endpoint).is_some() => Err(Failure::new("interrupted")),
         None => Ok(()),
     }
 }

@@ -116,7 +116,7 @@ impl TalkArgs {
         let depth = self.depth(count);
         Config::default()
             .provider(self.provider.into())
-            .max_message(self.size.unwrap_or(MAX_SIZE))
+            .buffer_size(self.size.unwrap_or(MAX_SIZE))
             .receive_depth(depth.max(5))
             .send_depth(depth)
             .completion_queue((2 * depth + 16).max(16 << 10))
@@ -203,7 +203,7 @@ impl Talks {
                     talk.waiting.pop_front();
                 }
                 // `on_writable` follows.
-                Err(SendErrorKind::WouldBlock) => break,
+                Err(SendErrorKind::WouldBlock(_)) => break,
                 Err(error) => {
                     failure = Some(error.to_string());
                     break;

@@ -362,7 +362,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     let config = Config::default()
         .provider(cli.provider.into())
         .wait(cli.wait.unwrap_or_else(WaitMode::suited).policy()?)
-        .max_message(cli.message);
+        .buffer_size(cli.message);
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.remote());
     let Some(server) = &cli.server else {

@@ -70,7 +70,7 @@ pub fn probe() -> Result<SocketAddr, String> {
 
 fn through(address: SocketAddr) -> Result<SocketAddr, String> {
     let attempt = || -> Result<Option<Result<(), String>>, Error> {
-        let config = Config::default().provider(ProviderChoice::Iwarp).max_message(64).receive_depth(5).send_depth(4);
+        let config = Config::default().provider(ProviderChoice::Iwarp).buffer_size(64).receive_depth(5).send_depth(4);
         let mut reactor = Reactor::new(config)?;
         let listener = reactor.context().listen(address)?;
         let address = reactor.context().local_address(listener).unwrap_or(address);

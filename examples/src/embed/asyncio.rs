@@ -149,7 +149,7 @@ impl Conn {
     pub async fn send(&self, payload: &[u8]) -> Result<(), String> {
         let id = self.id;
         let sent = self.until(|cx, _| match cx.send(id, payload) {
-            Err(SendErrorKind::WouldBlock) => None,
+            Err(SendErrorKind::WouldBlock(_)) => None,
             done => Some(done.map(drop).map_err(|error| error.to_string())),
         });
         let sent = sent.await?;

@@ -144,7 +144,7 @@ impl Bench {
                     match cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)) {
                         Ok(_) => *sent += 1,
                         // `on_writable` follows.
-                        Err(SendErrorKind::WouldBlock) => break,
+                        Err(SendErrorKind::WouldBlock(_)) => break,
                         Err(error) => return Err(Failure::new(error)),
                     }
                 }

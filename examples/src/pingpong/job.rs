@@ -267,7 +267,7 @@ impl Job {
         Ok(Config::default()
             .provider(provider)
             .wait(self.wait.policy()?)
-            .max_message(max_message)
+            .buffer_size(max_message)
             .receive_depth(receive)
             .send_depth(send)
             .completion_queue((receive + send + 2).max(1024))

@@ -23,7 +23,7 @@ pub enum Sent {
 impl From<SendErrorKind> for Sent {
     fn from(kind: SendErrorKind) -> Self {
         match kind {
-            SendErrorKind::WouldBlock => Self::Blocked,
+            SendErrorKind::WouldBlock(_) => Self::Blocked,
             _ => Self::Gone,
         }
     }

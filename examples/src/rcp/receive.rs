@@ -226,7 +226,7 @@ pub fn run(directory: &Path, overwrite: bool, address: SocketAddr, config: Confi
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
         return Err(Failure::new(format!("{} is no directory: make it, or name another", directory.display())));
     }
-    let config = config.largest_message(PIECE.into()).transfer_memory(WINDOW * 4 * PIECE as usize);
+    let config = config.max_message(PIECE.into()).transfer_memory(WINDOW * 4 * PIECE as usize);
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.remote());
     let listener = reactor.context().listen(address)?;

@@ -100,7 +100,7 @@ impl Sender<'_> {
             match cx.send_region(conn, &piece, 0..piece.len()) {
                 // The region is dropped here, and goes when the peer has fetched it.
                 Ok(send) => self.flying.push((send, piece.len() as u64)),
-                Err(SendErrorKind::WouldBlock) => {
+                Err(SendErrorKind::WouldBlock(_)) => {
                     self.waiting = Some(piece);
                     break;
                 }
@@ -115,7 +115,7 @@ impl Sender<'_> {
         if let Some(piece) = self.waiting.take() {
             return Ok(Some(piece));
         }
-        let most = cx.largest_message(conn).unwrap_or(0).clamp(1, PIECE.into());
+        let most = cx.max_message(conn).unwrap_or(0).clamp(1, PIECE.into());
         let len = (self.len - self.file.at()).min(most);
         if len == 0 {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Sender<'_> {
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         match cx.send(conn, &Say::End(self.file.hash()).encode()) {
             Ok(_) => self.step = Step::Told,
-            Err(SendErrorKind::WouldBlock) => {}
+            Err(SendErrorKind::WouldBlock(_)) => {}
             Err(error) => return Err(Failure::new(error)),
         }
         Ok(())

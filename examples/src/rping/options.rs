@@ -52,7 +52,7 @@ impl Options {
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
         // A message of any other length is one to complain about, not one that does not fit.
         let config =
-            Config::default().provider(self.provider.into()).max_message(4 * advert::LEN as u32).crc(!self.no_crc);
+            Config::default().provider(self.provider.into()).buffer_size(4 * advert::LEN as u32).crc(!self.no_crc);
         let mut reactor = Reactor::new(config.receive_depth(5).send_depth(4))?;
         let interrupt = Interrupt::on_signals()?;
         interrupt.stops(reactor.remote());

@@ -8,7 +8,7 @@ use rdma_reactor::SendErrorKind;
 use super::harness::{Pair, Probe, Setup, at_home, pattern};
 
 fn doorbells(p: &Pair) -> u64 {
-    p.client.stats().doorbells
+    p.client.stats().messages.doorbells
 }
 
 /// A cork holds sends back over turns, and a flush posts them at once, in one chain.
@@ -56,7 +56,7 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
         while sent < total {
             match p.client.context().send(conn, &pattern(sent, 50)) {
                 Ok(_) => sent += 1,
-                Err(SendErrorKind::WouldBlock) => p.turn(),
+                Err(SendErrorKind::WouldBlock(_)) => p.turn(),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -68,14 +68,14 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
 
 /// A pool gives memory back that was not needed for a while, and grows again.
 pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
-    let config = setup.config().pool_idle(Duration::from_millis(20)).max_message(16 << 10);
+    let config = setup.config().pool_idle(Duration::from_millis(20)).buffer_size(16 << 10);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let mut levels = Vec::new();
     for round in 1..=2 {
         let address = p.address;
         let opened: Vec<_> = (0..5).map(|_| p.client.context().connect(address).expect("room")).collect();
-        p.until("all are up", |p| p.s.live() == 5 && p.c.live() == 5 && p.client.stats().connected == 5 * round);
-        let peak = p.client.stats().pool_buffers;
+        p.until("all are up", |p| p.s.live() == 5 && p.c.live() == 5 && p.client.stats().connections.connected == 5 * round);
+        let peak = p.client.stats().memory.pool_buffers;
         p.client.context().send(opened[0], &pattern(7, 9000)).expect("room");
         p.until("the echo", |p| p.c.received == round);
         for conn in opened {
@@ -83,9 +83,9 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
         p.until("memory is given back", |p| {
-            [&p.client, &p.server].iter().all(|reactor| reactor.stats().pool_buffers < peak)
+            [&p.client, &p.server].iter().all(|reactor| reactor.stats().memory.pool_buffers < peak)
         });
-        levels.push((peak, p.client.stats().pool_buffers));
+        levels.push((peak, p.client.stats().memory.pool_buffers));
         assert!(at_home(&p.client), "{:?}", p.client.stats());
     }
     assert_eq!(levels[0], levels[1]);
@@ -113,7 +113,7 @@ pub fn bytes_without_a_copy(setup: &Setup) {
         assert_eq!(part[..], pattern(size, size)[50..60]);
         drop(part);
     }
-    p.until("its memory is given back", |p| p.server.stats().regions == 0);
+    p.until("its memory is given back", |p| p.server.stats().memory.regions == 0);
     p.client.context().close(conn);
     p.until("the end", |p| p.s.live() + p.c.live() == 0);
     p.until("all buffers are home", |p| at_home(&p.server));

@@ -63,7 +63,7 @@ pub fn close_in_every_callback(setup: &Setup) {
                 p.until("the server is up", |p| p.s.connection().is_some());
                 p.client.context().close(conn);
             }
-            p.until("the end", |p| p.s.live() + p.c.live() == 0 && p.client.stats().disconnected == 1);
+            p.until("the end", |p| p.s.live() + p.c.live() == 0 && p.client.stats().connections.disconnected == 1);
             p.finish();
         }
     }
@@ -95,14 +95,14 @@ pub fn both_close_at_once(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for _ in 0..20 {
         p.connect();
-        let ends = p.client.stats().disconnected + p.server.stats().disconnected;
+        let ends = p.client.stats().connections.disconnected + p.server.stats().connections.disconnected;
         let last = |probe: &Probe| {
             probe.events.iter().rev().find_map(|e| if let Event::Connect(id, _) = e { Some(*id) } else { None })
         };
         let (c, s) = (last(&p.c).expect("connected"), last(&p.s).expect("connected"));
         p.client.context().close(c);
         p.server.context().close(s);
-        p.until("both ends", |p| p.client.stats().disconnected + p.server.stats().disconnected == ends + 2);
+        p.until("both ends", |p| p.client.stats().connections.disconnected + p.server.stats().connections.disconnected == ends + 2);
     }
     p.finish();
 }
@@ -133,7 +133,7 @@ pub fn listener_closes_connections_stay(setup: &Setup) {
     assert_eq!(p.server.context().local_address(listener), None);
     p.turn();
     p.client.context().connect(address).expect("connecting starts");
-    p.until("the refusal", |p| p.client.stats().connect_errors == 1);
+    p.until("the refusal", |p| p.client.stats().connections.connect_errors == 1);
     p.client.context().send(conn, b"x").expect("open");
     p.until("the echo", |p| p.c.received == 1);
     p.finish();

@@ -84,7 +84,7 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
     for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
         p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
         p.client.context().connect(p.address).expect("connecting");
-        p.until("the refusal", |p| p.client.stats().connect_errors == answers as u64 + 1);
+        p.until("the refusal", |p| p.client.stats().connections.connect_errors == answers as u64 + 1);
         let Some(Event::ConnectError(_, ConnectError::Rejected { private_data, .. })) = p.c.events.last() else {
             panic!("{:?}", p.c.events);
         };
@@ -112,7 +112,7 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
         }
         let announced = p.c.live() == 1;
         p.client.context().close(conn);
-        p.until("the end", |p| p.client.stats().connect_errors + p.client.stats().disconnected == turns + 1);
+        p.until("the end", |p| p.client.stats().connections.connect_errors + p.client.stats().connections.disconnected == turns + 1);
         match p.c.events.pop().expect("the last event") {
             Event::ConnectError(id, ConnectError::Cancelled) => assert!(id == conn && !announced),
             Event::Disconnect(id, DisconnectReason::Local) => assert!(id == conn && announced),
@@ -130,7 +130,7 @@ pub fn connections_are_limited(setup: &Setup) {
     let first = p.connect();
     p.connect();
     let third = p.client.context().connect(p.address).expect("connecting");
-    p.until("the refusal", |p| p.client.stats().connect_errors == 1);
+    p.until("the refusal", |p| p.client.stats().connections.connect_errors == 1);
     let busy = ConnectError::Rejected { reason: RejectReason::Busy, private_data: vec![] };
     assert_eq!(p.c.events.last(), Some(&Event::ConnectError(third, busy)));
     p.client.context().send(first, b"still here").expect("open");

@@ -23,10 +23,10 @@ const LONG: Duration = Duration::from_secs(3600);
 /// test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
     let mut pair = Pair::new(setup, setup.config(), s, c);
-    match pair.server.context().datagrams(setup.address, EndpointOptions::new()) {
+    match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
             assert!(setup.datagrams, "datagrams where there are none");
-            pair.server.context().close_endpoint(endpoint);
+            pair.server.context().datagrams().close(endpoint);
             pair.until("closed", |p| closed(&p.s, endpoint) == 1);
             pair.s.events.clear();
             Some(pair)
@@ -43,7 +43,7 @@ fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
 }
 
 fn open(reactor: &mut Reactor, setup: &Setup, options: EndpointOptions) -> EndpointId {
-    reactor.context().datagrams(setup.address, options).expect("an endpoint")
+    reactor.context().datagrams().open(setup.address, options).expect("an endpoint")
 }
 
 fn closed(probe: &Probe, endpoint: EndpointId) -> usize {
@@ -86,8 +86,8 @@ fn joined(probe: &Probe, endpoint: EndpointId) -> Option<PeerId> {
 fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (EndpointId, EndpointId, PeerId) {
     let there = open(&mut pair.server, setup, options);
     let here = open(&mut pair.client, setup, options);
-    let address = pair.server.context().endpoint_address(there).expect("it is open");
-    pair.client.context().find_peer(here, address).expect("asking");
+    let address = pair.server.context().datagrams().address(there).expect("it is open");
+    pair.client.context().datagrams().find_peer(here, address).expect("asking");
     pair.until("the peer is found", |p| found(&p.c, here).is_some());
     let peer = found(&pair.c, here).expect("an answer").expect("a peer");
     (there, here, peer)
@@ -103,39 +103,39 @@ fn finish(mut pair: Pair) {
 pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     let echo = |cx: &mut rdma_reactor::Context<'_>, event: &Event| {
         if let Event::Datagram(endpoint, origin, bytes, immediate) = event {
-            let peer = cx.peer_of(*endpoint, origin).expect("a way back");
+            let peer = cx.datagrams().peer_of(*endpoint, origin).expect("a way back");
             let sent = match immediate {
-                Some(value) => cx.send_to_with_immediate(*endpoint, peer, bytes, !value),
-                None => cx.send_to(*endpoint, peer, bytes),
+                Some(value) => cx.datagrams().send_with_immediate(*endpoint, peer, bytes, !value),
+                None => cx.datagrams().send(*endpoint, peer, bytes),
             };
             sent.expect("there is room");
             // What was taken still goes out.
-            cx.forget_peer(peer);
-            assert_eq!(cx.send_to(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
+            cx.datagrams().forget_peer(peer);
+            assert_eq!(cx.datagrams().send(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
         }
     };
     let Some(mut pair) = datagrams(setup, Probe::new(echo), Probe::default()) else { return };
     let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
-    let max = pair.client.context().max_datagram(here).expect("it is open");
-    assert_eq!(pair.server.context().endpoint_capabilities(there).expect("it is open").max_datagram as usize, max);
+    let max = pair.client.context().datagrams().max_datagram(here).expect("it is open");
+    assert_eq!(pair.server.context().datagrams().capabilities(there).expect("it is open").max_datagram as usize, max);
     assert!(max >= 256, "{max}");
     let sizes = [0, 1, 2, 39, 40, 41, 255, max - 1, max];
     for (nth, size) in sizes.into_iter().enumerate() {
         let (payload, immediate) = (pattern(nth, size), (nth % 2 == 1).then_some(nth as u32));
         let mut cx = pair.client.context();
         let send = match immediate {
-            Some(value) => cx.send_to_with_immediate(here, peer, &payload, value),
-            None => cx.send_to(here, peer, &payload),
+            Some(value) => cx.datagrams().send_with_immediate(here, peer, &payload, value),
+            None => cx.datagrams().send(here, peer, &payload),
         };
         assert_eq!(send.expect("there is room").sequence(), nth as u64);
         pair.until("there and back", |p| heard(&p.c, here).len() == nth + 1);
-        let number = pair.client.context().endpoint_number(here);
+        let number = pair.client.context().datagrams().qp_number(here);
         let (origin, bytes, value) = heard(&pair.s, there)[nth];
         assert_eq!((bytes, value), (&payload[..], immediate), "{size}");
         assert_eq!((Some(origin.qp_number()), origin.address()), (number, Some(setup.address.ip())));
         let (origin, bytes, value) = heard(&pair.c, here)[nth];
         assert_eq!((bytes, value), (&payload[..], immediate.map(|value| !value)), "{size}");
-        assert_eq!(Some(origin.qp_number()), pair.server.context().endpoint_number(there));
+        assert_eq!(Some(origin.qp_number()), pair.server.context().datagrams().qp_number(there));
         assert_eq!(origin, heard(&pair.c, here)[0].0, "one sender, one origin");
     }
     pair.until("all have ended", |p| sent(&p.c, here).len() == sizes.len() && sent(&p.s, there).len() == sizes.len());
@@ -143,7 +143,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
         assert!(probe.iter().enumerate().all(|(nth, end)| *end == (nth as u64, Outcome::Sent)), "{probe:?}");
     }
     let stats = pair.client.stats();
-    assert_eq!((stats.datagrams_sent, stats.datagrams_received), (sizes.len() as u64, sizes.len() as u64));
+    assert_eq!((stats.messages.datagrams_sent, stats.messages.datagrams_received), (sizes.len() as u64, sizes.len() as u64));
     finish(pair);
 }
 
@@ -153,21 +153,21 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     let options = EndpointOptions::new().receive_depth(4);
     let (there, here, peer) = acquainted(&mut pair, setup, options);
     for nth in 0..60u8 {
-        pair.client.context().send_to(here, peer, &[nth; 100]).expect("there is room");
+        pair.client.context().datagrams().send(here, peer, &[nth; 100]).expect("there is room");
     }
     // The server is not listening.
     while sent(&pair.c, here).len() < 60 {
         pair.client.turn(&mut pair.c, Duration::from_millis(10)).expect("the client's turn");
     }
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
-    pair.client.context().send_to(here, peer, b"the last").expect("there is room");
+    pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
         // It may have been lost with the others.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();
     assert_eq!(first[..4], [[0; 100], [1; 100], [2; 100], [3; 100]], "what had a receive");
-    pair.client.context().send_to(here, peer, b"again").expect("there is room");
+    pair.client.context().datagrams().send(here, peer, b"again").expect("there is room");
     pair.until("it goes on", |p| heard(&p.s, there).iter().any(|(_, bytes, _)| *bytes == b"again"));
     assert!(heard(&pair.s, there).len() < 60, "nothing was lost");
     finish(pair);
@@ -181,10 +181,10 @@ pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     for round in 1..=3 {
         let mut cx = pair.client.context();
         for nth in 0..4u8 {
-            cx.send_to(here, peer, &[nth]).expect("there is room");
+            cx.datagrams().send(here, peer, &[nth]).expect("there is room");
         }
         for _ in 0..3 {
-            assert_eq!(cx.send_to(here, peer, b"more"), Err(SendErrorKind::WouldBlock));
+            assert_eq!(cx.datagrams().send(here, peer, b"more"), Err(SendErrorKind::WouldBlock));
         }
         pair.until("there is room again", |p| writable(p) == round);
         pair.until("all have ended", |p| sent(&p.c, here).len() == 4 * round);
@@ -199,16 +199,16 @@ pub fn nobody_there_is_said(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let here = open(&mut pair.client, setup, EndpointOptions::new());
     let nobody = SocketAddr::new(setup.address.ip(), 9);
-    pair.client.context().find_peer(here, nobody).expect("asking");
+    pair.client.context().datagrams().find_peer(here, nobody).expect("asking");
     pair.until("an answer", |p| found(&p.c, here).is_some());
     assert_eq!(found(&pair.c, here), Some(Err(ConnectError::Transport(ConnectFailure::Refused))));
     let there = open(&mut pair.server, setup, EndpointOptions::new());
-    let address = pair.server.context().endpoint_address(there).expect("it is open");
+    let address = pair.server.context().datagrams().address(there).expect("it is open");
     pair.c.events.clear();
     for _ in 0..3 {
-        pair.client.context().find_peer(here, address).expect("asking");
+        pair.client.context().datagrams().find_peer(here, address).expect("asking");
     }
-    pair.client.context().close_endpoint(here);
+    pair.client.context().datagrams().close(here);
     pair.until("closed", |p| closed(&p.c, here) == 1);
     let cancelled = Event::Peer(here, address, Err(ConnectError::Cancelled));
     assert_eq!(pair.c.events[..3], [cancelled.clone(), cancelled.clone(), cancelled]);
@@ -223,16 +223,16 @@ pub fn groups_reach_their_members(setup: &Setup) {
     let members = [(); 2].map(|()| open(&mut pair.server, setup, EndpointOptions::new()));
     let sender = open(&mut pair.client, setup, EndpointOptions::new());
     for member in members {
-        pair.server.context().join(member, group).expect("joining");
-        assert!(pair.server.context().join(member, group).is_err(), "it is joining already");
+        pair.server.context().datagrams().join(member, group).expect("joining");
+        assert!(pair.server.context().datagrams().join(member, group).is_err(), "it is joining already");
     }
-    pair.client.context().join(sender, group).expect("joining");
+    pair.client.context().datagrams().join(sender, group).expect("joining");
     pair.until("all are in the group", |p| {
         members.iter().all(|member| joined(&p.s, *member).is_some()) && joined(&p.c, sender).is_some()
     });
     let peer = joined(&pair.c, sender).expect("it has joined");
     for round in 0..20 {
-        pair.client.context().send_to(sender, peer, &pattern(round, 200)).expect("there is room");
+        pair.client.context().datagrams().send(sender, peer, &pattern(round, 200)).expect("there is room");
         for member in members {
             pair.until("every member hears", |p| heard(&p.s, member).len() == round + 1);
             assert_eq!(heard(&pair.s, member)[round].1, pattern(round, 200));
@@ -240,18 +240,18 @@ pub fn groups_reach_their_members(setup: &Setup) {
     }
     // What came to a group has no way back of its own.
     let origin = heard(&pair.s, members[0])[0].0;
-    assert!(pair.server.context().peer_of(members[0], &origin).is_err());
-    pair.server.context().leave(members[0], group).expect("leaving");
-    assert!(pair.server.context().leave(members[0], group).is_err(), "it has left");
+    assert!(pair.server.context().datagrams().peer_of(members[0], &origin).is_err());
+    pair.server.context().datagrams().leave(members[0], group).expect("leaving");
+    assert!(pair.server.context().datagrams().leave(members[0], group).is_err(), "it has left");
     for round in 20..40 {
-        pair.client.context().send_to(sender, peer, &pattern(round, 200)).expect("there is room");
+        pair.client.context().datagrams().send(sender, peer, &pattern(round, 200)).expect("there is room");
         pair.until("who has stayed hears", |p| heard(&p.s, members[1]).len() == round + 1);
     }
     assert_eq!(heard(&pair.s, members[0]).len(), 20, "who has left does not");
-    pair.client.context().leave(sender, group).expect("leaving");
-    assert_eq!(pair.client.context().send_to(sender, peer, b"late"), Err(SendErrorKind::NoPeer));
+    pair.client.context().datagrams().leave(sender, group).expect("leaving");
+    assert_eq!(pair.client.context().datagrams().send(sender, peer, b"late"), Err(SendErrorKind::NoPeer));
     // And back.
-    pair.server.context().join(members[0], group).expect("joining again");
+    pair.server.context().datagrams().join(members[0], group).expect("joining again");
     pair.until("it is back", |p| p.s.count(|e| matches!(e, Event::Join(id, _, Ok(_)) if *id == members[0])) == 2);
     finish(pair);
 }
@@ -262,25 +262,25 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| match (when, event) {
             (0, Event::Peer(endpoint, _, Ok(peer))) => {
                 for nth in 0..10u8 {
-                    cx.send_to(*endpoint, *peer, &[nth]).expect("there is room");
+                    cx.datagrams().send(*endpoint, *peer, &[nth]).expect("there is room");
                 }
-                cx.close_endpoint(*endpoint);
-                assert_eq!(cx.send_to(*endpoint, *peer, b"late"), Err(SendErrorKind::Closed));
+                cx.datagrams().close(*endpoint);
+                assert_eq!(cx.datagrams().send(*endpoint, *peer, b"late"), Err(SendErrorKind::Closed));
             }
-            (1, Event::DatagramSent(endpoint, ..)) | (2, Event::Join(endpoint, ..)) => cx.close_endpoint(*endpoint),
+            (1, Event::DatagramSent(endpoint, ..)) | (2, Event::Join(endpoint, ..)) => cx.datagrams().close(*endpoint),
             _ => {}
         };
         let Some(mut pair) = datagrams(setup, Probe::default(), Probe::new(close)) else { return };
         let there = open(&mut pair.server, setup, EndpointOptions::new());
         let here = open(&mut pair.client, setup, EndpointOptions::new());
-        let address = pair.server.context().endpoint_address(there).expect("it is open");
-        pair.client.context().join(here, "239.77.2.32".parse().expect("an address")).expect("joining");
-        pair.client.context().find_peer(here, address).expect("asking");
+        let address = pair.server.context().datagrams().address(there).expect("it is open");
+        pair.client.context().datagrams().join(here, "239.77.2.32".parse().expect("an address")).expect("joining");
+        pair.client.context().datagrams().find_peer(here, address).expect("asking");
         if when == 1 {
             pair.until("the peer is found", |p| found(&p.c, here).is_some());
             let peer = found(&pair.c, here).expect("an answer").expect("a peer");
             for nth in 0..10u8 {
-                pair.client.context().send_to(here, peer, &[nth]).expect("there is room");
+                pair.client.context().datagrams().send(here, peer, &[nth]).expect("there is room");
             }
         }
         pair.until("it closes", |p| closed(&p.c, here) == 1);
@@ -289,7 +289,7 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         assert_eq!(sent(&pair.c, here).len(), expected);
         assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()));
         pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == expected);
-        assert_eq!(pair.client.context().endpoint_address(here), None, "the id is stale");
+        assert_eq!(pair.client.context().datagrams().address(here), None, "the id is stale");
         // In the end, whatever there is goes with its reactor.
         let Pair { server, client, .. } = pair;
         drop((server, client));
@@ -299,7 +299,7 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
 /// Ten datagrams that are taken at once, before anything turns.
 fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
     for nth in 0..10u8 {
-        reactor.context().send_to(from, to, &[nth]).expect("there is room");
+        reactor.context().datagrams().send(from, to, &[nth]).expect("there is room");
     }
 }
 
@@ -308,7 +308,7 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     for drain in [true, false] {
         let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
         let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
-        pair.client.context().join(here, "239.77.2.35".parse().expect("an address")).expect("joining");
+        pair.client.context().datagrams().join(here, "239.77.2.35".parse().expect("an address")).expect("joining");
         pair.until("it has joined", |p| joined(&p.c, here).is_some());
         let idle = open(&mut pair.client, setup, EndpointOptions::new());
         ten(&mut pair.client, here, peer);
@@ -316,7 +316,7 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
             pair.client.context().drain(LONG);
             pair.client.run(&mut pair.c).expect("it ends");
             assert!(pair.client.is_drained());
-            let late = pair.client.context().datagrams(setup.address, EndpointOptions::new());
+            let late = pair.client.context().datagrams().open(setup.address, EndpointOptions::new());
             assert!(matches!(late, Err(Error::Drained)), "{late:?}");
         } else {
             pair.client.shutdown(&mut pair.c, LONG).expect("it ends");
@@ -324,7 +324,7 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
         assert!(sent(&pair.c, here).iter().map(|(_, outcome)| *outcome).eq([Outcome::Sent; 10]), "{:?}", pair.c);
         for endpoint in [here, idle] {
             assert_eq!(closed(&pair.c, endpoint), 1);
-            assert_eq!(pair.client.context().endpoint_address(endpoint), None, "the id is stale");
+            assert_eq!(pair.client.context().datagrams().address(endpoint), None, "the id is stale");
         }
         assert_eq!(pair.client.pool_levels().0, pair.client.pool_levels().1, "all buffers are home");
         pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == 10);
@@ -345,7 +345,7 @@ impl Handler for Stays {
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
         assert_eq!(reason, DisconnectReason::Local);
         self.closed.push(endpoint);
-        let another = cx.datagrams(self.address.expect("it is set"), EndpointOptions::new());
+        let another = cx.datagrams().open(self.address.expect("it is set"), EndpointOptions::new());
         assert!(matches!(another, Err(Error::Drained)), "{another:?}");
     }
 }
@@ -372,16 +372,16 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let mut reactors: Vec<_> = (0..3).map(|_| Reactor::new(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
     let endpoints: Vec<_> = reactors.iter_mut().map(|r| open(r, setup, EndpointOptions::new())).collect();
-    let address = |(r, id): (&mut Reactor, &EndpointId)| r.context().endpoint_address(*id).expect("it is open");
+    let address = |(r, id): (&mut Reactor, &EndpointId)| r.context().datagrams().address(*id).expect("it is open");
     let addresses: Vec<_> = reactors.iter_mut().zip(&endpoints).map(address).collect();
     let run = |(mut reactor, endpoint): (Reactor, EndpointId)| {
         thread::spawn(move || {
             // Events refer to what other threads may not see: a probe of the thread's own.
             let mut echo = Probe::new(|cx, event| {
                 if let Event::Datagram(endpoint, origin, bytes, _) = event {
-                    let peer = cx.peer_of(*endpoint, origin).expect("a way back");
-                    cx.send_to(*endpoint, peer, bytes).expect("there is room");
-                    cx.forget_peer(peer);
+                    let peer = cx.datagrams().peer_of(*endpoint, origin).expect("a way back");
+                    cx.datagrams().send(*endpoint, peer, bytes).expect("there is room");
+                    cx.datagrams().forget_peer(peer);
                 }
             });
             reactor.run(&mut echo).expect("a run");
@@ -394,11 +394,11 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let mut echoes = 0;
     for drained in 0..3 {
         for address in &addresses[drained..] {
-            pair.client.context().find_peer(here, *address).expect("asking");
+            pair.client.context().datagrams().find_peer(here, *address).expect("asking");
             pair.until("the peer is found", |p| found(&p.c, here).is_some());
             let peer = found(&pair.c, here).expect("an answer").expect("a peer");
             pair.c.events.retain(|event| !matches!(event, Event::Peer(..)));
-            pair.client.context().send_to(here, peer, b"still there?").expect("there is room");
+            pair.client.context().datagrams().send(here, peer, b"still there?").expect("there is room");
             echoes += 1;
             pair.until("an echo", |p| heard(&p.c, here).len() == echoes);
         }
@@ -416,28 +416,28 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut cx = pair.client.context();
     for options in [EndpointOptions::new().receive_depth(0), EndpointOptions::new().send_depth(16_385)] {
-        let refused = cx.datagrams(setup.address, options).expect_err("a depth out of range").to_string();
+        let refused = cx.datagrams().open(setup.address, options).expect_err("a depth out of range").to_string();
         assert!(refused.contains("it must be 1 to 16,384"), "{refused}");
     }
-    let refused = cx.datagrams(SocketAddr::from(([0, 0, 0, 0], 0)), EndpointOptions::new());
+    let refused = cx.datagrams().open(SocketAddr::from(([0, 0, 0, 0], 0)), EndpointOptions::new());
     let refused = refused.expect_err("the address of no device").to_string();
     assert!(refused.contains("datagrams need the address of a device"), "{refused}");
     let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
-    let address = pair.server.context().endpoint_address(there).expect("it is open");
+    let address = pair.server.context().datagrams().address(there).expect("it is open");
     let mut cx = pair.client.context();
-    assert!(cx.datagrams(address, EndpointOptions::new()).is_err(), "the address is in use");
-    let max = cx.max_datagram(here).expect("it is open");
+    assert!(cx.datagrams().open(address, EndpointOptions::new()).is_err(), "the address is in use");
+    let max = cx.datagrams().max_datagram(here).expect("it is open");
     let long = vec![0; max + 1];
-    assert_eq!(cx.send_to(here, peer, &long), Err(SendErrorKind::TooLong { len: max + 1, max }));
+    assert_eq!(cx.datagrams().send(here, peer, &long), Err(SendErrorKind::TooLong { len: max + 1, max }));
     // Peers are of one endpoint.
-    let other = cx.datagrams(setup.address, EndpointOptions::new()).expect("another endpoint");
-    assert_eq!(cx.send_to(other, peer, b"not yours"), Err(SendErrorKind::NoPeer));
-    assert!(cx.leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");
-    cx.close_endpoint(other);
-    assert_eq!(cx.send_to(other, peer, b"closed"), Err(SendErrorKind::Closed));
-    assert!(cx.find_peer(other, address).is_err() && cx.join(other, setup.address.ip()).is_err());
+    let other = cx.datagrams().open(setup.address, EndpointOptions::new()).expect("another endpoint");
+    assert_eq!(cx.datagrams().send(other, peer, b"not yours"), Err(SendErrorKind::NoPeer));
+    assert!(cx.datagrams().leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");
+    cx.datagrams().close(other);
+    assert_eq!(cx.datagrams().send(other, peer, b"closed"), Err(SendErrorKind::Closed));
+    assert!(cx.datagrams().find_peer(other, address).is_err() && cx.datagrams().join(other, setup.address.ip()).is_err());
     // Refusals have done no harm.
-    cx.send_to(here, peer, &long[..max]).expect("there is room");
+    cx.datagrams().send(here, peer, &long[..max]).expect("there is room");
     pair.until("it arrives", |p| heard(&p.s, there).len() == 1);
     finish(pair);
 }
@@ -451,22 +451,22 @@ pub fn one_endpoint_hears_many(setup: &Setup) {
     let echo = Probe::new(move |cx, event| {
         if let Event::Datagram(endpoint, origin, bytes, _) = event {
             let mut peers = peers.borrow_mut();
-            let peer = *peers.entry(*origin).or_insert_with(|| cx.peer_of(*endpoint, origin).expect("a way back"));
-            cx.send_to(*endpoint, peer, bytes).expect("there is room");
+            let peer = *peers.entry(*origin).or_insert_with(|| cx.datagrams().peer_of(*endpoint, origin).expect("a way back"));
+            cx.datagrams().send(*endpoint, peer, bytes).expect("there is room");
         }
     });
     let Some(mut pair) = datagrams(setup, echo, Probe::default()) else { return };
     let there = open(&mut pair.server, setup, EndpointOptions::new());
-    let address = pair.server.context().endpoint_address(there).expect("it is open");
+    let address = pair.server.context().datagrams().address(there).expect("it is open");
     let many: Vec<_> = (0..MANY).map(|_| open(&mut pair.client, setup, EndpointOptions::new())).collect();
     for here in &many {
-        pair.client.context().find_peer(*here, address).expect("asking");
+        pair.client.context().datagrams().find_peer(*here, address).expect("asking");
     }
     pair.until("all have found it", |p| many.iter().all(|here| found(&p.c, *here).is_some()));
     for round in 0..ROUNDS {
         for (nth, here) in many.iter().enumerate() {
             let peer = found(&pair.c, *here).expect("an answer").expect("a peer");
-            pair.client.context().send_to(*here, peer, &[nth as u8, round]).expect("there is room");
+            pair.client.context().datagrams().send(*here, peer, &[nth as u8, round]).expect("there is room");
         }
         pair.until("each has its answer", |p| many.iter().all(|h| heard(&p.c, *h).len() == usize::from(round) + 1));
         for (nth, here) in many.iter().enumerate() {

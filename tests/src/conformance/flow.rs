@@ -180,7 +180,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     // Both alive and idle: nobody is given up.
     p.turn_for(Duration::from_millis(900));
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
-    assert!(p.client.stats().pings > 0);
+    assert!(p.client.stats().connections.pings > 0);
     let start = now();
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);

@@ -10,7 +10,7 @@ use super::harness::{Event, Pair, Probe, Setup, pattern};
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
-    let config = setup.config().max_message(BUFFER as u32);
+    let config = setup.config().buffer_size(BUFFER as u32);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
     p.c.large = true;
@@ -20,14 +20,14 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId) {
 
 /// Nothing is left of any transfer.
 fn finish(mut p: Pair) {
-    p.until("all regions are gone", |p| p.client.stats().regions + p.server.stats().regions == 0);
+    p.until("all regions are gone", |p| p.client.stats().memory.regions + p.server.stats().memory.regions == 0);
     p.finish();
 }
 
 /// Any length arrives as one message, in order with those of one buffer.
 pub fn any_length_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = connected(setup);
-    assert_eq!(p.client.context().largest_message(conn), Some(64 << 20));
+    assert_eq!(p.client.context().max_message(conn), Some(64 << 20));
     let sizes = [10, BUFFER, BUFFER + 1, 0, 100_000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5, 7_654_321, 1];
     let mut sent = 0;
     for (i, &size) in sizes.iter().enumerate() {
@@ -47,7 +47,7 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
 /// Small messages overtake when the receiver is configured so, and only then.
 pub fn overtaking_is_a_choice(setup: &Setup) {
     for overtake in [false, true] {
-        let config = setup.config().max_message(BUFFER as u32);
+        let config = setup.config().buffer_size(BUFFER as u32);
         let mut p =
             Pair::with_configs(setup, config.clone().overtake(overtake), config, Probe::default(), Probe::default());
         p.c.large = true;
@@ -87,7 +87,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
 /// Both sides' memory is bounded: what has no room waits, and all arrives in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
-    let config = setup.config().max_message(BUFFER as u32).largest_message(2 << 20).transfer_memory(4 << 20);
+    let config = setup.config().buffer_size(BUFFER as u32).max_message(2 << 20).transfer_memory(4 << 20);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     (p.s.large, p.c.large) = (true, true);
     p.s.keep = Some(Vec::new());

@@ -292,8 +292,8 @@ pub fn dropped_regions_are_given_back(setup: &Setup) {
     let mut got = vec![0; 99_999];
     remote.copy_to(0, &mut got);
     assert!(got == pattern(3, 99_999));
-    p.until("the client has none left", |p| p.client.stats().regions == 0);
-    assert_eq!(p.server.stats().regions, 1);
+    p.until("the client has none left", |p| p.client.stats().memory.regions == 0);
+    assert_eq!(p.server.stats().memory.regions, 1);
     // One outlives its connection, its reactor even: memory it stays.
     p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
     p.until("the server knows", |p| p.s.live() == 0);

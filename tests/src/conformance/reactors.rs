@@ -173,7 +173,7 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     let ends = world.finish();
     assert_eq!(ends[0].0.placed, 4 * COUNT);
     assert_eq!(ends[0].1.handed_over, 4 * (COUNT as u64 - 1));
-    assert!(ends[1..].iter().all(|(_, stats)| stats.taken_over == 4 && stats.connected == 4));
+    assert!(ends[1..].iter().all(|(_, stats)| stats.connections.taken_over == 4 && stats.connections.connected == 4));
 }
 
 /// The handler's word decides where, and the reactor it goes to decides whether.
@@ -196,7 +196,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
         assert_eq!(world.probe.events.last(), Some(&Event::ConnectError(refused, error)));
     }
     let ends = world.finish();
-    assert!(ends.iter().all(|(_, stats)| stats.refused == 1), "{:?}", ends.iter().map(|(_, s)| s).collect::<Vec<_>>());
+    assert!(ends.iter().all(|(_, stats)| stats.connections.refused == 1), "{:?}", ends.iter().map(|(_, s)| s).collect::<Vec<_>>());
 }
 
 /// One is drained and the others go on; the one that listens does so until no other is left.
@@ -227,7 +227,7 @@ pub fn draining_has_a_deadline(setup: &Setup) {
     world.group.drain_all(deadline);
     world.until("both sides know", |world| world.probe.live() == 0 && world.loads() == [0; COUNT]);
     assert!(now() - start >= deadline, "{:?}", now() - start);
-    assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.disconnected == 2));
+    assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.connections.disconnected == 2));
 }
 
 /// A reactor that was dropped gets nothing, and what was on its way to one that does not turn ends with it.
@@ -250,7 +250,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
         reactor.turn(handler, Duration::from_millis(2)).expect("a turn");
     };
     // The second does not turn: one waits for it, the other one is here.
-    while probe.live() < 1 || reactors[0].stats().handed_over < 1 {
+    while probe.live() < 1 || reactors[0].stats().connections.handed_over < 1 {
         assert!(now() < end, "{group:?} {probe:?}");
         turn(&mut reactors[0], &mut server);
         turn(&mut client, &mut probe);

@@ -16,7 +16,7 @@ pub fn many_connections(setup: &Setup) {
     raise_descriptor_limit();
     let descriptors = open_descriptors();
     {
-        let config = setup.config().receive_depth(8).send_depth(8).max_message(256).completion_queue(4096);
+        let config = setup.config().receive_depth(8).send_depth(8).buffer_size(256).completion_queue(4096);
         let progress: Rc<RefCell<BTreeMap<usize, u32>>> = Rc::default();
         let counts = Rc::clone(&progress);
         let mut c = Probe::new(move |cx, event| match event {

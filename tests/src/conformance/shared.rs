@@ -43,14 +43,14 @@ fn collector() -> (Probe, Rc<RefCell<Messages>>) {
 /// As many connections as there are receives for send at once, as much as they may: all arrives, in order, on its own.
 pub fn many_share_few(setup: &Setup) {
     const MESSAGES: usize = 60;
-    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).max_message(512);
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(512);
     let (mut s, got) = collector();
     s.record_messages = false;
     let mut p = Pair::new(setup, config, s, Probe::default());
     p.c.record_messages = false;
     let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
-    assert_eq!(p.server.stats().shared_posted, SHARED as usize);
-    assert!(p.server.stats().shared_unclaimed < MIN_CLAIM);
+    assert_eq!(p.server.stats().memory.shared_posted, SHARED as usize);
+    assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
     let text =
         |i: usize, nth: usize| [&[i as u8][..], &pattern(i * 1000 + nth, 1 + (i * 37 + nth * 11) % 500)].concat();
     let mut next = [0; CONNECTIONS];
@@ -61,7 +61,7 @@ pub fn many_share_few(setup: &Setup) {
             for _ in 0..most.min(MESSAGES - next[i]) {
                 match p.client.context().send(conn, &text(i, next[i])) {
                     Ok(_) => next[i] += 1,
-                    Err(SendErrorKind::WouldBlock) => break,
+                    Err(SendErrorKind::WouldBlock(_)) => break,
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -76,7 +76,7 @@ pub fn many_share_few(setup: &Setup) {
         assert_eq!(messages.len(), MESSAGES);
         assert!(messages.iter().enumerate().all(|(nth, bytes)| *bytes == text(i, nth)), "of connection {i}");
     }
-    assert!(p.server.stats().credit_updates > 0, "nothing but grants went back");
+    assert!(p.server.stats().messages.credit_updates > 0, "nothing but grants went back");
     p.finish();
 }
 
@@ -114,7 +114,7 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
 
 /// A window is small at first, opens as it is used, closes when it is full, and leaves something to others.
 pub fn windows_follow_use(setup: &Setup) {
-    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).max_message(64);
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.record_messages = false;
     p.c.record_messages = false;
@@ -127,7 +127,7 @@ pub fn windows_follow_use(setup: &Setup) {
     for &conn in &idle {
         assert_eq!(p.client.context().writable(conn), LEAST, "idle ones have what they had");
     }
-    let left = p.server.stats().shared_unclaimed;
+    let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
     // Another one has as much, of what the first has left and gives up.
     let second = pour(&mut p, idle[0], 400);
@@ -143,12 +143,12 @@ pub fn windows_follow_use(setup: &Setup) {
 
 /// What a connection was promised is there for the next one when it has ended, however it did; nothing is lost on the way.
 pub fn an_end_returns_what_was_promised(setup: &Setup) {
-    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).max_message(64);
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config.clone(), Probe::default(), Probe::default());
     p.s.record_messages = false;
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
-        assert!(p.server.stats().shared_unclaimed < MIN_CLAIM);
+        assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
         // Messages are on their way, or have arrived and nobody has looked at them, when it ends.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
@@ -178,7 +178,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {
-        let (before, refused) = (kept(&p), p.server.stats().shared_unclaimed < MIN_CLAIM);
+        let (before, refused) = (kept(&p), p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
         if refused {
             break;
         }
@@ -189,14 +189,14 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.client.context().close(conn);
         p.until("it has ended", |p| p.s.live() + p.c.live() == 0);
         p.until("what it did not use is back", |p| {
-            p.server.stats().shared_unclaimed == SHARED as usize * 7 / 8 - kept(p)
+            p.server.stats().memory.shared_unclaimed == SHARED as usize * 7 / 8 - kept(p)
         });
     }
     let messages = p.s.keep.take().expect("kept messages");
     assert!(messages.len() > SHARED as usize * 7 / 8 - MIN_CLAIM, "{} messages kept", messages.len());
     assert!(messages.iter().all(|message| **message == *b"keep me"));
     drop(messages);
-    p.until("all receives are back", |p| at_home(&p.server) && p.server.stats().shared_posted == SHARED as usize);
+    p.until("all receives are back", |p| at_home(&p.server) && p.server.stats().memory.shared_posted == SHARED as usize);
     p.finish();
 }
 
@@ -204,7 +204,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
 /// the two sides keep in touch.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
-    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).max_message(64);
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
     let config = config.keepalive(Duration::from_millis(50), Duration::from_millis(2000));
     let mut s = Probe::default();
     s.keep = Some(Vec::new());
@@ -214,7 +214,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
     // Silence is asked about and answered on what is left.
     p.turn_for(Duration::from_millis(300));
-    assert!(p.server.stats().pings + p.client.stats().pings > 0);
+    assert!(p.server.stats().connections.pings + p.client.stats().connections.pings > 0);
     fill(&mut p, other);
     assert!(p.s.received as usize >= DEPTH - 3 + LEAST);
     let opened = [conn, other].map(|conn| opened(&p, conn));
@@ -231,7 +231,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
 /// A peer that sends without credits loses its connection; the others find the receives that they were promised.
 pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     const BURST: u64 = 30;
-    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).max_message(64);
+    let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(64);
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::echo(), Probe::default());
     p.s.record_messages = false;
     p.c.record_messages = false;
@@ -306,7 +306,7 @@ pub fn refused_when_nothing_is_left(setup: &Setup) {
     p.until("the refusal", |p| connect_error(p, refused).is_some());
     let error = connect_error(&p, refused).expect("just seen");
     assert!(matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. }), "{error:?}");
-    assert_eq!(p.server.stats().refused, 1);
+    assert_eq!(p.server.stats().connections.refused, 1);
     p.client.context().close(first);
     p.until("the end", |p| p.s.live() + p.c.live() == 0);
     let next = p.connect();

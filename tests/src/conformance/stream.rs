@@ -228,7 +228,7 @@ fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (
 pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     for (depth, max_message, len) in [(64, 8192, 4 << 20), (5, 100, 50_000), (8, 65_536, 3 << 20)] {
         let (up, down) = (pattern(1, len), pattern(2, len + len / 3));
-        let config = setup.config().receive_depth(depth).max_message(max_message);
+        let config = setup.config().receive_depth(depth).buffer_size(max_message);
         let (s, s_read) = exchanger(down.clone(), up.clone(), 7, Shutdown::Write);
         let (c, c_read) = exchanger(up.clone(), down.clone(), 8, Shutdown::Write);
         let mut d = Duo::new(setup, config, s, c);
@@ -243,7 +243,7 @@ pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
 
 /// A reader that does not read stops the writer with bounded memory; one that reads lets it go on, with one edge.
 pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
-    let config = setup.config().receive_depth(8).send_depth(16).max_message(1000);
+    let config = setup.config().receive_depth(8).send_depth(16).buffer_size(1000);
     let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
     let bytes = pattern(3, 1 << 20);
     let (mut sent, mut got) = (0, Vec::new());
@@ -258,7 +258,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
             }
             let (mut cx, id) = d.here();
             sent += write_until_full(&mut cx, id, &bytes[sent..]);
-            if sent == before && d.server.stats().bytes_received == sent as u64 {
+            if sent == before && d.server.stats().messages.bytes_received == sent as u64 {
                 break;
             }
         }
@@ -332,7 +332,7 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     let (mut cx, id) = d.there();
     assert_eq!(cx.stream(id).write(&bytes).expect("room"), bytes.len());
-    d.until("the bytes are there", |d| d.client.stats().bytes_received == 100_000);
+    d.until("the bytes are there", |d| d.client.stats().messages.bytes_received == 100_000);
     let Duo { server, s, mut client, mut c } = d;
     drop((server, s));
     let deadline = now() + Duration::from_secs(20);
@@ -417,8 +417,8 @@ fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
 
 /// Small writes of one turn share a message; pieces of any size come out as they went in, without a copy in between.
 pub fn small_writes_share_a_message(setup: &Setup) {
-    let mut d = Duo::new(setup, setup.config().max_message(1000), Script::quiet(), Script::quiet());
-    let before = d.client.stats().messages_sent;
+    let mut d = Duo::new(setup, setup.config().buffer_size(1000), Script::quiet(), Script::quiet());
+    let before = d.client.stats().messages.sent;
     let bytes = pattern(6, 2500);
     let (mut cx, id) = d.here();
     for piece in bytes.chunks(3) {
@@ -426,8 +426,8 @@ pub fn small_writes_share_a_message(setup: &Setup) {
         assert_eq!(cx.stream(id).write_with(|_| 0).expect("room"), 0);
         assert_eq!(cx.stream(id).write(b"").expect("nothing to do"), 0);
     }
-    d.until("all is there", |d| d.server.stats().bytes_received == 2500);
-    assert_eq!(d.client.stats().messages_sent - before, 3);
+    d.until("all is there", |d| d.server.stats().messages.bytes_received == 2500);
+    assert_eq!(d.client.stats().messages.sent - before, 3);
     let (mut cx, id) = d.there();
     for message in bytes.chunks(1000) {
         let mut stream = cx.stream(id);
@@ -438,7 +438,7 @@ pub fn small_writes_share_a_message(setup: &Setup) {
     // An answer in the same turn as a question that nobody reads: thrown away with the stream, and told so.
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(b"unread").expect("room");
-    d.until("it is there", |d| d.server.stats().bytes_received == 2506);
+    d.until("it is there", |d| d.server.stats().messages.bytes_received == 2506);
     let (mut cx, id) = d.there();
     cx.stream(id).close();
     d.until("the client knows", |d| d.c.handler.is_over());

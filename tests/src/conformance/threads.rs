@@ -134,10 +134,10 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     }
     drop(listener.release.take());
     checker.join().expect("the checker");
-    assert_eq!(client.stats().remote_sends_dropped, 0);
+    assert_eq!(client.stats().messages.remote_sends_dropped, 0);
     remote.send(conn, b"late".to_vec()).expect("a reactor");
     turn(&mut listener, &mut client);
-    assert_eq!(client.stats().remote_sends_dropped, 1, "nothing is sent on what is gone");
+    assert_eq!(client.stats().messages.remote_sends_dropped, 1, "nothing is sent on what is gone");
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 

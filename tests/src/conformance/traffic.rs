@@ -9,10 +9,10 @@ use super::harness::{Event, Pair, Probe, Setup, now, pattern};
 /// Every size from nothing to the limit comes back as it went.
 pub fn every_size_arrives_intact(setup: &Setup) {
     let max = 300_000;
-    let config = setup.config().max_message(max).receive_depth(8).send_depth(8);
+    let config = setup.config().buffer_size(max).receive_depth(8).send_depth(8);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let conn = p.connect();
-    assert_eq!(p.client.context().max_message(conn), Some(max as usize));
+    assert_eq!(p.client.context().buffer_size(conn), Some(max as usize));
     let sizes = [
         0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 247, 248, 249, 255, 256, 257, 1000, 1415, 1416, 1417, 1423, 1424, 1425,
         1448, 4095, 4096, 4097, 65_400, 65_475, 65_500, 65_527, 65_528, 65_535, 65_536, 65_537, 131_072, 299_999,
@@ -70,7 +70,7 @@ pub fn in_place_buffers(setup: &Setup) {
 
 /// What cannot be sent is refused with a reason, and a buffer comes back.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
-    let server = setup.config().max_message(100).largest_message(0);
+    let server = setup.config().buffer_size(100).max_message(0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
     let mut cx = p.client.context();

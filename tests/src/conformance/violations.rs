@@ -59,7 +59,7 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
 
 /// Each message that no honest peer sends ends its connection with the reason, and no other.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config().largest_message(1 << 20), Probe::echo(), Probe::default());
+    let mut p = Pair::new(setup, setup.config().max_message(1 << 20), Probe::echo(), Probe::default());
     p.c.record_messages = false;
     let honest = p.connect();
     let (_, first) = rude(&mut p);
@@ -97,7 +97,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
 /// More offers than may be under way end the connection, before anything was spent on them.
 pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     // There is no memory for any of them: the first waits.
-    let config = setup.config().largest_message(1 << 20).transfer_memory(1 << 20);
+    let config = setup.config().max_message(1 << 20).transfer_memory(1 << 20);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let (here, there) = rude(&mut p);
     let mut sent = 0;
@@ -117,7 +117,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
         ),
         "{reason:?}"
     );
-    p.until("its memory is free", |p| p.server.stats().regions == 0);
+    p.until("its memory is free", |p| p.server.stats().memory.regions == 0);
     p.finish();
 }
 

@@ -66,7 +66,7 @@ impl Handler<Said> for Program<'_> {
         let max = self.state.max_messages[node].min(self.state.max_messages[peer]) as usize;
         self.state.note(format_args!("on_connect {conn}: {cookie:x}, with node{peer}"));
         self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or of another's"));
-        self.state.check(cx.max_message(conn) == Some(max), format_args!("{conn}: max_message is not {max}"));
+        self.state.check(cx.buffer_size(conn) == Some(max), format_args!("{conn}: max_message is not {max}"));
         if side == ACTIVE {
             let said = cx.private_data(conn).to_vec();
             self.state.check(pair.answers.contains(&said), format_args!("{conn}: the peer did not say {said:?}"));

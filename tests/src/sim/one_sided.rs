@@ -212,7 +212,7 @@ impl Program<'_> {
         let depth = self.state.options.send_depth as usize;
         let expected = match result {
             Ok(send) => send.sequence() == next && send.kind() == kind,
-            Err(SendErrorKind::WouldBlock) => room < needs,
+            Err(SendErrorKind::WouldBlock(_)) => room < needs,
             Err(SendErrorKind::TooManyRegions { count, max }) => {
                 kind == SendKind::Read && count == parts && max == depth
             }
@@ -229,7 +229,7 @@ impl Program<'_> {
                 let operation = Operation { shared: number, locals, kind: operation };
                 self.started(id, send, range, operation, immediate, swap);
             }
-            Err(SendErrorKind::WouldBlock) => {
+            Err(SendErrorKind::WouldBlock(_)) => {
                 let Some((_, _, end)) = self.end(id) else { return };
                 end.refused(immediate.is_none());
             }

@@ -230,7 +230,7 @@ impl Program<'_> {
         let expected = match result {
             Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
             // Messages past one buffer need memory besides.
-            Err(SendErrorKind::WouldBlock) => usable && (room == 0 || bytes.len() > max),
+            Err(SendErrorKind::WouldBlock(_)) => usable && (room == 0 || bytes.len() > max),
             // It may be on its way out without having been told yet.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,
@@ -243,7 +243,7 @@ impl Program<'_> {
                 let sequence = end.take(Stand::Message { large: bytes.len() > max });
                 end.coming.push_back((sequence, Arrival::Message));
             }
-            Err(SendErrorKind::WouldBlock) => end.refused(false),
+            Err(SendErrorKind::WouldBlock(_)) => end.refused(false),
             _ => {}
         }
         result.is_ok()
@@ -387,7 +387,7 @@ impl Program<'_> {
             (Call::Release, _) => self.state.release(false),
             (Call::Look, Some(id)) => self.look(cx, id),
             (Call::TooLong, Some(id)) => {
-                if let Some(max) = cx.largest_message(id) {
+                if let Some(max) = cx.max_message(id) {
                     let result = cx.send(id, &vec![0; max as usize + 1]);
                     let kept = matches!(result, Err(SendErrorKind::TooLong { .. } | SendErrorKind::Closed));
                     self.state.check(kept, format_args!("a message too long for {id}: {result:?}"));
@@ -435,7 +435,7 @@ impl Program<'_> {
         let kept = cx.send(id, b"stale") == Err(SendErrorKind::Closed)
             && cx.buffer(id).is_none()
             && cx.user(id).is_none()
-            && cx.max_message(id).is_none()
+            && cx.buffer_size(id).is_none()
             && cx.peer_address(id).is_none()
             && cx.private_data(id).is_empty()
             && cx.writable(id) == 0;
@@ -458,7 +458,7 @@ impl Program<'_> {
         let user = cx.user(id);
         let kept = user == Some(if announced { cookie } else { 0 });
         self.state.check(kept, format_args!("{id} has {user:?} attached, not {cookie:x}"));
-        let now = cx.max_message(id);
+        let now = cx.buffer_size(id);
         self.state.check(now == announced.then_some(max), format_args!("{id}: max_message is {now:?}, was {max}"));
         self.state.check(cx.peer_address(id).is_some(), format_args!("{id} has no peer"));
     }

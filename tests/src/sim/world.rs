@@ -91,8 +91,8 @@ fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>) -> Config {
             0 => Wait::Event,
             spin => Wait::Spin(time(spin)),
         })
-        .max_message(options.max_message)
-        .largest_message(LARGEST)
+        .buffer_size(options.max_message)
+        .max_message(LARGEST)
         .transfer_memory(options.transfer_memory)
         .receive_depth(options.receive_depth)
         .send_depth(options.send_depth)
@@ -428,7 +428,7 @@ impl World {
             if !at_home(reactor) {
                 return Err(format!("node{i}: shared receives are still claimed: {:?}", reactor.stats()));
             }
-            let regions = reactor.stats().regions;
+            let regions = reactor.stats().memory.regions;
             if regions > 0 {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
