@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rdma_transport::caps::Moderation;
 
-use crate::limits::{CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW};
 use crate::error::Error;
+use crate::limits::{CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW};
 
 /// Which provider carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

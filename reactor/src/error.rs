@@ -6,7 +6,6 @@ use std::io;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::WcStatus;
 
-
 /// Why the reactor could not be made, or cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

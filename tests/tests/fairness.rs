@@ -45,7 +45,7 @@ impl Handler for Flood {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        while cx.send(conn, &[7; 64]) != Err(SendErrorKind::WouldBlock) {}
+        while !matches!(cx.send(conn, &[7; 64]), Err(SendErrorKind::WouldBlock(_))) {}
     }
 }
 

@@ -123,7 +123,7 @@ fn paced(wait: Wait) {
     println!("{wait:?}: {echoes} echoes, {late} late; client {c:?}; server {s:?}");
     assert_eq!((echoes, late), (count, 0));
     // Both ways of being woken were there to be lost.
-    assert!(c.waits > count / 500 && s.completion_events > count / 500, "nobody slept: {c:?} {s:?}");
+    assert!(c.turns.waits > count / 500 && s.completions.events > count / 500, "nobody slept: {c:?} {s:?}");
 }
 
 #[test]

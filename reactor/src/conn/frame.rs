@@ -27,16 +27,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
-        Self::Data,
-        Self::Hello,
-        Self::Credit,
-        Self::Ping,
-        Self::Pong,
-        Self::Immediate,
-        Self::Offer,
-        Self::Fetched,
-    ];
+    const ALL: [Self; 8] =
+        [Self::Data, Self::Hello, Self::Credit, Self::Ping, Self::Pong, Self::Immediate, Self::Offer, Self::Fetched];
 
     /// Whether such a message has no payload.
     const fn is_bare(self) -> bool {

@@ -135,9 +135,7 @@ impl Connection {
                     self.want(env, Action::Settled);
                 }
                 let first = match self.framing {
-                    Framing::Credits => {
-                        Some(self.keepalive.start(env.now, self.is_active(), &env.config.patience()))
-                    }
+                    Framing::Credits => Some(self.keepalive.start(env.now, self.is_active(), &env.config.patience())),
                     Framing::Raw => None,
                 };
                 self.want(env, Action::Deadline(first));

@@ -232,7 +232,8 @@ impl SendQueue {
     /// The last send of the chain, to add to it: if it is a message of the program's in one buffer.
     pub(crate) fn open_message(&mut self) -> Option<(&mut Posted, &mut SgeList)> {
         let wr = self.chain.last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
-        let entry = self.entries.back_mut().filter(|entry| entry.id.is_some_and(|id| id.kind() == SendKind::Message))?;
+        let entry =
+            self.entries.back_mut().filter(|entry| entry.id.is_some_and(|id| id.kind() == SendKind::Message))?;
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 

@@ -252,12 +252,7 @@ impl Connection {
     }
 
     /// Offers a message that [`Connection::check_offer`] was asked about.
-    pub(crate) fn offer(
-        &mut self,
-        region: RemoteRegion,
-        source: Source,
-        env: &mut Env<'_>,
-    ) -> SendId {
+    pub(crate) fn offer(&mut self, region: RemoteRegion, source: Source, env: &mut Env<'_>) -> SendId {
         let send = self.sends.name(SendKind::Message);
         let active = self.transfers.active(env.now);
         let first = active.outgoing.is_empty();
@@ -470,8 +465,13 @@ impl Connection {
                 Some(Held::Message { buffer, end }) => {
                     self.receives.release();
                     if delivers {
-                        let arrived =
-                            Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end, device: env.device as u16, shared };
+                        let arrived = Arrived {
+                            buffer: Some(buffer),
+                            start: HEADER_LEN as u32,
+                            end,
+                            device: env.device as u16,
+                            shared,
+                        };
                         self.deliver(arrived, env);
                     } else {
                         env.buffers.free_receive(buffer, shared);
@@ -486,5 +486,4 @@ impl Connection {
             }
         }
     }
-
 }

@@ -52,9 +52,14 @@ pub(super) struct Site {
 pub(super) enum Phase {
     Open,
     /// What was taken is still sent, until the timer.
-    Draining { reason: DisconnectReason, timer: Key },
+    Draining {
+        reason: DisconnectReason,
+        timer: Key,
+    },
     /// What is still to be sent will not be.
-    Over { reason: DisconnectReason },
+    Over {
+        reason: DisconnectReason,
+    },
 }
 
 /// What an endpoint has posted, and what is to be posted.
@@ -105,7 +110,8 @@ impl Work {
     fn pack(self) -> u64 {
         let (sends, sequence) = (u64::from(self.send.is_some()), u64::from(self.send.unwrap_or(0)));
         let (slot, generation) = (u64::from(self.endpoint.slot()), u64::from(self.endpoint.generation()));
-        let number = sends | sequence << 1 | slot << (1 + SEQUENCE_BITS) | generation << (1 + SEQUENCE_BITS + SLOT_BITS);
+        let number =
+            sends | sequence << 1 | slot << (1 + SEQUENCE_BITS) | generation << (1 + SEQUENCE_BITS + SLOT_BITS);
         guest_work(number)
     }
 

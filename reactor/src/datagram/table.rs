@@ -29,13 +29,35 @@ use crate::id::SendId;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A datagram of so many bytes came, header included.
-    Datagram { endpoint: EndpointId, buffer: Buffer, len: usize, completion: Box<WorkCompletion> },
-    Sent { endpoint: EndpointId, send: SendId, outcome: Outcome },
-    Writable { endpoint: EndpointId },
-    Peer { endpoint: EndpointId, address: SocketAddr, found: Result<PeerId, ConnectError> },
-    Joined { endpoint: EndpointId, group: IpAddr, joined: Result<PeerId, ConnectError> },
+    Datagram {
+        endpoint: EndpointId,
+        buffer: Buffer,
+        len: usize,
+        completion: Box<WorkCompletion>,
+    },
+    Sent {
+        endpoint: EndpointId,
+        send: SendId,
+        outcome: Outcome,
+    },
+    Writable {
+        endpoint: EndpointId,
+    },
+    Peer {
+        endpoint: EndpointId,
+        address: SocketAddr,
+        found: Result<PeerId, ConnectError>,
+    },
+    Joined {
+        endpoint: EndpointId,
+        group: IpAddr,
+        joined: Result<PeerId, ConnectError>,
+    },
     /// The last one.
-    Closed { endpoint: EndpointId, reason: DisconnectReason },
+    Closed {
+        endpoint: EndpointId,
+        reason: DisconnectReason,
+    },
 }
 
 /// What a guest's number stands for.

@@ -9,9 +9,9 @@ use rdma_transport::provider::DeviceId;
 
 use super::Driver;
 use super::choose::Use;
+use super::data_path::post_own_receives;
 use super::drain::Drain;
 use super::fabric::Owner;
-use super::data_path::post_own_receives;
 use super::table::{Flush, Link, Place, Seat};
 use crate::config::{ConnectOptions, Framing};
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};

@@ -91,9 +91,7 @@ impl Driver {
         let Arrival { detached, framing, reactor, listener, peer, private_data } = arrival;
         self.fabric.follow(detached.provider());
         match self.fabric.provider.attach(detached, self.now) {
-            Ok((cm, device)) => {
-                Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed })
-            }
+            Ok((cm, device)) => Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed }),
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");
                 self.stats.connections.refused += 1;

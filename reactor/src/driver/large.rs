@@ -85,9 +85,7 @@ impl Driver {
         let (max, raw) = (conn.terms().buffer_size, conn.framing() == Framing::Raw);
         self.check_local(id, region, &range)?;
         if range.len() <= max || raw {
-            return self
-                .input(id, |conn, env| conn.send_from(region, range, env))
-                .ok_or(SendErrorKind::Closed)?;
+            return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
         if !self.registry.readable_by(region.key(), id) {
             return Err(SendErrorKind::NotReadable { max });
@@ -112,9 +110,9 @@ impl Driver {
                 return;
             }
             let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source });
-            let region = memory.map_err(Error::from).and_then(|memory| {
-                self.register(id, memory, len, &RegionOptions::new(), Account::Fetched)
-            });
+            let region = memory
+                .map_err(Error::from)
+                .and_then(|memory| self.register(id, memory, len, &RegionOptions::new(), Account::Fetched));
             match region {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));

@@ -37,10 +37,12 @@ impl Driver {
         let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
         let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
         let site = Site { device: device.id, connection: id, qp };
-        let region =
-            self.registry.register(&mut *self.fabric.provider, &site, memory, len, options, account)?;
+        let region = self.registry.register(&mut *self.fabric.provider, &site, memory, len, options, account)?;
         let remote = options.access.intersects(Access::REMOTE);
-        if remote && !options.any_peer && let Some(seat) = self.table.get_mut(id) {
+        if remote
+            && !options.any_peer
+            && let Some(seat) = self.table.get_mut(id)
+        {
             seat.link.regions.push(region.key());
         }
         if let (true, Some(lifetime)) = (remote, options.lifetime)

@@ -9,8 +9,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, LocalKey};

@@ -58,8 +58,8 @@ use std::time::Duration;
 pub use self::handle::Stream;
 use self::table::Table;
 use crate::{
-    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DeviceEvent, DisconnectReason, Handler, IoId, Message,
-    Place, Readiness, TimerId,
+    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DeviceEvent, DisconnectReason, Handler, IoId,
+    Message, Place, Readiness, TimerId,
 };
 
 /// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::unread::Unread;
-use crate::{
-    ConnectionId, Context, DetachedMessage, DisconnectReason, PeerViolation, SendErrorKind, TimerId,
-};
+use crate::{ConnectionId, Context, DetachedMessage, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
 /// Whether this side still writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -287,7 +287,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn message(&mut self, id: ConnectionId, arrived: Arrived) {
         let Arrived { mut buffer, start, end, device, shared } = arrived;
         let device = usize::from(device);
-        let known = self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
+        let known =
+            self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
         if !known {
             self.lender = self.driver.lender(device).map(|(slabs, home)| (device, slabs, home));
         }

@@ -270,7 +270,10 @@ impl<M> Reactor<M> {
 
 impl<M> fmt::Debug for Reactor<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reactor").field("driver", &self.driver).field("desk", &self.desk.commands).finish_non_exhaustive()
+        f.debug_struct("Reactor")
+            .field("driver", &self.driver)
+            .field("desk", &self.desk.commands)
+            .finish_non_exhaustive()
     }
 }
 

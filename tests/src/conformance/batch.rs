@@ -74,7 +74,9 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     for round in 1..=2 {
         let address = p.address;
         let opened: Vec<_> = (0..5).map(|_| p.client.context().connect(address).expect("room")).collect();
-        p.until("all are up", |p| p.s.live() == 5 && p.c.live() == 5 && p.client.stats().connections.connected == 5 * round);
+        p.until("all are up", |p| {
+            p.s.live() == 5 && p.c.live() == 5 && p.client.stats().connections.connected == 5 * round
+        });
         let peak = p.client.stats().memory.pool_buffers;
         p.client.context().send(opened[0], &pattern(7, 9000)).expect("room");
         p.until("the echo", |p| p.c.received == round);

@@ -102,7 +102,9 @@ pub fn both_close_at_once(setup: &Setup) {
         let (c, s) = (last(&p.c).expect("connected"), last(&p.s).expect("connected"));
         p.client.context().close(c);
         p.server.context().close(s);
-        p.until("both ends", |p| p.client.stats().connections.disconnected + p.server.stats().connections.disconnected == ends + 2);
+        p.until("both ends", |p| {
+            p.client.stats().connections.disconnected + p.server.stats().connections.disconnected == ends + 2
+        });
     }
     p.finish();
 }

@@ -112,7 +112,9 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
         }
         let announced = p.c.live() == 1;
         p.client.context().close(conn);
-        p.until("the end", |p| p.client.stats().connections.connect_errors + p.client.stats().connections.disconnected == turns + 1);
+        p.until("the end", |p| {
+            p.client.stats().connections.connect_errors + p.client.stats().connections.disconnected == turns + 1
+        });
         match p.c.events.pop().expect("the last event") {
             Event::ConnectError(id, ConnectError::Cancelled) => assert!(id == conn && !announced),
             Event::Disconnect(id, DisconnectReason::Local) => assert!(id == conn && announced),

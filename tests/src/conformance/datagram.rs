@@ -10,8 +10,8 @@ use std::time::Duration;
 use rdma_reactor::transport::Error as TransportError;
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{
-    ConnectError, Context, DisconnectReason, EndpointId, EndpointOptions, Error, Handler, Origin, Outcome, PeerId,
-    Reactor, Reactors, SendErrorKind,
+    Blocked, ConnectError, Context, DatagramHandler, DisconnectReason, EndpointId, EndpointOptions, Error, Handler,
+    Origin, Outcome, PeerId, Reactor, Reactors, SendErrorKind,
 };
 
 use super::harness::{Event, Pair, Probe, Setup, now, pattern};
@@ -143,7 +143,10 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
         assert!(probe.iter().enumerate().all(|(nth, end)| *end == (nth as u64, Outcome::Sent)), "{probe:?}");
     }
     let stats = pair.client.stats();
-    assert_eq!((stats.messages.datagrams_sent, stats.messages.datagrams_received), (sizes.len() as u64, sizes.len() as u64));
+    assert_eq!(
+        (stats.messages.datagrams_sent, stats.messages.datagrams_received),
+        (sizes.len() as u64, sizes.len() as u64)
+    );
     finish(pair);
 }
 
@@ -184,7 +187,7 @@ pub fn a_full_send_queue_says_so_once(setup: &Setup) {
             cx.datagrams().send(here, peer, &[nth]).expect("there is room");
         }
         for _ in 0..3 {
-            assert_eq!(cx.datagrams().send(here, peer, b"more"), Err(SendErrorKind::WouldBlock));
+            assert_eq!(cx.datagrams().send(here, peer, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
         }
         pair.until("there is room again", |p| writable(p) == round);
         pair.until("all have ended", |p| sent(&p.c, here).len() == 4 * round);
@@ -342,6 +345,12 @@ struct Stays {
 impl Handler for Stays {
     fn on_drain(&mut self, _: &mut Context<'_>, _: Duration) {}
 
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        Some(self)
+    }
+}
+
+impl DatagramHandler for Stays {
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
         assert_eq!(reason, DisconnectReason::Local);
         self.closed.push(endpoint);
@@ -435,7 +444,9 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     assert!(cx.datagrams().leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");
     cx.datagrams().close(other);
     assert_eq!(cx.datagrams().send(other, peer, b"closed"), Err(SendErrorKind::Closed));
-    assert!(cx.datagrams().find_peer(other, address).is_err() && cx.datagrams().join(other, setup.address.ip()).is_err());
+    assert!(
+        cx.datagrams().find_peer(other, address).is_err() && cx.datagrams().join(other, setup.address.ip()).is_err()
+    );
     // Refusals have done no harm.
     cx.datagrams().send(here, peer, &long[..max]).expect("there is room");
     pair.until("it arrives", |p| heard(&p.s, there).len() == 1);
@@ -451,7 +462,8 @@ pub fn one_endpoint_hears_many(setup: &Setup) {
     let echo = Probe::new(move |cx, event| {
         if let Event::Datagram(endpoint, origin, bytes, _) = event {
             let mut peers = peers.borrow_mut();
-            let peer = *peers.entry(*origin).or_insert_with(|| cx.datagrams().peer_of(*endpoint, origin).expect("a way back"));
+            let peer =
+                *peers.entry(*origin).or_insert_with(|| cx.datagrams().peer_of(*endpoint, origin).expect("a way back"));
             cx.datagrams().send(*endpoint, peer, bytes).expect("there is room");
         }
     });

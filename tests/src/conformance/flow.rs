@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::{DisconnectReason, SendErrorKind};
+use rdma_reactor::{Blocked, DisconnectReason, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup, now};
 
@@ -24,7 +24,7 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
             }
             sent += 1;
         };
-        assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock, writable));
+        assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock(Blocked::Window), writable));
         // Refused again: still one on_writable.
         assert!(p.client.context().send(conn, b"").is_err());
         let before = p.c.count(|e| matches!(e, Event::Writable(_)));
@@ -76,7 +76,7 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     }
     p.turn_for(Duration::from_millis(20));
     let held = p.s.received;
-    assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock));
+    assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let kept = p.s.keep.take().expect("kept messages");
     assert_eq!(kept.len() as u64, held);
     let releaser = std::thread::spawn(move || {

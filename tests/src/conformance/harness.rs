@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, Decision, DetachedMessage, DeviceEvent,
-    DisconnectReason, EndpointId, Handler, Immediate, Message, Origin, Outcome, PeerId, ProviderChoice, Reactor,
-    SendErrorKind, SendId, Stats, TimerId,
+    Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
+    DeviceEvent, DisconnectReason, EndpointId, Handler, Immediate, MemoryStats, Message, Origin, Outcome, PeerId,
+    ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
 };
 
 /// How to reach a provider under test.
@@ -300,6 +300,20 @@ impl Handler for Probe {
         self.tell(cx, Event::ConnectError(conn, error));
     }
 
+    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {
+        self.tell(cx, Event::Device(event.clone()));
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _timer: TimerId, token: u64) {
+        self.tell(cx, Event::Timer(token));
+    }
+
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        Some(self)
+    }
+}
+
+impl DatagramHandler for Probe {
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
         self.tell(cx, Event::Datagram(endpoint, datagram.origin(), datagram.to_vec(), datagram.immediate()));
     }
@@ -334,14 +348,6 @@ impl Handler for Probe {
 
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
         self.tell(cx, Event::EndpointClosed(endpoint, reason));
-    }
-
-    fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {
-        self.tell(cx, Event::Device(event.clone()));
-    }
-
-    fn on_timer(&mut self, cx: &mut Context<'_>, _timer: TimerId, token: u64) {
-        self.tell(cx, Event::Timer(token));
     }
 }
 
@@ -427,7 +433,7 @@ impl Pair {
 /// Whether nobody holds a buffer of the pool, and nobody claims a receive of a shared queue.
 #[must_use]
 pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
-    let Stats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats();
+    let MemoryStats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats().memory;
     let (all, free) = reactor.pool_levels();
     all == free && shared_unclaimed == shared - shared / 8
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind,
+    Access, Blocked, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind,
 };
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
@@ -60,7 +60,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
     let (mut source, mut sink) = (own(&mut p, here, room), own(&mut p, here, room));
     for (i, len) in [0, 1, 7, 8, 1024, 1447, 1448, 1449, 4096, 65_536, 1 << 20].into_iter().enumerate() {
         println!("{len} bytes");
-        remote.copy_from(0, &vec![0xee; room]);
+        remote.copy_from(0, &vec![0xee; room]).expect("nothing is lent");
         sink.bytes_mut().expect("nobody uses it").fill(0xee);
         source.bytes_mut().expect("nobody uses it")[..len].copy_from_slice(&pattern(i, len));
         let target = remote.remote().part(8, len as u64).expect("inside");
@@ -137,7 +137,7 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
         let mut got = vec![0; len];
         remote.copy_to(0, &mut got);
         assert!(got == pattern(i, 70_000)[..len]);
-        remote.copy_from(0, &[0; 70_000]);
+        remote.copy_from(0, &[0; 70_000]).expect("nothing is lent");
     }
     p.finish();
 }
@@ -158,7 +158,7 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
         return;
     }
     let mut remote = shared(&mut p, there, 64, access);
-    remote.store(8, 40);
+    remote.store(8, 40).expect("nothing is lent");
     let word = remote.remote().part(8, 8).expect("inside");
     let add = p.client.context().fetch_add(here, word, &mut local, 16, 2).expect("room");
     assert_eq!(add.kind(), SendKind::FetchAdd);
@@ -189,9 +189,9 @@ pub fn rights_are_kept(setup: &Setup) {
         }
         let (mut p, here, there) = connected(setup);
         let mut remote = shared(&mut p, there, 64, access);
-        remote.copy_from(0, &[0x55; 64]);
+        remote.copy_from(0, &[0x55; 64]).expect("nothing is lent");
         let mut local = own(&mut p, here, 8);
-        local.copy_from(0, &[0x11; 8]);
+        local.copy_from(0, &[0x11; 8]).expect("nothing is lent");
         if revoke {
             p.server.context().revoke(&remote);
             assert!(remote.bytes_mut().is_some(), "no peer reaches it any more");
@@ -246,7 +246,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;
     }
-    assert_eq!(p.client.context().write(here, name, &local, 0..1), Err(SendErrorKind::WouldBlock));
+    assert_eq!(p.client.context().write(here, name, &local, 0..1), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
     p.until("room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
     p.until("all have ended", |p| p.c.sent == taken);
     p.finish();
@@ -273,7 +273,7 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
         Err(other) => panic!("{other}"),
     }
     let read = p.client.context().read(here, name, &mut a, 0..8).expect("one fits");
-    assert_eq!(p.client.context().read(here, name, &mut b, 0..8), Err(SendErrorKind::WouldBlock));
+    assert_eq!(p.client.context().read(here, name, &mut b, 0..8), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
     done(&mut p, read);
     p.finish();
 }

@@ -172,7 +172,7 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     }
     let ends = world.finish();
     assert_eq!(ends[0].0.placed, 4 * COUNT);
-    assert_eq!(ends[0].1.handed_over, 4 * (COUNT as u64 - 1));
+    assert_eq!(ends[0].1.connections.handed_over, 4 * (COUNT as u64 - 1));
     assert!(ends[1..].iter().all(|(_, stats)| stats.connections.taken_over == 4 && stats.connections.connected == 4));
 }
 
@@ -196,7 +196,11 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
         assert_eq!(world.probe.events.last(), Some(&Event::ConnectError(refused, error)));
     }
     let ends = world.finish();
-    assert!(ends.iter().all(|(_, stats)| stats.connections.refused == 1), "{:?}", ends.iter().map(|(_, s)| s).collect::<Vec<_>>());
+    assert!(
+        ends.iter().all(|(_, stats)| stats.connections.refused == 1),
+        "{:?}",
+        ends.iter().map(|(_, s)| s).collect::<Vec<_>>()
+    );
 }
 
 /// One is drained and the others go on; the one that listens does so until no other is left.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
+use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
@@ -134,7 +134,7 @@ pub fn windows_follow_use(setup: &Setup) {
     assert!(second > LEAST + 4, "{second} at once");
     // Full is full: a refused send is told once that there is room.
     while p.client.context().send(busy, b"full").is_ok() {}
-    assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock));
+    assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = opened(&p, busy);
     p.until("on_writable", |p| opened(p, busy) > before);
     p.client.context().send(busy, b"room again").expect("room");
@@ -196,7 +196,9 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     assert!(messages.len() > SHARED as usize * 7 / 8 - MIN_CLAIM, "{} messages kept", messages.len());
     assert!(messages.iter().all(|message| **message == *b"keep me"));
     drop(messages);
-    p.until("all receives are back", |p| at_home(&p.server) && p.server.stats().memory.shared_posted == SHARED as usize);
+    p.until("all receives are back", |p| {
+        at_home(&p.server) && p.server.stats().memory.shared_posted == SHARED as usize
+    });
     p.finish();
 }
 

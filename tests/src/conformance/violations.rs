@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Framing, PeerViolation, RejectReason, SendErrorKind,
+    Blocked, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Framing, PeerViolation, RejectReason,
+    SendErrorKind,
 };
 
 use super::harness::{Event, Pair, Probe, Setup};
@@ -157,7 +158,7 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
         }
     }
     assert_eq!(taken, WINDOW as usize - 3, "the window, without what is kept for control");
-    assert_eq!(p.server.context().send(there, b"more"), Err(SendErrorKind::WouldBlock));
+    assert_eq!(p.server.context().send(there, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     p.until("it is given up", |p| reason(p, there).is_some());
     assert_eq!(reason(&p, there), Some(DisconnectReason::KeepaliveTimeout));
     p.finish();

@@ -122,7 +122,7 @@ impl Program<'_> {
         }
         let range = within(&mut self.state.rng, WORDS..own.region.len());
         let bytes = random(&mut self.state.rng, range.len());
-        own.region.copy_from(range.start, &bytes);
+        own.region.copy_from(range.start, &bytes).expect("nothing there is lent");
         self.state.note(format_args!("changes {range:?} of {number}"));
         self.audit.memory[number].store(range.start, bytes);
     }
