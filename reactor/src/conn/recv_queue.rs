@@ -26,6 +26,10 @@ pub(crate) struct RecvQueue {
     source: Source,
     /// Messages that the program keeps.
     kept: u32,
+    /// Messages that wait for a large message.
+    held: u32,
+    /// Messages that came back before their callback, which had kept them, returned.
+    early: u32,
 }
 
 #[derive(Debug)]
@@ -33,8 +37,6 @@ enum Source {
     Own {
         /// In the order of posting.
         posted: VecDeque<Posted>,
-        /// Receives that are to be posted again.
-        free: u32,
         depth: u32,
         /// Bytes of one receive.
         size: usize,
@@ -46,12 +48,12 @@ impl RecvQueue {
     /// A queue of its own, with nothing posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
-        Self { source: Source::Own { posted, free: depth, depth, size }, kept: 0 }
+        Self { source: Source::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
     /// Receives of the shared queue.
     pub(crate) const fn shared(claim: Claim) -> Self {
-        Self { source: Source::Shared(claim), kept: 0 }
+        Self { source: Source::Shared(claim), kept: 0, held: 0, early: 0 }
     }
 
     /// No receives: the connection is not on a device yet.
@@ -103,16 +105,9 @@ impl RecvQueue {
         }
     }
 
-    /// The receive of a message is free: the message was delivered or needed no delivery.
-    #[inline]
-    pub(crate) const fn free(&mut self) {
-        if let Source::Own { free, .. } = &mut self.source {
-            *free += 1;
-        }
-    }
-
-    /// A message that was not counted as free keeps its receive: it waits for a large message.
+    /// A message keeps its receive: it waits for a large message.
     pub(crate) const fn hold(&mut self) {
+        self.held += 1;
         if let Source::Shared(claim) = &mut self.source {
             claim.keep();
         }
@@ -120,43 +115,49 @@ impl RecvQueue {
 
     /// A message that was held lets go of its receive.
     pub(crate) const fn release(&mut self) {
-        match &mut self.source {
-            Source::Own { free, .. } => *free += 1,
-            Source::Shared(claim) => claim.release(1),
+        self.held = self.held.saturating_sub(1);
+        if let Source::Shared(claim) = &mut self.source {
+            claim.release(1);
         }
     }
 
     /// The program keeps a message that was delivered, and its receive with it.
-    pub(crate) fn keep(&mut self) {
+    pub(crate) const fn keep(&mut self) {
+        if self.early > 0 {
+            self.early -= 1;
+            return;
+        }
         self.kept += 1;
-        match &mut self.source {
-            Source::Own { free, .. } => *free = free.saturating_sub(1),
-            Source::Shared(claim) => claim.keep(),
+        if let Source::Shared(claim) = &mut self.source {
+            claim.keep();
         }
     }
 
     /// A message that the program kept comes back.
-    pub(crate) fn unkeep(&mut self) {
-        debug_assert!(self.kept > 0, "a message comes back that was not kept");
-        self.kept = self.kept.saturating_sub(1);
-        if !cfg!(planted = "detached-buffer-not-posted") {
-            self.release();
+    pub(crate) const fn unkeep(&mut self) {
+        if self.kept == 0 {
+            self.early += 1;
+        } else if !cfg!(planted = "detached-buffer-not-posted") {
+            self.kept -= 1;
+            if let Source::Shared(claim) = &mut self.source {
+                claim.release(1);
+            }
         }
     }
 
-    /// Receives of its own that are to be posted again.
-    pub(crate) const fn to_post(&self) -> u32 {
+    /// Receives of its own that are to be posted again: those that are neither posted nor kept.
+    pub(crate) fn to_post(&self) -> u32 {
         match &self.source {
-            Source::Own { free, .. } => *free,
+            Source::Own { posted, depth, .. } => depth.saturating_sub(posted.len() as u32 + self.kept + self.held),
             Source::Shared(_) => 0,
         }
     }
 
     /// Whether receives of its own are to be posted again now.
     #[inline]
-    pub(crate) const fn worth_posting(&self, window: &ReceiveWindow) -> bool {
+    pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
-            Source::Own { free, depth, .. } => window.worth_posting(*free, *depth),
+            Source::Own { depth, .. } => window.worth_posting(self.to_post(), *depth),
             Source::Shared(_) => false,
         }
     }
@@ -164,27 +165,26 @@ impl RecvQueue {
     /// Takes buffers for the receives that are to be posted again, and makes their work requests. How many it could get.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
-        let Source::Own { posted, free, size, .. } = &mut self.source else { return 0 };
+        let free = self.to_post();
+        let Source::Own { posted, size, .. } = &mut self.source else { return 0 };
         let wr_id = recv_work(id);
         let mut count = 0;
-        while count < *free {
+        while count < free {
             let Some(buffer) = pool.take() else { break };
             let (buffer, sge) = pool.post(buffer, *size);
             posted.push_back(buffer);
             chain.push(RecvWr { wr_id, sges: SgeList::one(sge) });
             count += 1;
         }
-        *free -= count;
         count
     }
 
     /// The last `count` of what was prepared was not posted.
     pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
-        let Source::Own { posted, free, .. } = &mut self.source else { return };
+        let Source::Own { posted, .. } = &mut self.source else { return };
         for _ in 0..count {
             if let Some(buffer) = posted.pop_back() {
                 pool.give(buffer.done());
-                *free += 1;
             }
         }
     }
@@ -254,7 +254,6 @@ impl Connection {
         }
         match header {
             Ok(Header { kind: Kind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
-                self.receives.free();
                 self.receives.count();
                 let (device, shared) = (env.device as u16, self.receives.is_shared());
                 let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: wc.len, device, shared };
@@ -295,7 +294,6 @@ impl Connection {
 
     /// A buffer of a receive is free again, and so is the receive.
     fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
-        self.receives.free();
         if cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending() {
             std::mem::forget(buffer);
         } else {
@@ -346,7 +344,6 @@ impl Connection {
             if !self.state.delivers() {
                 return self.discard(buffer, env);
             }
-            self.receives.free();
             let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
             return self.deliver(arrived, env);
         }
@@ -408,7 +405,6 @@ impl Connection {
             self.discard(buffer, env);
             self.deliver_immediate(Immediate { value, len }, env);
         } else if self.state.delivers() {
-            self.receives.free();
             let device = env.device as u16;
             self.deliver(Arrived { buffer: Some(buffer), start: 0, end: len, device, shared: false }, env);
         } else {

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 
 use super::table::{Table, Writing};
+use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
 /// A stream, borrowed from its [`super::StreamContext`]. Nothing here blocks: what cannot be done now is
@@ -73,6 +74,13 @@ impl Stream<'_> {
         Ok(())
     }
 
+    /// Takes what has come and was not read yet, to be read elsewhere or later: after [`super::StreamHandler::on_close`] or
+    /// `on_error`, say, for which this is the last chance. The peer gets its credit back as what was taken is read or dropped.
+    /// Empty if there is nothing, or the stream is not there any more.
+    pub fn take_unread(&mut self) -> Unread {
+        self.table.get_mut(self.id).map(|record| std::mem::take(&mut record.unread)).unwrap_or_default()
+    }
+
     /// Ends the stream; only `on_close` or `on_error` follows. What was written is sent, and an end behind it, for which
     /// room is awaited for [`super::Streams::linger`]. With bytes unread there is no end: to the peer it is an error, as
     /// with TCP. Harmless when repeated.
@@ -116,7 +124,7 @@ impl BufRead for Stream<'_> {
 
     /// Takes note that `len` bytes of `fill_buf` are read. The peer gets its credit back with the last one of a message.
     fn consume(&mut self, len: usize) {
-        if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.consume(len)) {
+        if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);
         }
     }

@@ -40,13 +40,14 @@
 //! - `on_hangup` comes once, when the peer has finished writing. What it wrote may still have to be read; reads say
 //!   `Ok(0)` after the last byte.
 //! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. What came before can be read in that
-//!   callback still; when it returns, nothing of the stream is left, and the id is stale.
+//!   callback still, or taken with [`Stream::take_unread`]; when it returns, nothing of the stream is left, and the id is
+//!   stale.
 //!
 //! # Memory
 //!
 //! What was received stays in the registered buffers it arrived in until it is read; then the peer gets its credit
-//! back. So unread bytes take at most the receives of the connection, and stop the peer; they go with the stream. Writes fill the buffers that
-//! go out at the end of the turn, several small ones the same buffer.
+//! back. So unread bytes take at most the receives of the connection, and stop the peer; they go with the stream unless the
+//! program takes them. Writes fill the buffers that go out at the end of the turn, several small ones the same buffer.
 
 mod handle;
 mod table;
@@ -57,6 +58,7 @@ use std::time::Duration;
 
 pub use self::handle::Stream;
 use self::table::Table;
+pub use self::unread::Unread;
 use crate::{
     ConnectError, ConnectRequest, ConnectionId, Context, Decision, DeviceEvent, DisconnectReason, Handler, IoId,
     Message, Place, Readiness, TimerId,

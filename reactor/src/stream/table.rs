@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::unread::Unread;
-use crate::{ConnectionId, Context, DetachedMessage, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
+use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
 /// Whether this side still writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum Writing {
 #[derive(Debug)]
 pub(super) struct Record {
     id: ConnectionId,
-    pub(super) unread: Unread<DetachedMessage>,
+    pub(super) unread: Unread,
     pub(super) writing: Writing,
     /// The peer writes no more.
     pub(super) peer_finished: bool,

@@ -1,11 +1,16 @@
-//! What has arrived and was not read yet. No I/O.
+//! What has arrived and was not read yet.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, BufRead, Read};
 use std::ops::Deref;
 
-/// Messages in order, the first one read in part.
-#[derive(Debug)]
-pub(super) struct Unread<M> {
+use crate::DetachedMessage;
+
+/// Bytes of a stream that were not read yet, from [`super::Stream::take_unread`], in the registered buffers they arrived in.
+/// They are read without waiting: after the last byte, reads say `Ok(0)`. A buffer goes home with its last byte, or when
+/// this is dropped. They may go to another thread, and outlive the stream and the reactor.
+pub struct Unread<M = DetachedMessage> {
     messages: VecDeque<M>,
     /// Bytes of the first one that are read.
     read: usize,
@@ -18,8 +23,16 @@ impl<M> Default for Unread<M> {
 }
 
 impl<M: Deref<Target = [u8]>> Unread<M> {
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether all is read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
+    }
+
+    /// Bytes that are left.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.messages.iter().map(|message| message.len()).sum::<usize>() - self.read
     }
 
     /// Adds a message that is not empty.
@@ -35,7 +48,7 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
 
     /// Takes note that the first `len` bytes of the front are read, or all if it has less; returns the message if it is
     /// done with.
-    pub(super) fn consume(&mut self, len: usize) -> Option<M> {
+    pub(super) fn advance(&mut self, len: usize) -> Option<M> {
         self.read += len.min(self.front().len());
         if self.front().is_empty() { self.pop() } else { None }
     }
@@ -44,6 +57,35 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
     pub(super) fn pop(&mut self) -> Option<M> {
         self.read = 0;
         self.messages.pop_front()
+    }
+}
+
+impl<M: Deref<Target = [u8]>> Read for Unread<M> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let mut len = 0;
+        while len < out.len() && !self.is_empty() {
+            let part = self.front().len().min(out.len() - len);
+            out[len..len + part].copy_from_slice(&self.front()[..part]);
+            self.advance(part);
+            len += part;
+        }
+        Ok(len)
+    }
+}
+
+impl<M: Deref<Target = [u8]>> BufRead for Unread<M> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        Ok(self.front())
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.advance(len);
+    }
+}
+
+impl<M: Deref<Target = [u8]>> fmt::Debug for Unread<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Unread({} bytes)", self.len())
     }
 }
 
@@ -62,21 +104,32 @@ mod tests {
     #[test]
     fn a_message_is_done_with_when_its_last_byte_is_read() {
         let mut unread = some(&["abc", "d"]);
-        assert_eq!(unread.consume(2), None);
+        assert_eq!(unread.advance(2), None);
         assert_eq!(unread.front(), b"c");
-        assert_eq!(unread.consume(0), None);
-        assert_eq!(unread.consume(1), Some(b"abc".to_vec()));
+        assert_eq!(unread.advance(0), None);
+        assert_eq!(unread.advance(1), Some(b"abc".to_vec()));
         assert_eq!(unread.front(), b"d");
-        assert_eq!(unread.consume(100), Some(b"d".to_vec()));
+        assert_eq!(unread.advance(100), Some(b"d".to_vec()));
         assert!(unread.is_empty() && unread.front().is_empty());
-        assert_eq!(unread.consume(1), None);
+        assert_eq!(unread.advance(1), None);
     }
 
     #[test]
     fn what_is_dropped_leaves_nothing_behind() {
         let mut unread = some(&["abc", "def"]);
-        assert_eq!(unread.consume(2), None);
+        assert_eq!(unread.advance(2), None);
         assert_eq!(unread.pop(), Some(b"abc".to_vec()));
         assert_eq!(unread.front(), b"def");
+    }
+
+    #[test]
+    fn it_reads_to_its_end_and_counts_what_is_left() {
+        let mut unread = some(&["abc", "def"]);
+        let mut out = [0; 4];
+        assert_eq!((unread.len(), unread.read(&mut out).expect("bytes"), &out), (6, 4, b"abcd"));
+        assert_eq!((unread.len(), unread.fill_buf().expect("bytes")), (2, &b"ef"[..]));
+        let mut rest = String::new();
+        assert_eq!((unread.read_to_string(&mut rest).expect("bytes"), rest.as_str()), (2, "ef"));
+        assert!(unread.is_empty());
     }
 }

@@ -44,7 +44,8 @@ macro_rules! conformance {
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
-                    a_dead_peer_is_an_error_after_its_bytes, a_stream_closes_in_every_callback,
+                    a_dead_peer_is_an_error_after_its_bytes,
+                    a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
                     small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
                     bytes_after_the_end_are_a_violation;
                 violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,

@@ -1,12 +1,12 @@
 //! Byte streams: what a sockets program relies on.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams, Unread};
 use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, PeerViolation, Reactor};
 
 use super::harness::{Event, Probe, Setup, now, pattern};
@@ -39,6 +39,18 @@ impl Script {
 
     fn quiet() -> Self {
         Self::new(|_, _, _| {})
+    }
+
+    /// Takes what is unread when the stream ends.
+    fn keeper() -> (Self, Rc<RefCell<Unread>>) {
+        let rest = Rc::new(RefCell::new(Unread::default()));
+        let kept = Rc::clone(&rest);
+        let script = Self::new(move |cx, id, news| {
+            if matches!(news, News::Close | News::Error(_)) {
+                *kept.borrow_mut() = cx.stream(id).take_unread();
+            }
+        });
+        (script, rest)
     }
 
     fn count(&self, what: &News) -> usize {
@@ -326,13 +338,53 @@ pub fn half_close_each_way(setup: &Setup) {
     }
 }
 
-/// A peer that dies: what came before is read, then an error, then nothing is there any more.
+/// A peer that dies: what came before is read in the last callback, then an error, and nothing is there any more.
 pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
-    let mut d = Duo::new(setup, setup.config(), Script::quiet(), Script::quiet());
     let bytes = pattern(5, 100_000);
+    let expected = bytes.clone();
+    let client = Script::new(move |cx, id, news| {
+        if matches!(news, News::Error(_)) {
+            assert_eq!(cx.stream(id).write(b"x").expect_err("gone").kind(), ErrorKind::BrokenPipe);
+            let mut got = vec![0; expected.len()];
+            cx.stream(id).read_exact(&mut got).expect("what came before");
+            assert!(got == expected);
+            let error = cx.stream(id).read(&mut got).expect_err("the peer had not finished");
+            assert_eq!((error.kind(), error.to_string()), (ErrorKind::ConnectionReset, "closed by the peer".into()));
+            cx.stream(id).close();
+            assert_eq!(cx.stream(id).read(&mut got).expect_err("closed").kind(), ErrorKind::NotConnected);
+        }
+    });
+    end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &bytes);
+}
+
+/// What nobody reads goes with the stream: a peer that resets its connections cannot use up the memory of the others.
+pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
+    let bytes = pattern(5, 100_000);
+    end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
+    // A program that takes the rest holds it until it has read it.
+    let (client, rest) = Script::keeper();
+    let mut ended = end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
+    assert!(rest.borrow().is_empty());
+    let (client, rest) = Script::keeper();
+    let d = Duo::new(setup, setup.config(), Script::quiet(), client);
+    ended = end_while(d, &bytes, |client| client.pool_levels().1 < client.pool_levels().0);
+    let mut got = Vec::new();
+    rest.borrow_mut().read_to_end(&mut got).expect("memory");
+    assert!(got == bytes);
+    until_at_home(&mut ended);
+}
+
+/// The server writes, nobody reads, and the server is gone; then all buffers of the client are home.
+fn end_with_the_peer(d: Duo, bytes: &[u8]) -> (Reactor, Streams<Script>) {
+    let mut ended = end_while(d, bytes, |_| true);
+    until_at_home(&mut ended);
+    ended
+}
+
+fn end_while(mut d: Duo, bytes: &[u8], holds: impl Fn(&Reactor) -> bool) -> (Reactor, Streams<Script>) {
     let (mut cx, id) = d.there();
-    assert_eq!(cx.stream(id).write(&bytes).expect("room"), bytes.len());
-    d.until("the bytes are there", |d| d.client.stats().messages.bytes_received == 100_000);
+    assert_eq!(cx.stream(id).write(bytes).expect("room"), bytes.len());
+    d.until("the bytes are there", |d| d.client.stats().messages.bytes_received == bytes.len() as u64);
     let Duo { server, s, mut client, mut c } = d;
     drop((server, s));
     let deadline = now() + Duration::from_secs(20);
@@ -341,18 +393,18 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
         client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
     }
     assert_eq!(c.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    assert!(holds(&client), "{:?}", client.pool_levels());
     let id = c.handler_id();
-    let mut cx = c.context(client.context());
-    assert_eq!(cx.stream(id).write(b"x").expect_err("gone").kind(), ErrorKind::BrokenPipe);
-    let mut got = vec![0; bytes.len()];
-    cx.stream(id).read_exact(&mut got).expect("what came before");
-    assert!(got == bytes);
-    let error = cx.stream(id).read(&mut got).expect_err("the peer had not finished");
-    assert_eq!((error.kind(), error.to_string()), (ErrorKind::ConnectionReset, "closed by the peer".into()));
-    cx.stream(id).close();
-    assert_eq!(cx.stream(id).read(&mut got).expect_err("closed").kind(), ErrorKind::NotConnected);
+    let error = c.context(client.context()).stream(id).read(&mut [0]).expect_err("the id is stale");
+    assert_eq!(error.kind(), ErrorKind::NotConnected);
+    (client, c)
+}
+
+fn until_at_home((client, c): &mut (Reactor, Streams<Script>)) {
+    let deadline = now() + Duration::from_secs(20);
     while client.pool_levels().0 != client.pool_levels().1 {
-        client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
+        assert!(now() < deadline, "buffers are missing: {:?}", client.pool_levels());
+        client.turn(c, Some(Duration::from_millis(10))).expect("a turn");
     }
 }
 
@@ -449,7 +501,8 @@ pub fn small_writes_share_a_message(setup: &Setup) {
 /// What was written before `close` arrives, however slowly the peer reads, and then an end.
 pub fn close_delivers_what_was_written(setup: &Setup) {
     let config = setup.config().receive_depth(8);
-    let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+    let (server, rest) = Script::keeper();
+    let mut d = Duo::new(setup, config, server, Script::quiet());
     let bytes = pattern(8, 1 << 20);
     let (mut cx, id) = d.here();
     let sent = write_until_full(&mut cx, id, &bytes);
@@ -461,7 +514,12 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
         let mut piece = [0; 2000];
         match cx.stream(id).read(&mut piece) {
             Ok(len) => got.extend_from_slice(&piece[..len]),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NotConnected);
+                rest.borrow_mut().read_to_end(&mut got).expect("what was not read before the end");
+                break;
+            }
         }
     }
     assert!(got == bytes[..sent]);
@@ -471,10 +529,12 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     d.finish();
 }
 
-/// Nobody reads what comes before the end of a closed stream: it goes all the same, after the close timeout.
+/// Nobody reads what comes before the end of a closed stream: it goes all the same, when it has lingered.
 pub fn close_does_not_wait_for_ever(setup: &Setup) {
-    let config = setup.config().receive_depth(8).close_timeout(Duration::from_millis(100));
-    let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
+    let config = setup.config().receive_depth(8);
+    let (server, rest) = Script::keeper();
+    let mut d = Duo::new(setup, config, server, Script::quiet());
+    d.c = d.c.linger(Duration::from_millis(100));
     // Hears the last credit that is not held by bytes, so that no answer to a ping makes room for the end.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
@@ -488,11 +548,9 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     assert!(now() - start >= Duration::from_millis(100));
     assert_eq!(d.c.handler.news.last(), Some(&News::Close));
     assert_eq!(d.s.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
-    let (mut cx, id) = d.there();
-    let mut got = vec![0; sent];
-    cx.stream(id).read_exact(&mut got).expect("what came before");
-    assert_eq!(cx.stream(id).read(&mut got).expect_err("no end").kind(), ErrorKind::ConnectionReset);
-    cx.stream(id).close();
+    let mut got = Vec::new();
+    rest.borrow_mut().read_to_end(&mut got).expect("memory");
+    assert_eq!(got, vec![1; sent], "what came before");
     d.finish();
 }
 
