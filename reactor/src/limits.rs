@@ -3,6 +3,9 @@
 /// Bytes of the header in front of every message.
 pub(crate) const HEADER_LEN: usize = 8;
 
+/// Payload of the longest message of the reactors' own, bytes.
+pub(crate) const MAX_CONTROL: usize = 28;
+
 /// The widest window: a wider one could not be told apart from a counter that ran backwards.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 

@@ -82,7 +82,7 @@ pub(crate) struct Effects {
     /// Connections with something to post, each once.
     pub(crate) to_post: Vec<ConnectionId>,
     /// Connections that were refused a send and may have room again.
-    pub(crate) to_ask: Vec<ConnectionId>,
+    pub(crate) to_ask: VecDeque<ConnectionId>,
     /// No turn is going on.
     pub(crate) outside: bool,
 }

@@ -1,7 +1,7 @@
 //! The messages of the protocol: the header in front of every message, and the payloads of those that are the reactor's
 //! own. The layouts are in `docs/wire.md`.
 
-use crate::limits::HEADER_LEN;
+use crate::limits::{HEADER_LEN, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
 /// What a message is.
@@ -97,8 +97,7 @@ pub(crate) struct Offer {
     pub(crate) region: RemoteRegion,
 }
 
-/// Payload of the longest message of the reactor's own, bytes.
-pub(crate) const MAX_CONTROL: usize = Offer::LEN;
+const _: () = assert!(Offer::LEN == MAX_CONTROL);
 
 impl Offer {
     const LEN: usize = 8 + RemoteRegion::LEN;

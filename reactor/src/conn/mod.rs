@@ -239,7 +239,7 @@ impl Connection {
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
-            env.effects.to_ask.push(self.id);
+            env.effects.to_ask.push_back(self.id);
         }
     }
 

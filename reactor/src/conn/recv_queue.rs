@@ -9,7 +9,7 @@ use rdma_transport::wr::{RecvWr, SgeList};
 
 use super::credit::ReceiveWindow;
 use super::effects::{Action, Arrived, Event};
-use super::frame::{Header, Immediate, Kind, MAX_CONTROL};
+use super::frame::{Header, Immediate, Kind};
 use super::state::State;
 use super::{Connection, Env};
 use crate::config::Framing;
@@ -18,7 +18,7 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::device::srq::claims::Claim;
 use crate::error::PeerViolation;
 use crate::id::{ConnectionId, recv_work};
-use crate::limits::HEADER_LEN;
+use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -266,7 +266,7 @@ impl Connection {
             }
         }
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
-            env.effects.to_ask.push(self.id);
+            env.effects.to_ask.push_back(self.id);
         }
         if self.has_to_post() {
             self.mark(env);

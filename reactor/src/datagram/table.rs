@@ -382,15 +382,17 @@ impl Endpoints {
         }
     }
 
-    /// Tells the programs that there is room for datagrams again: once per refusal.
-    pub(crate) fn find_writable(&mut self) {
-        for key in std::mem::take(&mut self.to_ask) {
+    /// Tells the program of the next endpoint that has room again after it had refused a datagram. `false`: there is none.
+    pub(crate) fn next_writable(&mut self) -> bool {
+        while let Some(key) = self.to_ask.pop() {
             let Some(endpoint) = self.open_one(key) else { continue };
             if endpoint.traffic.has_room() && std::mem::take(&mut endpoint.blocked) {
                 let endpoint = endpoint.id;
                 self.tell(Event::Writable { endpoint });
+                return true;
             }
         }
+        false
     }
 
     /// Posts what the turn has gathered.

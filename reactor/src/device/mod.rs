@@ -22,7 +22,7 @@ use self::pool::{Buffer, Exhausted, Pool};
 use self::srq::queue::SharedReceives;
 use crate::config::Config;
 use crate::error::Error;
-use crate::limits::HEADER_LEN;
+use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
 /// The buffers of a device: the pool, and those that are receives of all.
 #[derive(Debug)]
@@ -99,6 +99,11 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
+/// Bytes of a buffer for any message with a header, when messages of the program's are at most `buffer_size` bytes.
+pub(crate) fn buffer_len(buffer_size: u32) -> usize {
+    HEADER_LEN + MAX_CONTROL.max(buffer_size as usize)
+}
+
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) {
     if let Err(error) = provider.destroy_srq(srq) {
         log::warn!("destroying a shared receive queue: {error}");
@@ -126,10 +131,7 @@ impl Device {
         Self {
             id,
             name: info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone()),
-            buffers: Buffers {
-                pool: Pool::new(config.buffer_size as usize + HEADER_LEN, config.max_memory),
-                shared: None,
-            },
+            buffers: Buffers { pool: Pool::new(buffer_len(config.buffer_size), config.max_memory), shared: None },
             slabs: Vec::new(),
             cqs: Vec::new(),
             has_events: false,
@@ -154,7 +156,7 @@ impl Device {
             return Err(rdma_transport::Error::Unsupported { provider, feature }.into());
         }
         let srq = provider.create_srq(self.id, receives)?;
-        let (count, size) = (receives as usize, HEADER_LEN + self.buffer_size as usize);
+        let (count, size) = (receives as usize, buffer_len(self.buffer_size));
         let reserved = self.reserve(provider, count);
         let pool = &mut self.buffers.pool;
         let made = reserved.and_then(|()| {

@@ -18,9 +18,9 @@ use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::{Certainty, Ending};
 use crate::conn::{Connection, Role};
+use crate::device::buffer_len;
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
-use crate::limits::HEADER_LEN;
 
 /// Bytes that are copied into a work request at most, where the device takes so many: the device need not fetch them.
 const MAX_INLINE: u32 = 256;
@@ -238,11 +238,10 @@ impl Driver {
                 None => Err(Error::Limit { limit: "shared_receives", value: receives.into() }),
             },
             _ => {
-                let size = device.buffer_size as usize
-                    + match seat.conn.framing() {
-                        Framing::Credits => HEADER_LEN,
-                        Framing::Raw => 0,
-                    };
+                let size = match seat.conn.framing() {
+                    Framing::Credits => buffer_len(device.buffer_size),
+                    Framing::Raw => device.buffer_size as usize,
+                };
                 let receives = RecvQueue::own(config.receive_depth, size);
                 provider.create_qp(seat.link.cm, &attr).map(|qp| (qp, receives, 0)).map_err(Error::from)
             }

@@ -144,13 +144,10 @@ impl Driver {
         }
     }
 
-    /// Tells the programs that were refused a send and would not be now: once per refusal.
-    pub(crate) fn find_writable(&mut self) {
-        if self.effects.to_ask.is_empty() {
-            return;
-        }
-        let mut list = std::mem::take(&mut self.effects.to_ask);
-        for id in list.drain(..) {
+    /// Tells the program of the next connection that was refused a send and would not be now: once per refusal. `false`:
+    /// there is none. One at a time, as each callback may use what the next one hopes for.
+    pub(crate) fn next_writable(&mut self) -> bool {
+        while let Some(id) = self.effects.to_ask.pop_front() {
             let Some(seat) = self.table.get(id) else { continue };
             let memory = match seat.conn.is_unblocked() {
                 None => continue,
@@ -162,9 +159,10 @@ impl Driver {
             if memory && let Some((seat, mut env)) = self.at(id) {
                 seat.conn.unblock(&mut env);
                 self.large.copied.leave(id);
+                return true;
             }
         }
-        self.effects.to_ask = list;
+        false
     }
 
     /// Whether a message of `len` bytes would be taken now.

@@ -125,9 +125,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 break;
             }
         }
-        self.driver.find_writable();
-        self.endpoints.find_writable();
-        self.events();
+        while self.driver.next_writable() || self.endpoints.next_writable() {
+            self.events();
+        }
     }
 
     /// Gives each connection that has a backlog its part of the turn, oldest first, while `budget` lasts.

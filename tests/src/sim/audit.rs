@@ -78,7 +78,7 @@ pub struct End {
     pub goal: u64,
     /// A send was refused, `on_writable` is owed.
     pub blocked: bool,
-    /// No more than places in the queue were missing.
+    /// No more than places in the queue were missing for one of those that were refused.
     pub for_slot: bool,
     /// Largest message of one buffer.
     pub max: usize,
@@ -93,7 +93,7 @@ pub struct End {
 impl End {
     /// A send was refused for want of room; `for_slot`: it needs no credit.
     pub fn refused(&mut self, for_slot: bool) {
-        self.for_slot = for_slot && (!self.blocked || self.for_slot);
+        self.for_slot = for_slot || (self.blocked && self.for_slot);
         self.blocked = true;
     }
 

@@ -6,7 +6,7 @@ use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
 
-use rdma_reactor::stream::{StreamContext, StreamHandler};
+use rdma_reactor::stream::{StreamContext, StreamHandler, Unread};
 use rdma_reactor::{ConnectionId, DisconnectReason, TimerId};
 
 use super::fabric::{Shared, lock};
@@ -87,6 +87,8 @@ pub struct Flows {
     bytes: u64,
     /// Those that were open, while there may be something to read.
     pub flows: BTreeMap<ConnectionId, Flow>,
+    /// What was unread when a stream ended, to be read later.
+    rest: BTreeMap<ConnectionId, Unread>,
     /// The next one to be opened.
     pub next: Who,
     /// A timer that is none of a stream's.
@@ -107,6 +109,7 @@ impl Flows {
             fabric,
             bytes: work.stream_bytes,
             flows: BTreeMap::new(),
+            rest: BTreeMap::new(),
             next: (0, 0),
             timer: None,
             calm: false,
@@ -208,10 +211,10 @@ impl Flows {
                 return;
             }
             let (over, at, from) = (flow.over, flow.read, (flow.who.0, 1 - flow.who.1));
-            if !self.calm && self.rng.chance(80) {
+            if !over && !self.calm && self.rng.chance(80) {
                 // Bytes may be left, or the peer's end.
                 self.flow(id).left = cx.stream(id).readiness().readable;
-                if over || self.rng.chance(900) {
+                if self.rng.chance(900) {
                     return self.nap(cx, id);
                 }
                 self.note(format_args!("reads {id} no more"));
@@ -220,7 +223,9 @@ impl Flows {
                 return self.check(done.is_ok(), format_args!("{id}: shutting down for reading: {done:?}"));
             }
             let mut bytes = vec![0; self.rng.skewed(1..=5_000) as usize];
-            let result = if self.rng.chance(500) {
+            let result = if let Some(rest) = self.rest.get_mut(&id) {
+                rest.read(&mut bytes)
+            } else if self.rng.chance(500) {
                 cx.stream(id).read(&mut bytes)
             } else {
                 let most = bytes.len();
@@ -238,8 +243,11 @@ impl Flows {
             self.note(format_args!("reads {id} at {at}: {result:?}"));
             match result {
                 Ok(0) => {
+                    // What was taken from a stream ends without saying why.
+                    let taken = self.rest.remove(&id).is_some();
                     let flow = self.flow(id);
-                    (flow.left, flow.end) = (false, if flow.deaf { None } else { Some(at) });
+                    let told = !flow.deaf && (!taken || flow.hangups > 0);
+                    (flow.left, flow.end) = (false, told.then_some(at));
                     return;
                 }
                 Ok(len) => {
@@ -282,7 +290,13 @@ impl Flows {
             !again && told,
             format_args!("{id}: over again, or not told of the peer's end: {:?}", self.flows[&id]),
         );
-        self.read(cx, id);
+        if self.calm || self.rng.chance(500) {
+            return self.read(cx, id);
+        }
+        let rest = cx.stream(id).take_unread();
+        self.note(format_args!("{} bytes of {id} are read later", rest.len()));
+        self.rest.insert(id, rest);
+        self.nap(cx, id);
     }
 }
 

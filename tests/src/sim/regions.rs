@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
+use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions};
 
 use super::audit::Stand;
 use super::fabric::lock;
@@ -64,6 +64,11 @@ impl Local {
     }
 }
 
+/// Whether memory could not be registered because its connection is about to end.
+fn is_gone(error: &Error, cx: &Context<'_>, id: ConnectionId) -> bool {
+    matches!(error, Error::Gone("connection")) && cx.writable(id) == 0
+}
+
 impl Program<'_> {
     /// Registers memory for operations of its own.
     pub(super) fn register(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
@@ -77,7 +82,7 @@ impl Program<'_> {
                 state.note(format_args!("memory {number} of {len} bytes"));
                 state.memories.locals.insert(number, Local { region, content, readers: 0, writers: 0, early: false });
             }
-            Err(error) => state.check(false, format_args!("{id}: registering {len} bytes: {error}")),
+            Err(error) => state.check(is_gone(&error, cx, id), format_args!("{id}: registering {len} bytes: {error}")),
         }
     }
 
@@ -108,7 +113,7 @@ impl Program<'_> {
                 let expires = lifetime.filter(|_| !access.is_empty()).map(|ns| (now + ns, paused));
                 state.memories.shared.insert(number, Own { region, expires });
             }
-            Err(error) => state.check(false, format_args!("{id}: sharing {len} bytes: {error}")),
+            Err(error) => state.check(is_gone(&error, cx, id), format_args!("{id}: sharing {len} bytes: {error}")),
         }
     }
 
