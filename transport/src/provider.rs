@@ -123,7 +123,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// When [`Provider::progress`] must be called at the latest.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Moves bytes and runs timers; `true` when it stopped at its budget with work left.
+    /// Moves bytes and runs timers. Returns `true` when it stopped at its budget with work left.
     fn progress(&mut self, now: Instant, drive: Drive) -> bool;
 
     /// Listens on an address; port 0 takes a free one.
@@ -132,8 +132,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// The address an id is bound to.
     fn local_address(&self, id: CmId) -> Option<SocketAddr>;
 
-    /// Starts resolving a peer's address; ends in `Resolved` or `ConnectFailed`. Everything up to `Established` must
-    /// be done by `deadline`.
+    /// Starts resolving a peer's address, which ends in `Resolved` or `ConnectFailed`. The attempt fails if it is not
+    /// `Established` by `deadline`.
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId>;
 
     /// Connects a resolved id; ends in `Established`, `Rejected` or `ConnectFailed`.
@@ -145,7 +145,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Rejects a connect request; the id is gone afterwards.
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Ends a connection: flushes its queues, tells the peer. Harmless when repeated.
+    /// Ends a connection: flushes its queues and tells the peer. Calling it again does no harm.
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()>;
 
     /// Destroys an id and its queue pair.
@@ -154,9 +154,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// The next connection-manager event.
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
 
-    /// The next event of a device itself. They come over the connection-manager channel: ask when
-    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. `None`
-    /// always where devices say nothing.
+    /// The next event of a device itself. These events come over the connection-manager channel, so ask for them when
+    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. Where
+    /// devices have no such events it is always `None`.
     fn next_device_event(&mut self) -> Option<DeviceEvent> {
         None
     }
@@ -164,7 +164,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Registers memory. The region keeps the memory alive until it is deregistered.
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
 
-    /// Takes a region back; no work request may name it any more.
+    /// Takes a region back. No work request may name it any more.
     fn deregister(&mut self, region: MrId) -> Result<()>;
 
     /// Makes a completion queue. It must have room for every work request of the queue pairs on it.
@@ -196,23 +196,23 @@ pub unsafe trait Provider: Send + fmt::Debug {
         0
     }
 
-    // What not every provider has: asking for it is an error that names the provider.
+    // Not every provider has what follows. Where it is missing, the call is an error that names the provider.
 
-    /// Takes a connect request that has no queue pair yet out of this provider, to be attached to another of the same
-    /// kind. The id is gone afterwards; on failure nothing has changed.
+    /// Takes a connect request, which has no queue pair yet, out of this provider, to be attached to another of the
+    /// same kind. The id is gone afterwards. On failure nothing has changed.
     fn detach(&mut self, id: CmId) -> Result<Detached> {
         let _ = id;
         Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
     }
 
-    /// Takes a detached connect request in. What comes next is as after `ConnectRequest`: a queue pair and `accept`, or
+    /// Takes a detached connect request in. Go on as after `ConnectRequest`: make a queue pair and `accept`, or
     /// `reject`. On failure the peer's attempt ends.
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         let _ = (request, now);
         Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
     }
 
-    /// As [`Provider::register`], for a part of the memory. The rest stays out of the region's reach.
+    /// As [`Provider::register`], for a part of the memory. The rest cannot be reached by the region's keys.
     fn register_range(
         &mut self,
         device: DeviceId,
@@ -224,21 +224,21 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "regions of part of a memory" })
     }
 
-    /// Lets only the peer of `qp` use the region's remote key. To every other peer there is no such key.
+    /// Lets only the peer of `qp` use the region's remote key. To every other peer it is as if there were no such key.
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
         let _ = (region, qp);
         Err(Error::Unsupported { provider: self.name(), feature: "regions of one connection" })
     }
 
-    /// Takes a region's remote key back at once; nothing of a peer's touches the memory after the call. The region
-    /// stays registered for the program's own work requests, under the same local key. A peer that uses the key
-    /// afterwards is told as of a key that never was. Harmless when repeated.
+    /// Takes a region's remote key back at once; no peer touches the memory after the call. The region stays registered
+    /// for the program's own work requests, under the same local key. A peer that uses the key afterwards gets the same
+    /// answer as for a key that never existed. Calling it again does no harm.
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         let _ = region;
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
     }
 
-    /// Has the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
+    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
     fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
         let _ = (cq, to);
         Err(Error::Unsupported { provider: self.name(), feature: "completion moderation" })
@@ -251,8 +251,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
     }
 
-    /// Destroys a shared receive queue that no queue pair uses; receives that are still posted are dropped without
-    /// completion. Its completion queues can be destroyed afterwards only.
+    /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without
+    /// completion. Its completion queues can only be destroyed afterwards.
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         let _ = srq;
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
@@ -265,8 +265,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(PostError { posted: 0, error })
     }
 
-    /// As [`Provider::create_qp`], with receives from a shared queue: `attr.max_recv_wr` is not looked at, and
-    /// `attr.recv_cq` must have room for the whole shared queue.
+    /// As [`Provider::create_qp`], with receives from a shared queue. `attr.max_recv_wr` is ignored, and `attr.recv_cq`
+    /// must have room for the whole shared queue.
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         let _ = (id, attr, srq);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
@@ -279,31 +279,31 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
     }
 
-    /// An id for datagrams at an address of our own, which names a device; port 0 takes a free one. Make its queue pair;
-    /// then it may join groups. Nobody finds it by its address: for that, listen with another id.
+    /// Makes an id for datagrams at an address of this host, which names a device; port 0 takes a free one. Make its
+    /// queue pair; then it may join groups. Peers cannot find it by its address; to be found, listen with another id.
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let _ = address;
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards, whether or
-    /// not that worked: there is nothing more to hear of the peer.
+    /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards,
+    /// whether or not that worked, since no more events of the peer will come.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
         let _ = (id, qp, private_data, now);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// As [`Provider::listen`], for datagrams. A connect request then asks where to send to; `accept` tells it and ends in
-    /// `Established`. Who it is that sends is known when its first datagram has come.
+    /// As [`Provider::listen`], for datagrams. A connect request asks where to send datagrams to; `accept` tells the
+    /// peer and ends in `Established`. Where the peer sends from is known when its first datagram has come.
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
         let _ = (address, backlog);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
-    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
-    /// without a queue pair of its own, which ends in `Reached`, `Rejected` or `ConnectFailed`; or, of a group, make the
-    /// queue pair and `join`.
+    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of this
+    /// host, or `None` for any that leads there. It ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
+    /// without a queue pair of its own, which ends in `Reached`, `Rejected` or `ConnectFailed`. For a group, make the
+    /// queue pair and `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let _ = (peer, from, deadline);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
@@ -328,20 +328,20 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// The way to a port, to send datagrams there from any queue pair of `device`.
+    /// Makes an address handle for the way to a port, to send datagrams there from any queue pair of `device`.
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
         let _ = (device, route);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Gives it back. Datagrams that are still to be sent there may be lost.
+    /// Destroys an address handle. Datagrams that are still to be sent with it may be lost.
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
         let _ = address;
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
-    /// What came to a group names no address of ours: from that there is none, which is an error.
+    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its
+    /// receive. A datagram to a group names no address of this host, so there is no way back, which is an error.
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let _ = (id, received, header);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
@@ -363,8 +363,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         false
     }
 
-    /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no
-    /// negotiation for them. Call it on both sides before the first of them is used.
+    /// Allows the extensions of RFC 7306 (immediate data, atomics) on a connection. iWARP has no negotiation for them,
+    /// so the programs must agree. Call it on both sides before the first of them is used.
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
         let _ = qp;
         Err(Error::Unsupported { provider: self.name(), feature: "extensions to agree on" })

@@ -17,7 +17,7 @@
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
-//! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
+//! The modules down to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ impl Pace {
         self.room
     }
 
-    /// What a receive call has cost, and the end of `fpdus` in it. `budget` is what a connection has per call of progress.
+    /// Takes note of a receive call that brought so many octets and FPDUs; returns what it cost. `budget` is what a
+    /// connection may cost per call of progress.
     #[inline]
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;

@@ -1,4 +1,4 @@
-//! Shared receive queues: receives that the queue pairs of one program take from a common store.
+//! Shared receive queues, from which several queue pairs take their receives.
 
 use std::collections::VecDeque;
 
@@ -11,9 +11,10 @@ use crate::wr::RecvWr;
 pub(crate) struct SharedReceiveQueue {
     posted: VecDeque<RecvWr>,
     depth: u32,
-    /// Taken by a queue pair and not polled yet.
+    /// Receives that a queue pair has taken and that were not polled as completed.
     taken: u32,
-    /// Completion queues that have room for all of it, and queue pairs that complete there.
+    /// The completion queues that have room for all receives of this queue, each with the number of queue pairs that
+    /// complete there.
     targets: Vec<(CqId, usize)>,
 }
 
@@ -38,7 +39,7 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Takes a receive back whose queue pair is gone: it is the next one again.
+    /// Takes a receive back from a queue pair that is destroyed, as the next one.
     pub(crate) fn untake(&mut self, wr: RecvWr) {
         self.give_back(1);
         self.posted.push_front(wr);
@@ -49,7 +50,7 @@ impl SharedReceiveQueue {
         self.taken = self.taken.saturating_sub(count);
     }
 
-    /// A queue pair is to complete its receives on `cq`.
+    /// Adds a queue pair that completes its receives on `cq`.
     pub(crate) fn attach(&mut self, cq: CqId, cqs: &mut Completions) -> Result<()> {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 += 1;
@@ -60,8 +61,8 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// A queue pair is gone. The room on the completion queue stays, for what it left there, until the queue is
-    /// destroyed.
+    /// Removes a queue pair. The room on its completion queue stays reserved until this queue is destroyed, because
+    /// completions may be left there.
     pub(crate) fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);
@@ -72,7 +73,7 @@ impl SharedReceiveQueue {
         self.targets.iter().any(|target| target.1 > 0)
     }
 
-    /// Gives up the room on the completion queues, but for `left` completions that nobody has polled.
+    /// Gives up the room on the completion queues, except for `left` completions that were not polled.
     pub(crate) fn release(&self, left: u32, cqs: &mut Completions) {
         for target in &self.targets {
             cqs.release(target.0, self.depth, left);
