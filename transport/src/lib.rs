@@ -28,6 +28,7 @@ pub mod provider;
 pub mod qp;
 pub mod slab;
 pub mod station;
+mod targets;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod wc;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::cq::Completions;
 use crate::error::{Error, Result};
 use crate::provider::CqId;
+use crate::targets::Targets;
 use crate::wr::RecvWr;
 
 #[derive(Debug, Default)]
@@ -13,14 +14,12 @@ pub(crate) struct SharedReceiveQueue {
     depth: u32,
     /// Receives that a queue pair has taken and that were not polled as completed.
     taken: u32,
-    /// The completion queues that have room for all receives of this queue, each with the number of queue pairs that
-    /// complete there.
-    targets: Vec<(CqId, usize)>,
+    targets: Targets,
 }
 
 impl SharedReceiveQueue {
     pub(crate) fn new(depth: u32) -> Self {
-        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Vec::new() }
+        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Targets::default() }
     }
 
     pub(crate) fn post(&mut self, wr: RecvWr) -> Result<()> {
@@ -52,31 +51,22 @@ impl SharedReceiveQueue {
 
     /// Adds a queue pair that completes its receives on `cq`.
     pub(crate) fn attach(&mut self, cq: CqId, cqs: &mut Completions) -> Result<()> {
-        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
-            target.1 += 1;
-            return Ok(());
-        }
-        cqs.reserve(cq, self.depth)?;
-        self.targets.push((cq, 1));
-        Ok(())
+        self.targets.attach(cq, || cqs.reserve(cq, self.depth))
     }
 
-    /// Removes a queue pair. The room on its completion queue stays reserved until this queue is destroyed, because
-    /// completions may be left there.
+    /// Removes a queue pair.
     pub(crate) fn detach(&mut self, cq: CqId) {
-        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
-            target.1 = target.1.saturating_sub(1);
-        }
+        self.targets.detach(cq);
     }
 
     pub(crate) fn is_used(&self) -> bool {
-        self.targets.iter().any(|target| target.1 > 0)
+        self.targets.is_used()
     }
 
     /// Gives up the room on the completion queues, except for `left` completions that were not polled.
     pub(crate) fn release(&self, left: u32, cqs: &mut Completions) {
-        for target in &self.targets {
-            cqs.release(target.0, self.depth, left);
+        for cq in self.targets.iter() {
+            cqs.release(cq, self.depth, left);
         }
     }
 }
