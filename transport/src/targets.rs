@@ -51,7 +51,11 @@ mod tests {
         let [a, b] = [1, 2].map(|slot| CqId(Key::new(slot, 1)));
         let mut made = 0;
         for cq in [a, b, a] {
-            targets.attach(cq, || Ok::<_, ()>(made += 1)).unwrap();
+            let reserve = || {
+                made += 1;
+                Ok::<_, ()>(())
+            };
+            targets.attach(cq, reserve).unwrap();
         }
         assert_eq!((made, targets.attach(CqId(Key::new(3, 1)), || Err(7))), (2, Err(7)));
         for (cq, used) in [(a, true), (b, true), (a, false), (a, false)] {

@@ -18,8 +18,8 @@ use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE,
 use super::wire::read::READ_REQUEST_LEN;
 use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
-    AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
-    header_len,
+    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
+    Untagged, crc32c, header_len,
 };
 use crate::mr::Access;
 use crate::slab::Key;
@@ -216,10 +216,7 @@ impl Receiver {
             if self.crc && crc32c(body).to_le_bytes() != crc {
                 return Err(TerminateCause::LLP_CRC.into());
             }
-            let (header, rest_of_body) = body.split_at(header_need(prefix).min(body.len()));
-            self.begin(header, cx)?;
-            self.place(&rest_of_body[..self.segment.left.min(rest_of_body.len())], true, cx);
-            self.finish(true, cx, out)?;
+            self.whole(body, cx, out)?;
             return Ok(rest);
         }
         let Some((header, rest)) = bytes.split_at_checked(header_need(prefix)) else {
@@ -227,6 +224,39 @@ impl Receiver {
         };
         self.open(header, cx)?;
         Ok(rest)
+    }
+
+    /// Takes a whole FPDU, without its CRC, which was right.
+    #[inline]
+    fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
+        let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
+        let (octets, payload) = body.split_at(header.octets().min(body.len()));
+        let Header::Untagged(send @ Untagged { opcode, .. }) = &header else {
+            return self.whole_other(header, octets, payload, cx, out);
+        };
+        if !opcode.is_send() {
+            return self.whole_other(header, octets, payload, cx, out);
+        }
+        let payload = &payload[..payload_len(octets).min(payload.len())];
+        self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        self.queue.fill(payload);
+        self.finish_send(send, cx, out)
+    }
+
+    /// Takes a whole FPDU that is no Send.
+    #[inline(never)]
+    fn whole_other(
+        &mut self,
+        header: Header,
+        octets: &[u8],
+        payload: &[u8],
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.judge(header, octets, cx)?;
+        self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
+        self.finish(true, cx, out)
     }
 
     /// Takes more of a header that arrives in parts. Returns the rest.
@@ -317,12 +347,16 @@ impl Receiver {
     }
 
     /// Judges a segment by its header, and finds out where its payload goes.
-    #[inline]
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
+        self.judge(header, bytes, cx)
+    }
+
+    /// Judges a segment by its header, of which these are the octets.
+    fn judge(&mut self, header: Header, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-        let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
+        let left = payload_len(bytes);
         let mut read = None;
         match &header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
@@ -467,19 +501,7 @@ impl Receiver {
     fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         let segment = self.segment;
         match segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                if untagged.last {
-                    let mut invalidated = None;
-                    if untagged.opcode.invalidates() {
-                        let stag = untagged.reserved_or_stag;
-                        if !cx.stags.invalidate_remotely(cx.scope, stag) {
-                            return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, &untagged));
-                        }
-                        invalidated = Some(stag);
-                    }
-                    self.message(None, invalidated, None, out);
-                }
-            }
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
             Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 if segment.revoked {
@@ -492,6 +514,30 @@ impl Receiver {
             Header::Tagged(tagged) => self.finish_write(&tagged, whole, cx)?,
         }
         self.seen = true;
+        Ok(())
+    }
+
+    /// Ends a segment of a Send.
+    #[inline]
+    fn finish_send(
+        &mut self,
+        header: &Untagged,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.seen = true;
+        if !header.last {
+            return Ok(());
+        }
+        let mut invalidated = None;
+        if header.opcode.invalidates() {
+            let stag = header.reserved_or_stag;
+            if !cx.stags.invalidate_remotely(cx.scope, stag) {
+                return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, header));
+            }
+            invalidated = Some(stag);
+        }
+        self.message(None, invalidated, None, out);
         Ok(())
     }
 
@@ -580,6 +626,20 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+/// Octets of payload behind the whole header `octets`, by its ULPDU_Length.
+#[inline]
+fn payload_len(octets: &[u8]) -> usize {
+    let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+    (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
+}
+
+/// The fault of a whole FPDU whose header cannot be parsed.
+#[cold]
+fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
+    let need = body.first_chunk().map_or(0, header_need);
+    refuse(error, &body[..need.min(body.len())], extensions)
 }
 
 /// The number of header octets to wait for: all of a header that can be parsed, and what a Terminate quotes of one that

@@ -120,7 +120,9 @@ impl Stream {
     #[inline]
     pub(crate) fn seal(&mut self, start: usize) {
         let pad = (self.control.len() - start).wrapping_neg() & 3;
-        self.control.extend_from_slice(&[0; 3][..pad]);
+        if pad > 0 {
+            self.control.extend_from_slice(&[0; 3][..pad]);
+        }
         if self.markers {
             self.plain.clear();
             self.plain.extend_from_slice(&self.control[start..]);

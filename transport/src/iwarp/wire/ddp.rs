@@ -172,16 +172,35 @@ pub enum Header {
 /// It is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. Everything else counts as payload,
 /// that of a Terminate too.
 pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
-    Ok(match parse_prefix(prefix)?.1 {
+    Ok(len_of(parse_prefix(prefix)?.1))
+}
+
+/// Octets of an operation's header.
+#[inline]
+const fn len_of(opcode: Opcode) -> usize {
+    match opcode {
         Opcode::ReadRequest => READ_REQUEST_FPDU_HEADER_LEN,
         opcode if opcode.is_tagged() => TAGGED_FPDU_HEADER_LEN,
         _ => UNTAGGED_FPDU_HEADER_LEN,
-    })
+    }
 }
 
 /// Reads and checks the L bit and the opcode. The versions are checked first, since the meaning of the rest depends on
 /// them.
+#[inline]
 fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
+    let [high, low, ddp, rdmap] = *prefix;
+    let ulpdu_len = u16::from_be_bytes([high, low]);
+    // Most are plain Sends, for which this is the same as all that follows.
+    let is_send = ddp & (TAGGED | DDP_VERSION_MASK) == DDP_VERSION
+        && rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | Opcode::Send.raw();
+    if is_send && ulpdu_len >= UNTAGGED_HEADER_LEN as u16 {
+        return Ok((ddp & LAST != 0, Opcode::Send));
+    }
+    parse_other_prefix(prefix)
+}
+
+fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
     if ulpdu_len < 2 {
@@ -217,11 +236,12 @@ impl Header {
     /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
     ///
     /// Behind a Read Request's untagged header [`ReadRequest`](super::ReadRequest) reads the rest.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let truncated = |need| HeaderError::Truncated { have: bytes.len(), need };
         let prefix = bytes.first_chunk::<4>().ok_or(truncated(4))?;
         let (last, opcode) = parse_prefix(prefix)?;
-        let need = header_len(prefix)?;
+        let need = len_of(opcode);
         if bytes.len() < need {
             return Err(truncated(need));
         }
@@ -241,7 +261,14 @@ impl Header {
         }
     }
 
+    /// Octets of the header, as [`header_len`].
+    #[inline]
+    pub fn octets(&self) -> usize {
+        len_of(self.opcode())
+    }
+
     /// The operation.
+    #[inline]
     pub fn opcode(&self) -> Opcode {
         match self {
             Self::Tagged(tagged) => tagged.opcode,
