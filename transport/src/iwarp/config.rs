@@ -43,7 +43,9 @@ pub struct IwarpConfig {
     pub max_lingering: usize,
     /// The time from a TCP connection to its complete MPA request; then it is reset.
     pub request_timeout: Duration,
-    /// The time that a new connection has for sending its request before it may have to give way to others.
+    /// The time that a new connection has for sending its request before it may have to give way to others. Longer is
+    /// kinder to clients that are slow in a burst of more than the limits allow; shorter lets new ones in faster while
+    /// somebody holds all places with silent connections.
     pub request_grace: Duration,
     /// The time from the request to the user's accept or reject; then the peer is rejected.
     pub accept_timeout: Duration,
@@ -73,12 +75,12 @@ impl Default for IwarpConfig {
     fn default() -> Self {
         Self {
             crc: CrcPolicy::default(),
-            max_handshakes: 128,
+            max_handshakes: 4096,
             max_handshakes_per_peer: None,
             allowed_peers: None,
             max_lingering: 1024,
             request_timeout: Duration::from_secs(5),
-            request_grace: Duration::from_millis(50),
+            request_grace: Duration::from_millis(500),
             accept_timeout: Duration::from_secs(10),
             ready_timeout: Duration::from_secs(10),
             linger: Duration::from_secs(1),
