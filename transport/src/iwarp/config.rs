@@ -27,8 +27,8 @@ pub struct IwarpConfig {
     /// Whether to ask for a CRC of FPDUs.
     pub crc: CrcPolicy,
     /// Incoming connections whose handshake is not finished, 1 or more. At the limit, the oldest that has not sent its
-    /// request gives way to a new one once it has had its `request_grace`; connections that wait for the user's accept or
-    /// reject do not give way, and while there are only those, new ones wait in the listener's backlog. Each takes a
+    /// request gives way to a new one once it has had its `request_grace`; connections that wait for the user's accept
+    /// or reject do not give way, and while there are only those, new ones wait in the listener's backlog. Each takes a
     /// descriptor and less than 2 KiB.
     pub max_handshakes: usize,
     /// How many of these connections may be from one address and without a request, 1 or more; IPv6 addresses with the
@@ -66,8 +66,8 @@ pub struct IwarpConfig {
     /// Whether to allow the extensions of RFC 7306, immediate data and atomics, on connections for which
     /// [`crate::Provider::enable_extensions`] was called.
     pub extensions: bool,
-    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as 512
-    /// bytes more than it has, so that those without payload are bounded, too.
+    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as
+    /// 512 bytes more than it has, so that those without payload are bounded, too.
     pub receive_budget: usize,
 }
 
