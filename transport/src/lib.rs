@@ -1,6 +1,6 @@
 //! RDMA transport: queue pairs, completion queues, memory regions and connection management.
 //!
-//! The layers, top down. Each file holds one noun; no FFI type appears in a signature.
+//! These are the layers, from the top down. Each file holds one noun, and no FFI type appears in a signature.
 //!
 //! | module | holds |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`: RDMA devices, through librdmacm and libibverbs |
 //!
-//! A `transport` user drives a provider from one thread. Nothing here blocks, spawns a thread or reads a clock:
-//! time is an argument. The crate `rdma-reactor` is the loop on top.
+//! A program drives a provider from one thread. Nothing here blocks, starts a thread or reads a clock: time is an
+//! argument. The crate `rdma-reactor` is the loop on top.
 
 pub mod caps;
 pub mod cm;
@@ -28,6 +28,7 @@ pub mod provider;
 pub mod qp;
 pub mod slab;
 pub mod station;
+mod targets;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod wc;

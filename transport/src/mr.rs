@@ -5,7 +5,7 @@ use bitflags::bitflags;
 pub use crate::handle::MrId;
 
 bitflags! {
-    /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always there.
+    /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
         /// Receives and read responses may be placed here.
@@ -20,10 +20,10 @@ bitflags! {
 }
 
 impl Access {
-    /// What gives a peer reach.
+    /// The rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// The rights of the program itself: a remote one that writes brings the local one, as devices demand.
+    /// The rights of the program itself. A right of peers to write brings the local right to write, as devices demand.
     #[must_use]
     pub const fn local(self) -> Self {
         if self.intersects(Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC)) {
@@ -34,7 +34,7 @@ impl Access {
     }
 }
 
-/// Names a region in one's own work requests.
+/// Names a region in work requests of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LocalKey(pub u32);
 
@@ -49,6 +49,6 @@ pub struct MemoryRegion {
     pub id: MrId,
     /// Key for scatter/gather entries.
     pub local_key: LocalKey,
-    /// Key for a peer; useless to it without remote access rights.
+    /// Key for a peer; it has no use without remote access rights.
     pub remote_key: RemoteKey,
 }

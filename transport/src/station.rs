@@ -18,7 +18,7 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 /// A provider and memory for its work requests. Places in the memory are named by their offset.
 #[derive(Debug)]
 pub struct Station {
-    // Goes first: from then on nothing touches the memory.
+    // It is dropped first; after that nothing uses the memory.
     provider: Box<dyn Provider>,
     memory: Arc<Memory>,
     key: LocalKey,
@@ -73,10 +73,10 @@ impl Station {
         if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }
 
-    /// Copies bytes of the memory behind those in `out`.
+    /// Appends a copy of bytes of the memory to `out`.
     ///
     /// # Errors
-    /// When there are none.
+    /// When they are not all inside the memory.
     pub fn read(&mut self, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         self.memory.span(range.start, range.len()).ok_or_else(|| outside(range.end))?.append_to(out);
         Ok(())

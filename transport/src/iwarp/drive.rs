@@ -1,4 +1,4 @@
-//! What happens on the completion channel and on deadlines: bytes move, connections end.
+//! The completion channel and the deadlines: bytes move, and connections end.
 
 use std::cmp::Reverse;
 use std::io;
@@ -17,14 +17,15 @@ use crate::mem::RecvSlice;
 use crate::provider::Drive;
 use crate::slab::Key;
 
-/// Of this many rounds of a busy poll one looks at all connections.
+/// With one connection, one in so many rounds of a busy poll looks at all sockets; the others read from that connection
+/// only.
 const SPIN_FULL: u32 = 8;
-/// Receive calls per connection before the next connection has its turn.
+/// Most receive calls for one connection before the next one has its turn.
 const RECEIVES: usize = 4;
 
-/// How a receive call went.
+/// The result of a receive call.
 enum Received {
-    /// Bytes in place, bytes in the staging buffer, and whether the socket had no more.
+    /// The number of bytes in place, the number in the staging buffer, and whether the socket had no more.
     Bytes(usize, usize, bool),
     Nothing,
     End,
@@ -32,12 +33,12 @@ enum Received {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Moves bytes and runs timers; whether there is more to do.
+    /// Moves bytes and runs timers. Returns whether there is more to do.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         if drive == Drive::Spin
             && self.ready.is_empty()
             && let Some(hot) = self.hot
-            // What waits for room in the socket waits for an edge.
+            // A connection that waits for room in its socket needs the edges.
             && !self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked())
         {
             self.spins = self.spins.wrapping_add(1);
@@ -49,11 +50,11 @@ impl<N: Net> Iwarp<N> {
                 return !self.ready.is_empty();
             }
         }
-        // All edges that there are, so that whatever has come is known; each socket has one.
+        // Take all edges, so that `has_unread` is complete. Each socket has one at most, which bounds the rounds.
         let mut more = true;
         for _ in 0..self.live + 2 {
             more = self.collect(Channel::Completion, now).unwrap_or_else(|error| {
-                log::error!("asking for edges of connections: {error}");
+                log::error!("cannot ask for events of connections: {error}");
                 false
             });
             if !more {
@@ -85,7 +86,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes the edges of a channel and acts on them; whether there are more.
+    /// Takes edges of a channel and acts on them. Returns whether there are more.
     pub(super) fn collect(&mut self, channel: Channel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
         let more = self.net.poll(channel, &mut edges);
@@ -111,7 +112,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 Some(Endpoint { state: State::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
-                    // Bytes behind a frame in progress become an edge when the socket is promoted.
+                    // Bytes behind the startup frame raise a new edge when the socket moves to the completion channel.
                     endpoint.closed |= ready.closed;
                     self.advance(key, now);
                 }
@@ -129,7 +130,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Receives on a live connection, within its budget; whether bytes may be left.
+    /// Receives on a live connection, within its budget. Returns whether bytes may be left.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
         for _ in 0..RECEIVES {
@@ -194,7 +195,7 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
             budget = budget.saturating_sub(cost);
-            // The next call is likely to cost as much.
+            // The next receive call is likely to cost as much as this one.
             if budget < cost {
                 break;
             }
@@ -205,7 +206,7 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    /// Hands a connection's output to TCP. When that fails, the next progress finds out why.
+    /// Hands a connection's output to TCP. If that fails, the connection ends in the next call of progress.
     pub(super) fn transmit(&mut self, key: Key) {
         let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else { return };
         if endpoint.broken.is_some() {
@@ -242,14 +243,14 @@ impl<N: Net> Iwarp<N> {
             }
             Err(error) => error,
         };
-        // What the peer said last may still be there to read.
+        // The peer's last words, such as a Terminate, may still be there to read.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
         self.net.wake(Channel::Completion);
     }
 
-    /// Ends a connection for a fault.
+    /// Ends a connection because of a fault.
     fn broke(&mut self, key: Key, fault: Fault, now: Instant) {
         match fault {
             Fault::Violation(cause, quote) => {
@@ -266,7 +267,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Raises `Established`, once.
+    /// Raises `Established`, if that was not done before.
     pub(super) fn announce(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key)
             && !endpoint.announced
@@ -277,7 +278,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its queues, tells the user once, and the peer if it is there to hear it.
+    /// Ends a live connection: flushes its queues and raises one event. The peer gets what was framed, and a Terminate
+    /// if there is one, unless it is gone.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -317,7 +319,7 @@ impl<N: Net> Iwarp<N> {
             if due && at > now {
                 break;
             }
-            // One that its owner no longer has goes early: nobody is woken for it.
+            // Entries that no longer count are removed even before their time, so that nobody is woken for them.
             self.deadlines.pop();
             if !due {
                 continue;
@@ -343,7 +345,7 @@ impl<N: Net> Iwarp<N> {
                 self.accept_some(key, now);
             }
             State::Requesting { peer, .. } => {
-                log::debug!("{peer}: no MPA request in time");
+                log::debug!("{peer}: it sent no MPA request in time");
                 if let Some(socket) = self.remove(key) {
                     self.close(socket, true);
                 }

@@ -1,4 +1,4 @@
-//! One end of a connection, or a listener: its state, its socket, its queue pair.
+//! Endpoints: a listener, or one end of a connection with its state, its socket and its queue pair.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
 
-/// An attempt to connect.
+/// An attempt to connect to a peer.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) terms: Terms,
@@ -21,8 +21,9 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Why the attempt failed when its TCP connection was not made. A second one is made, with revision 1, only because the
-    /// peer has closed the first: that is the reason then, whatever becomes of the second.
+    /// Why the attempt failed if its TCP connection could not be made. The second connection of an attempt, for
+    /// revision 1, is tried only because the peer has closed the first; then that is the reason, whatever happens to
+    /// the second.
     pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
@@ -31,35 +32,35 @@ impl Attempt {
 /// Whether a listener takes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepting {
-    /// An edge says that there are some.
+    /// It takes them when an edge says that there are some.
     Yes,
-    /// Not before the endpoint's deadline: the system had no descriptor or no memory for the last one.
+    /// It waits until the endpoint's deadline, because the system had no descriptor or no memory for the last one.
     Later,
-    /// Not before a handshake is done, or the endpoint's deadline, when one may be ended.
+    /// It waits until a handshake is done, or until the endpoint's deadline, when a half-open one may be ended.
     WhenThereIsRoom,
 }
 
 #[derive(Debug)]
 pub(crate) enum State {
     Listening(Accepting),
-    /// Passive: the request is being read; the user does not know yet.
+    /// Passive side: the request is being read, and the user does not know of it yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
         ticket: Ticket,
     },
-    /// Passive: the user is to decide.
+    /// Passive side: the user decides between accept and reject.
     Offered(Asked),
-    /// Active: no socket yet.
+    /// Active side: the address is known, and there is no socket yet.
     Resolved(SocketAddr),
-    /// Active: TCP connects.
+    /// Active side: TCP is connecting.
     Connecting(Box<Attempt>, SocketAddr),
-    /// Active: the request is sent, the reply is being read.
+    /// Active side: the request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
-    /// FPDUs flow.
+    /// The connection is up, and FPDUs flow.
     Live,
-    /// Nothing flows any more; the user is to destroy it.
+    /// The connection has ended; the endpoint waits for the user to destroy it.
     Dead,
 }
 
@@ -76,7 +77,7 @@ impl State {
         }
     }
 
-    /// Whether it counts as a handshake that a peer started.
+    /// Whether this is a handshake that a peer started and that is not finished.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Requesting { .. } | Self::Offered(_))
     }
@@ -88,24 +89,25 @@ pub(crate) struct Endpoint {
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// A startup frame, and how much of it is sent.
+    /// A startup frame to be sent, and how many of its bytes are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
-    /// `Established` was raised.
+    /// Whether `Established` was raised.
     pub(crate) announced: bool,
-    /// There may be bytes to read, or connections to accept.
+    /// Whether there may be bytes to read.
     pub(crate) readable: bool,
-    /// The end of the stream is near: a short read does not mean that the socket is drained.
+    /// Whether the peer's stream has ended or failed behind the bytes that are there. Then a short read does not mean
+    /// that the socket is drained.
     pub(crate) closed: bool,
-    /// It is in the ready ring.
+    /// Whether it is in the ready ring.
     pub(crate) queued: bool,
-    /// Sending stopped at its budget.
+    /// Whether sending stopped at its budget.
     pub(crate) unfinished: bool,
-    /// Sending failed; what the peer sent before is still read.
+    /// Why sending failed. What the peer sent before is still read.
     pub(crate) broken: Option<io::Error>,
-    /// Transmissions, to look at the segment size now and then.
+    /// Number of transmissions, modulo 2^32; the segment size is read again after each 1,024.
     pub(crate) transmissions: u32,
-    /// When octets of the stream last came; of the startup frames before the first.
+    /// When octets of the stream last came, at first when the connection was made.
     pub(crate) last_heard: Option<Instant>,
     /// How much is received at a time.
     pub(super) pace: Pace,
@@ -132,7 +134,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends what is left of the startup frame; whether all of it is out.
+    /// Sends the rest of the startup frame. Returns whether all of it is out.
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
@@ -150,12 +152,12 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Whether something waits for room in the socket.
+    /// Whether there is something to send that waits for room in the socket.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
     }
 
-    /// What is left of the startup frame, and `more` behind it.
+    /// The rest of the startup frame, with `more` behind it.
     pub(crate) fn unsent(&mut self, more: Vec<u8>) -> Vec<u8> {
         if self.frame_sent >= self.frame.len() {
             return more;
@@ -166,7 +168,7 @@ impl Endpoint {
     }
 }
 
-/// Why a connection that was up is gone.
+/// Why a connection that was up has ended, from the error of its socket.
 pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -176,7 +178,7 @@ pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Why a connection did not come up.
+/// Why a connection did not come up, from the error of its socket.
 pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -192,7 +194,7 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// The same of a connection that ended between accept and its first bytes.
+/// Why a connection did not come up that ended between accept and the peer's first bytes.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
         DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,

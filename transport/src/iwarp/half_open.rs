@@ -1,8 +1,8 @@
 //! Connections whose peers have not sent a complete request yet, by age and by address.
 //!
-//! A peer that connects and says nothing costs a socket, an endpoint and the room for one startup frame, and may not keep
-//! others from connecting. So their number is limited, altogether and per address; at a limit the oldest gives way once it
-//! has had a short time to send its request.
+//! A peer that connects and says nothing costs a socket, an endpoint and the room for one startup frame, and may not
+//! keep others from connecting. So their number is limited, altogether and per address; at a limit the oldest gives way
+//! once it has had a short time to send its request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use crate::slab::Key;
 
-/// Names an entry; a later one is larger.
+/// Names an entry. Later entries have larger tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
-/// A connection without a request.
+/// A connection whose request has not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HalfOpen {
     pub(super) endpoint: Key,
@@ -22,7 +22,8 @@ pub(super) struct HalfOpen {
     host: Host,
 }
 
-/// What counts as one address: of IPv6 the first 64 bits, since a host has all the rest to choose from.
+/// What counts as one address. Of an IPv6 address only the first 64 bits count, since one host can choose the others at
+/// will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Host(IpAddr);
 
@@ -35,7 +36,7 @@ impl Host {
     }
 }
 
-/// All of a provider's.
+/// The half-open connections of a provider.
 #[derive(Debug, Default)]
 pub(super) struct HalfOpens {
     by_age: BTreeMap<Ticket, HalfOpen>,
@@ -44,7 +45,7 @@ pub(super) struct HalfOpens {
 }
 
 impl HalfOpens {
-    /// Adds one that began `since`; times do not run backwards.
+    /// Adds a connection that was made `since`; time does not run backwards.
     pub(super) fn add(&mut self, endpoint: Key, host: Host, since: Instant) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
@@ -53,7 +54,7 @@ impl HalfOpens {
         ticket
     }
 
-    /// Takes one out: its request has come, or it is gone.
+    /// Removes a connection: its request has come, or it has ended.
     pub(super) fn remove(&mut self, ticket: Ticket) {
         let Some(entry) = self.by_age.remove(&ticket) else { return };
         if let Some(tickets) = self.by_host.get_mut(&entry.host) {
@@ -64,12 +65,12 @@ impl HalfOpens {
         }
     }
 
-    /// How many a host has.
+    /// How many connections of a host are half open.
     pub(super) fn count_of(&self, host: Host) -> usize {
         self.by_host.get(&host).map_or(0, BTreeSet::len)
     }
 
-    /// The oldest of all, or of one host.
+    /// The oldest connection of one host, or of all.
     pub(super) fn oldest(&self, host: Option<Host>) -> Option<HalfOpen> {
         let ticket = match host {
             Some(host) => self.by_host.get(&host)?.first()?,

@@ -1,4 +1,4 @@
-//! What happens on the CM channel: connections come and go, startup frames are read and answered.
+//! The connection-manager channel: connections are accepted and opened, startup frames are read and answered.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use crate::mem::RecvSlice;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// Connections accepted at a time, and rounds of looking for more in one call of the getter.
+/// The most connections that are accepted at a time, and the most rounds of looking for more in one call of the getter.
 const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// The next event; edges are looked at when none is queued.
+    /// The next event. Edges are handled when no event is queued.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {
@@ -41,7 +41,7 @@ impl<N: Net> Iwarp<N> {
                 return Ok(None);
             }
         }
-        // Others wait, too: come again.
+        // The rest waits for the next call, which this wakes the caller for.
         self.net.wake(Channel::Cm);
         Ok(self.cm_events.pop_front())
     }
@@ -62,14 +62,14 @@ impl<N: Net> Iwarp<N> {
             }
             match self.net.accept(listener) {
                 Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
-                    log::debug!("{peer}: not in one of the allowed networks");
+                    log::debug!("{peer}: reset: it is in none of the allowed networks");
                     self.net.close(socket, true);
                 }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // Somebody silent may have what is missing.
+                    // A connection that has sent nothing gives up its descriptor and memory.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
                         log::warn!(
@@ -84,7 +84,7 @@ impl<N: Net> Iwarp<N> {
         self.backlog.push_back(key);
     }
 
-    /// Has a listener wait.
+    /// Makes a listener wait, until a time if there is one.
     fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = State::Listening(accepting);
@@ -92,7 +92,7 @@ impl<N: Net> Iwarp<N> {
         self.set_deadline(key, until);
     }
 
-    /// Has the listeners that wait for room look again.
+    /// Lets the listeners that wait for room try again.
     pub(super) fn resume(&mut self) {
         if self.paused.is_empty() {
             return;
@@ -104,8 +104,8 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(Channel::Cm);
     }
 
-    /// Makes room for one more handshake, at the cost of the oldest that are half open. If there is none, says when to try
-    /// again unless a handshake is done before.
+    /// Makes room for one more handshake by ending the oldest half-open ones. On failure, returns when that will be
+    /// possible; it may become possible earlier, when another handshake is done.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.crowd {
             if self.half_open.count_of(host) <= self.config.handshakes_per_peer() {
@@ -120,7 +120,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Ends the oldest half-open connection, of one host or of all, if it has had its time; else says when it will have.
+    /// Ends the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns when it
+    /// will be over, if there is such a connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.half_open.oldest(host).ok_or(None)?;
         let due = oldest.since + self.config.request_grace;
@@ -134,7 +135,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// A peer has connected: its request is awaited.
+    /// Begins the handshake with a peer that has connected.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
@@ -149,7 +150,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// An edge on a socket in its handshake.
+    /// Goes on with a handshake after an edge on its socket.
     pub(super) fn advance(&mut self, key: Key, now: Instant) {
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             Some(State::Requesting { .. }) => self.read_request(key, now),
@@ -170,7 +171,7 @@ impl<N: Net> Iwarp<N> {
             Ok(Some(header)) => header,
             Ok(None) => return,
             Err(failure) => {
-                log::debug!("{peer}: {failure}");
+                log::debug!("{peer}: no handshake: {failure}");
                 return self.drop_socket(key);
             }
         };
@@ -205,14 +206,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Forgets an endpoint that the user does not know.
+    /// Removes an endpoint that the user does not know, with its socket.
     fn drop_socket(&mut self, key: Key) {
         if let Some(socket) = self.remove(key) {
             self.close(socket, false);
         }
     }
 
-    /// Takes an endpoint and its queue pair away; its socket is left to the caller.
+    /// Removes an endpoint and its queue pair; its socket is left to the caller.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         self.transition(key, State::Dead);
         let endpoint = self.endpoints.remove(key)?;
@@ -237,7 +238,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends an attempt that has no socket.
+    /// Ends an attempt to connect that has no socket.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
         self.transition(key, State::Dead);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -249,7 +250,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake: the user is told `failure`, the peer `rest`.
+    /// Ends a handshake. The user gets `failure` as an event, and the peer gets the bytes `rest`, if there are any.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, State::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
@@ -268,7 +269,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// TCP may have connected: the request is sent.
+    /// Sends the request if TCP has connected.
     fn finish_connect(&mut self, key: Key, now: Instant) {
         let Some(Endpoint { state: State::Connecting(attempt, _), socket: Some(socket), .. }) = self.endpoints.get(key)
         else {
@@ -295,7 +296,7 @@ impl<N: Net> Iwarp<N> {
     fn read_reply(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         if let Err(error) = endpoint.send_frame(&mut self.net) {
-            log::debug!("sending the request: {error}");
+            log::debug!("cannot send the MPA request: {error}");
         }
         let (State::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else { return };
         let peer = *peer;
@@ -336,7 +337,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Some peers hang up on revision 2: once more with revision 1, over a connection of its own.
+    /// Tries again with MPA revision 1, over a new TCP connection: some peers close the connection on revision 2.
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
         self.close(socket, false);
@@ -364,7 +365,7 @@ impl<N: Net> Iwarp<N> {
             }
         }
         if role == Role::Responder {
-            // A client that promised to speak first is awaited; another one gets the time to read the reply.
+            // Wait for a client that promised to speak first; give any other client the time to read the reply.
             let wait = if agreement.rtr.is_some() {
                 self.config.ready_timeout
             } else {
@@ -382,7 +383,7 @@ fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Reads what is there of a startup frame; the header when it is complete.
+/// Reads what has come of a startup frame. Returns the header when the frame is complete.
 fn read_frame(
     net: &mut impl Net,
     socket: SocketId,

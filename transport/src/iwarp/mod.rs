@@ -5,6 +5,7 @@
 //! | [`wire`] | parse and emit of MPA, DDP and RDMAP |
 //! | `startup` | the MPA handshake: frames, and what the two sides agree on |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
+//! | `receive_queue` | posted receives, and the message that fills the first of them |
 //! | `stream`, `markers` | FPDUs on their way out |
 //! | `placement`, `fault` | where what comes in may go, and why a stream cannot go on |
 //! | `requester`, `responder` | Reads and atomics that await their answer: ours, and the peer's |
@@ -12,12 +13,13 @@
 //! | `queue_pair`, `cq`, `srq` | both directions together, where they complete, where receives may come from |
 //! | `resources` | what queue pairs share |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `drive` | what happens on an edge or a deadline |
+//! | `handshake`, `half_open` | connections that begin, and those that have sent no request |
+//! | `drive`, `pace` | what happens on an edge or a deadline, and how much of one stream at a time |
 //! | `handover` | connect requests that move to another provider |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
-//! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
+//! The modules down to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The receive side of a queue pair: the byte stream is cut into FPDUs, each is checked and placed.
+//! The receive side of a queue pair, which cuts the byte stream into FPDUs, checks each and places its payload.
 //!
-//! Payload of Sends and of Read Responses goes to its place as it arrives; what it holds means nothing before its
-//! completion, and that waits for the CRC of every segment. A Write has no completion: with CRC its segments are held
-//! until they are whole and undamaged. Where a header is at fault and there is a CRC, that is judged first: a stream
-//! ends in the same way however it is cut into reads.
+//! Payload of Sends and Read Responses goes to its place as it arrives. It means nothing before its work request
+//! completes, which waits for the CRC of every segment. A Write has no completion at its target, so with a CRC each of
+//! its segments is held back until it is whole and undamaged. If a header is at fault and there is a CRC, the CRC is
+//! judged first, so that a stream ends in the same way however it is cut into reads.
 
 use super::fault::{Fault, refuse, violation};
 use super::placement::{Context, Direct, Message};
@@ -18,16 +18,16 @@ use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE,
 use super::wire::read::READ_REQUEST_LEN;
 use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
-    AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
-    header_len,
+    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
+    Untagged, crc32c, header_len,
 };
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::WcStatus;
 
-/// Payload that is still to come is received in place from this length on.
+/// The rest of a payload is received in place if it is at least so long.
 pub(crate) const DIRECT_MIN: usize = 4096;
-/// Payload of messages that are no user's: a Terminate, an Atomic Request.
+/// Room for the payload of messages that do not go to memory of the user: a Terminate, an Atomic Request.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +41,12 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     header: Header,
-    /// Payload that is in place, and still to come; then pad.
+    /// Octets of payload that are in place, octets still to come, and octets of pad behind them.
     done: usize,
     left: usize,
     pad: usize,
     read: Option<ReadRequest>,
-    /// Its memory was taken back under it.
+    /// Whether its memory was taken back while it arrived.
     revoked: bool,
 }
 
@@ -59,19 +59,19 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: Segment,
-    /// What is wrong with the segment, if its CRC is not.
+    /// The fault of the segment's header, which counts if the CRC is right.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
-    /// A Write that waits for its CRC. Made for the first that arrives in parts.
+    /// Payload of a Write segment that waits for its CRC. The buffer is made for the first that arrives in parts.
     held: Vec<u8>,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,
-    /// Bytes of the Write in progress, and of the one before.
+    /// Octets of the Write in progress, and of the last one that ended.
     writing: u32,
     written: u32,
-    /// A valid FPDU has come.
+    /// Whether a valid FPDU has come.
     seen: bool,
-    /// FPDUs that have begun, modulo 2^32.
+    /// Number of FPDUs that have begun, modulo 2^32.
     fpdus: u32,
 }
 
@@ -105,18 +105,18 @@ impl Receiver {
         self.seen
     }
 
-    /// FPDUs that have begun, modulo 2^32.
+    /// Number of FPDUs that have begun, modulo 2^32.
     #[inline]
     pub(crate) fn fpdus(&self) -> u32 {
         self.fpdus
     }
 
-    /// Whether no FPDU, and no message that the peer sends on its own account, has begun and not ended.
+    /// Whether the stream is between two FPDUs and between two messages of the peer; Read Responses do not count.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.
+    /// The memory that the next bytes of the stream belong to, if it is worth an entry of its own in a receive call.
     #[inline]
     pub(crate) fn direct<'a>(&'a mut self, scope: Key, stags: &'a StagTable) -> Option<Direct<'a>> {
         let Segment { header, done, left, .. } = self.segment;
@@ -139,7 +139,7 @@ impl Receiver {
         }
     }
 
-    /// Takes note of `n` bytes received into [`Receiver::direct`].
+    /// Takes note of `n` bytes that were received into the memory of [`Receiver::direct`].
     pub(crate) fn filled(&mut self, n: usize, cx: &mut Context<'_>) {
         let crc = self.crc;
         let mut sum = std::mem::take(&mut self.sum);
@@ -156,7 +156,7 @@ impl Receiver {
             }
             Some(Direct::Region(span)) => {
                 let n = n.min(span.len());
-                // Only a Read Response comes here with a CRC: a Write with one is held.
+                // With a CRC only a Read Response comes here, because a Write is held back.
                 if let Some(read) = cx.requester.front().filter(|_| crc && is_read) {
                     span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
@@ -201,7 +201,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// A header at the start of `bytes`, in the best case with its whole FPDU.
+    /// Takes a header from the start of `bytes`, together with its whole FPDU if that is there. Returns the rest.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -216,10 +216,7 @@ impl Receiver {
             if self.crc && crc32c(body).to_le_bytes() != crc {
                 return Err(TerminateCause::LLP_CRC.into());
             }
-            let (header, rest_of_body) = body.split_at(header_need(prefix).min(body.len()));
-            self.begin(header, cx)?;
-            self.place(&rest_of_body[..self.segment.left.min(rest_of_body.len())], true, cx);
-            self.finish(true, cx, out)?;
+            self.whole(body, cx, out)?;
             return Ok(rest);
         }
         let Some((header, rest)) = bytes.split_at_checked(header_need(prefix)) else {
@@ -229,7 +226,40 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// A header that arrives in parts.
+    /// Takes a whole FPDU, without its CRC, which was right.
+    #[inline]
+    fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
+        let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
+        let (octets, payload) = body.split_at(header.octets().min(body.len()));
+        let Header::Untagged(send @ Untagged { opcode, .. }) = &header else {
+            return self.whole_other(header, octets, payload, cx, out);
+        };
+        if !opcode.is_send() {
+            return self.whole_other(header, octets, payload, cx, out);
+        }
+        let payload = &payload[..payload_len(octets).min(payload.len())];
+        self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        self.queue.fill(payload);
+        self.finish_send(send, cx, out)
+    }
+
+    /// Takes a whole FPDU that is no Send.
+    #[inline(never)]
+    fn whole_other(
+        &mut self,
+        header: Header,
+        octets: &[u8],
+        payload: &[u8],
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.judge(header, octets, cx)?;
+        self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
+        self.finish(true, cx, out)
+    }
+
+    /// Takes more of a header that arrives in parts. Returns the rest.
     fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut Context<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
@@ -247,7 +277,7 @@ impl Receiver {
         }
     }
 
-    /// Moves bytes to the carry until it holds `need`.
+    /// Moves bytes to the carry until it holds `need`. Returns the rest.
     fn carry_some<'a>(&mut self, bytes: &'a [u8], need: usize) -> &'a [u8] {
         let need = need.min(self.carry.len());
         let (now, rest) = bytes.split_at(bytes.len().min(need.saturating_sub(self.carried)));
@@ -256,12 +286,12 @@ impl Receiver {
         rest
     }
 
-    /// Begins a segment whose rest has not arrived yet.
+    /// Begins a segment that has not arrived as a whole.
     fn open(&mut self, header: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // Not before it is sure that this is what the peer sent.
+                // The fault waits for the CRC, which says whether the peer sent this.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
@@ -289,7 +319,7 @@ impl Receiver {
         }
     }
 
-    /// Pad and CRC.
+    /// Takes pad and CRC. Returns the rest.
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -316,13 +346,17 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Judges a segment by its header and finds the place for its payload.
-    #[inline]
+    /// Judges a segment by its header, and finds out where its payload goes.
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
+        self.judge(header, bytes, cx)
+    }
+
+    /// Judges a segment by its header, of which these are the octets.
+    fn judge(&mut self, header: Header, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-        let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
+        let left = payload_len(bytes);
         let mut read = None;
         match &header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
@@ -374,14 +408,14 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // Whatever it looks like: it is the peer's last word.
+            // A Terminate is taken whatever it looks like, since it is the peer's last message.
             return Ok(());
         }
         if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
             return Err(TerminateCause::INVALID_MO);
         }
         if !header.last {
-            // Each of these is one segment, and so is its buffer.
+            // A message of one of these kinds is one segment, and its buffer has room for one.
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
         match (header.opcode, read) {
@@ -421,8 +455,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Puts payload where the segment's header said; there is room, as that was judged. `whole` if the segment is
-    /// here to its end, and undamaged.
+    /// Puts payload where the segment's header says. That there is room was judged before. `whole` says that all of the
+    /// segment is here and undamaged.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {
@@ -462,24 +496,12 @@ impl Receiver {
         }
     }
 
-    /// Ends a segment that arrived whole and undamaged.
+    /// Ends a segment that has arrived as a whole and undamaged.
     #[inline]
     fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         let segment = self.segment;
         match segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                if untagged.last {
-                    let mut invalidated = None;
-                    if untagged.opcode.invalidates() {
-                        let stag = untagged.reserved_or_stag;
-                        if !cx.stags.invalidate_remotely(cx.scope, stag) {
-                            return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, &untagged));
-                        }
-                        invalidated = Some(stag);
-                    }
-                    self.message(None, invalidated, None, out);
-                }
-            }
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
             Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 if segment.revoked {
@@ -495,7 +517,31 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends a message, whose receive completes with the length of what is in it, or with another `len`.
+    /// Ends a segment of a Send.
+    #[inline]
+    fn finish_send(
+        &mut self,
+        header: &Untagged,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.seen = true;
+        if !header.last {
+            return Ok(());
+        }
+        let mut invalidated = None;
+        if header.opcode.invalidates() {
+            let stag = header.reserved_or_stag;
+            if !cx.stags.invalidate_remotely(cx.scope, stag) {
+                return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, header));
+            }
+            invalidated = Some(stag);
+        }
+        self.message(None, invalidated, None, out);
+        Ok(())
+    }
+
+    /// Ends a message. Its receive completes with the length of what is in it, or with `len` if that is given.
     #[inline]
     fn message(
         &mut self,
@@ -582,7 +628,22 @@ impl Receiver {
     }
 }
 
-/// The octets of header to await: as many as it has, or as a Terminate quotes of one that cannot be read.
+/// Octets of payload behind the whole header `octets`, by its ULPDU_Length.
+#[inline]
+fn payload_len(octets: &[u8]) -> usize {
+    let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+    (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
+}
+
+/// The fault of a whole FPDU whose header cannot be parsed.
+#[cold]
+fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
+    let need = body.first_chunk().map_or(0, header_need);
+    refuse(error, &body[..need.min(body.len())], extensions)
+}
+
+/// The number of header octets to wait for: all of a header that can be parsed, and what a Terminate quotes of one that
+/// cannot.
 #[inline]
 fn header_need(prefix: &[u8; 4]) -> usize {
     header_len(prefix).unwrap_or_else(|_| {

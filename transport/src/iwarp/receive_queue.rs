@@ -11,11 +11,11 @@ use crate::wr::RecvWr;
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     posted: VecDeque<RecvWr>,
-    /// MSN of the message that is being received, or comes next.
+    /// MSN of the message that is being received or comes next.
     msn: u32,
-    /// Octets of it that are in place.
+    /// Octets of the message that are in place.
     placed: usize,
-    /// The entry that its next octet goes to, and where in the entry.
+    /// The entry that the next octet goes to, and the offset in that entry.
     entry: usize,
     entry_offset: usize,
 }
@@ -39,7 +39,7 @@ impl ReceiveQueue {
         std::mem::take(&mut self.posted)
     }
 
-    /// Gives up the next receive; its number.
+    /// Gives up the next receive; returns its number.
     pub(crate) fn pop(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
@@ -49,7 +49,7 @@ impl ReceiveQueue {
         self.placed == 0
     }
 
-    /// MSN of the message that is being received, or comes next.
+    /// MSN of the message that is being received or comes next.
     pub(crate) const fn msn(&self) -> u32 {
         self.msn
     }
@@ -81,7 +81,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Whether there is a receive for a message that begins; one of the shared queue is taken for it.
+    /// Whether there is a receive for the message, after taking one from the shared queue if there is none.
     #[cold]
     pub(crate) fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty()
@@ -92,7 +92,7 @@ impl ReceiveQueue {
         !self.posted.is_empty()
     }
 
-    /// Where the next `len` octets go, as far as they go to one entry.
+    /// The place of the next `len` octets, or of as many as go to the same entry.
     #[inline]
     pub(crate) fn place(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
@@ -104,7 +104,7 @@ impl ReceiveQueue {
         self.placed += n;
     }
 
-    /// Copies the next octets to where they go. That there is room was judged.
+    /// Copies the next octets to their place. That there is room was judged before.
     #[inline]
     pub(crate) fn fill(&mut self, mut bytes: &[u8]) {
         let Some(wr) = self.posted.front() else { return };
@@ -123,7 +123,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Ends the message: number of the receive that it filled, and the message's length.
+    /// Ends the message. Returns the number of the receive that it filled, and its length.
     #[inline]
     pub(crate) fn complete(&mut self) -> Option<(u64, u32)> {
         let wr = self.posted.pop_front()?;

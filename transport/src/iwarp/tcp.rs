@@ -22,7 +22,7 @@ const WAKE: Token = Token(usize::MAX);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// Silence after which the peer is probed; `None` never probes.
+    /// Silence after which TCP probes the peer (`SO_KEEPALIVE`); `None` never probes.
     pub keepalive: Option<Duration>,
     /// How long sent bytes may stay unacknowledged before the connection is given up (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
@@ -188,7 +188,7 @@ impl Net for TcpNet {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // The wildcard takes IPv4 too, whatever the system's default is.
+            // The wildcard address accepts IPv4 too, whatever the system's default is.
             socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
         }
         if let Some(size) = self.config.recv_buffer {
@@ -258,7 +258,7 @@ impl Net for TcpNet {
         Ok(self.socket(socket)?.tcp_mss()? as usize)
     }
 
-    /// Not asked: `TCP_INFO` has no safe wrapper, and the caller waits a grace time besides.
+    /// Always `true`: `TCP_INFO` has no safe wrapper, and the caller waits for a grace time besides.
     fn all_acknowledged(&self, _socket: SocketId) -> bool {
         true
     }
@@ -277,7 +277,7 @@ impl Net for TcpNet {
         if let Ok(socket) = self.socket(socket)
             && let Err(error) = socket.shutdown(Shutdown::Write)
         {
-            log::debug!("shutdown: {error}");
+            log::debug!("cannot end a stream: {error}");
         }
     }
 
@@ -285,7 +285,7 @@ impl Net for TcpNet {
         if let Some(entry) = self.sockets.remove(socket.0)
             && reset
         {
-            // Closing resets the stream when it has no time to linger.
+            // A socket with no time to linger resets its stream when it is closed.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
     }

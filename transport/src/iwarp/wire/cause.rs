@@ -49,7 +49,7 @@ pub struct TerminateCause {
     pub code: u8,
 }
 
-/// One table for the constants and the phrases, so that neither is without the other.
+/// Makes the constants and their phrases from one table, so that neither is without the other.
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident = $layer:ident / $etype:literal / $code:literal, $phrase:literal;)*) => {
         impl TerminateCause {
@@ -97,7 +97,7 @@ causes! {
     /// The stream cannot go on; also for more Read Requests than the IRD allows.
     RDMAP_STREAM_CATASTROPHIC =
         Rdmap / 2 / 7, "Remote Operation Error: Catastrophic error, localized to RDMAP Stream";
-    /// More than the stream cannot go on.
+    /// The failure is not limited to this stream.
     RDMAP_GLOBAL_CATASTROPHIC = Rdmap / 2 / 8, "Remote Operation Error: Catastrophic error, global";
     /// siw's code for a Send with Invalidate of an unknown STag.
     RDMAP_OPERATION_CANNOT_INVALIDATE = Rdmap / 2 / 9, "Remote Operation Error: STag cannot be Invalidated";
@@ -117,7 +117,7 @@ causes! {
     DDP_TAGGED_VERSION = Ddp / 1 / 4, "Tagged Buffer Error: Invalid DDP version";
     /// No such queue, or not for this operation.
     INVALID_QN = Ddp / 2 / 1, "Untagged Buffer Error: Invalid QN";
-    /// No receive is posted. siw says so for a receive that is too small, too.
+    /// No receive is posted. siw also says this of a receive that is too small.
     DDP_UNTAGGED_NO_BUFFER = Ddp / 2 / 2, "Untagged Buffer Error: Invalid MSN - no buffer available";
     /// Not the MSN that is next.
     INVALID_MSN = Ddp / 2 / 3, "Untagged Buffer Error: Invalid MSN - MSN range is not valid";
@@ -137,7 +137,7 @@ causes! {
     LLP_STARTUP = Llp / 0 / 4, "MPA Error: Invalid MPA Request or Reply Frame";
     /// MPA at the sender of the Terminate failed on its own (RFC 6581 §8).
     LLP_LOCAL_CATASTROPHIC = Llp / 0 / 5, "MPA Error: Local Catastrophic Error";
-    /// The responder wants more READs outstanding than the initiator serves (RFC 6581 §8).
+    /// The responder wants more RDMA Reads outstanding than the initiator serves (RFC 6581 §8).
     LLP_IRD = Llp / 0 / 6, "MPA Error: Insufficient IRD Resources";
     /// The responder chose no RTR that the initiator offered (RFC 6581 §8).
     LLP_RTR = Llp / 0 / 7, "MPA Error: No Matching RTR Option";

@@ -1,7 +1,7 @@
-//! Pure parse and emit of iWARP: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
+//! The octets of iWARP, read and written: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
 //!
-//! No I/O, no clock, no allocation, and no bytes that panic. Reserved bits are ignored on the way in and zero on the
-//! way out, except where a field says that it carries them.
+//! There is no I/O, no clock and no allocation here, and no octets cause a panic. Reserved bits are ignored when read
+//! and zero when written, except where a field says that it keeps them.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

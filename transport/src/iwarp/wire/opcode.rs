@@ -91,27 +91,27 @@ impl Opcode {
         }
     }
 
-    /// The operation goes by STag and offset; the opcode alone decides (RFC 5040 §4.2).
+    /// Whether the segment names its place by STag and offset. The opcode alone decides that (RFC 5040 §4.2).
     pub const fn is_tagged(self) -> bool {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
-    /// One of the four Sends, which share a queue and its MSNs.
+    /// Whether this is one of the four Sends, which share a queue and its MSNs.
     pub const fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::SendSolicited | Self::SendSolicitedInvalidate)
     }
 
-    /// A Send whose header names an STag to invalidate.
+    /// Whether this is a Send whose header names an STag to invalidate.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 
-    /// Asks for an event at the receiver.
+    /// Whether it asks for an event at the receiver.
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited)
     }
 
-    /// Of RFC 7306: unexpected unless both sides agreed. siw terminates the stream on these.
+    /// Whether this is an extension of RFC 7306, unexpected unless both sides agreed. siw ends the stream for these.
     pub const fn is_extension(self) -> bool {
         matches!(self, Self::Immediate | Self::ImmediateSolicited | Self::AtomicRequest | Self::AtomicResponse)
     }

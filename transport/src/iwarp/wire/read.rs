@@ -12,7 +12,7 @@ pub struct ReadRequest {
     pub sink_stag: u32,
     /// Data Sink Tagged Offset.
     pub sink_offset: u64,
-    /// RDMA Read Message Size; for 0 no STag may be checked (RFC 5040 §5.2.1).
+    /// RDMA Read Message Size. If it is 0, no STag may be checked (RFC 5040 §5.2.1).
     pub size: u32,
     /// Data Source STag: what the responder reads.
     pub source_stag: u32,
@@ -21,7 +21,7 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Reads the header; any octets are one.
+    /// Reads the header. Any octets are a valid one.
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
         Self {
             sink_stag: be32(bytes, 0),

@@ -19,9 +19,9 @@ pub struct Quote {
 }
 
 impl Quote {
-    /// From received octets that begin at the ULPDU_Length field: as many headers as are there.
+    /// Takes as many headers as are there from received octets, which begin at the ULPDU_Length field.
     ///
-    /// Taken raw, since the fault may be in any bit; `None` without a whole DDP header.
+    /// They are not parsed, since the fault may be in any bit. `None` if there is no whole DDP header.
     pub fn new(fpdu: &[u8]) -> Option<Self> {
         let (&[high, low, ddp, rdmap], _) = fpdu.split_first_chunk::<4>()?;
         let mut quote = Self { segment_len: u16::from_be_bytes([high, low]), ddp: [0; _], ddp_len: 0, rdmap: None };
@@ -32,7 +32,7 @@ impl Quote {
         Some(quote)
     }
 
-    /// Takes the DDP header, whose size the T bit tells, and returns what is behind it.
+    /// Takes the DDP header, whose size depends on the T bit, and returns what is behind it.
     fn take_ddp<'a>(&mut self, control: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let len = if control & 0x80 != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
         let (header, rest) = bytes.split_at_checked(len)?;
@@ -59,14 +59,15 @@ impl Quote {
 
 /// The payload of a Terminate message (RFC 5040 §4.8).
 ///
-/// siw lays the bits of the control word out in little-endian order: `layer` and `etype` swap places, and the
-/// three header bits are the low ones of their octet. Both orders are read; only the RFC's is written.
+/// siw puts the bits of the control word in little-endian order: `layer` and `etype` change places, and the three
+/// header bits are the low ones of their octet. Both orders are read; only that of the RFC is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {
-    /// Why; if the bit order cannot be told, the reading that the registry knows, and the RFC's if it knows both.
+    /// The cause. If the bit order cannot be told, it is the reading that the registry knows, and that of the RFC if it
+    /// knows both.
     pub cause: TerminateCause,
-    /// The other reading, if the bit order cannot be told: report both.
+    /// The other reading, if the bit order cannot be told. Report both then.
     pub other_reading: Option<TerminateCause>,
     /// The Terminate Control word as on the wire.
     pub raw: u32,
@@ -80,7 +81,8 @@ const RFC_BITS: [u8; 3] = [0x80, 0x40, 0x20];
 const SIW_BITS: [u8; 3] = [0x01, 0x02, 0x04];
 
 impl Terminate {
-    /// To be sent. An RDMAP header goes along only with an RDMAP error, none with an LLP error (RFC 5040 §4.8).
+    /// A Terminate to be sent. It quotes an RDMAP header only with an RDMAP error, and no header with an LLP error (RFC
+    /// 5040 §4.8).
     pub fn new(cause: TerminateCause, quote: Option<Quote>) -> Self {
         let quote = match cause.layer {
             Layer::Rdmap => quote,
@@ -93,9 +95,9 @@ impl Terminate {
         Self { cause, other_reading: None, raw, quote }
     }
 
-    /// Reads the payload behind the untagged header; `None` below the control word's four octets.
+    /// Reads the payload behind the untagged header. `None` if it is shorter than the control word, four octets.
     ///
-    /// A quote that is cut short is kept as far as it goes: this is the last that the peer will say.
+    /// A quote that is cut short is kept as far as it goes, since this is the peer's last message.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let (&control, rest) = payload.split_first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let [types, code, bits, _] = control;
