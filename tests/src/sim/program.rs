@@ -85,8 +85,9 @@ impl State {
         fabric: Shared,
         threads: Threads,
     ) -> Self {
+        let linger = Duration::from_nanos(nodes[node].close_timeout);
         Self {
-            streams: Streams::new(Flows::new(seed, node, work, Shared::clone(&fabric))),
+            streams: Streams::new(Flows::new(seed, node, work, Shared::clone(&fabric))).linger(linger),
             threads,
             memories: Memories::new(work.operations),
             node,
