@@ -265,7 +265,7 @@ impl Handler for Peer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let access = if self.active { Access::REMOTE_READ | Access::REMOTE_WRITE } else { Access::empty() };
         let mut region = cx.register(conn, LEN, &RegionOptions::new().allow(access)).unwrap();
-        region.copy_from(0, &self.text);
+        region.copy_from(0, &self.text).expect("nothing is lent");
         self.region = Some(region);
         if self.active {
             self.act(cx, conn, &[]);

@@ -5,6 +5,7 @@ use std::time::Duration;
 /// A snapshot; see [`crate::Reactor::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
     /// What the loop did.
     pub turns: TurnStats,
@@ -21,6 +22,7 @@ pub struct Stats {
 /// What the loop did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TurnStats {
     /// Turns taken.
     pub taken: u64,
@@ -45,8 +47,10 @@ pub struct TurnStats {
     /// Completions polled in the turns of those wake-ups.
     pub wake_completions: u64,
     /// Time from those edges to the first callback, all together.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub wake_time: Duration,
     /// The longest of them.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub wake_time_max: Duration,
     /// Messages and sends taken from other threads.
     pub remote_commands: u64,
@@ -57,6 +61,7 @@ pub struct TurnStats {
 /// What came out of the completion queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CompletionStats {
     /// Completions polled.
     pub polled: u64,
@@ -77,6 +82,7 @@ pub struct CompletionStats {
 /// What became of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ConnectionStats {
     /// Connections now, in any state.
     pub current: usize,
@@ -101,6 +107,7 @@ pub struct ConnectionStats {
 /// What was sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MessageStats {
     /// Messages sent.
     pub sent: u64,
@@ -121,6 +128,7 @@ pub struct MessageStats {
     /// Sends refused because the window or the send queue was full.
     pub send_stalls: u64,
     /// Time with refused sends, of all connections together.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
     /// Sends from other threads that found no connection to go out on.
     pub remote_sends_dropped: u64,
@@ -129,6 +137,7 @@ pub struct MessageStats {
 /// What is in use now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MemoryStats {
     /// Regions registered.
     pub regions: usize,
@@ -144,4 +153,9 @@ pub struct MemoryStats {
     pub fetched_bytes: usize,
     /// Bytes of messages past one buffer that peers are to fetch.
     pub copied_bytes: usize,
+}
+
+#[cfg(feature = "serde")]
+fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(time.as_secs_f64())
 }

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use rdma_reactor::{
-    Config, ConnectError, Context, Datagram, DisconnectReason, EndpointId, EndpointOptions, Handler, Origin, Outcome,
-    PeerId, Reactor, SendErrorKind, SendId, TimerId,
+    Config, ConnectError, Context, Datagram, DatagramHandler, DisconnectReason, EndpointId, EndpointOptions, Handler,
+    Origin, Outcome, PeerId, Reactor, SendErrorKind, SendId, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
@@ -173,7 +173,7 @@ impl Talk {
     }
 }
 
-impl Handler for Talk {
+impl DatagramHandler for Talk {
     fn on_peer(
         &mut self,
         cx: &mut Context<'_>,
@@ -263,6 +263,12 @@ impl Handler for Talk {
             reason => self.fail(cx, format!("{received} received, {sent} sent: {reason}")),
         }
         cx.stop();
+    }
+}
+
+impl Handler for Talk {
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        Some(self)
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {

@@ -98,11 +98,11 @@ impl Client {
         let Some(session) = &mut self.session else { return Ok(()) };
         ping::fill(self.rounds, &mut self.text);
         // Not `bytes_mut`: the server may read, so there is no reference to be had. It has no business here just now.
-        session.source.copy_from(0, &self.text);
+        session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
         if self.options.verify {
             // So that a sink nobody writes to is noticed.
             self.back.fill(0xff);
-            session.sink.copy_from(0, &self.back);
+            session.sink.copy_from(0, &self.back).map_err(|error| error.to_string())?;
         }
         session.step = Step::Source;
         let sent = cx.send(session.conn, &advert::encode(session.source.remote()));

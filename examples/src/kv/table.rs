@@ -12,7 +12,7 @@
 //! known to be half written.
 
 use crc_fast::{CrcAlgorithm, Digest};
-use rdma_reactor::Region;
+use rdma_reactor::{Lent, Region};
 
 use crate::pingpong::failure::Failure;
 
@@ -157,11 +157,15 @@ impl Table {
         self.draft.extend_from_slice(&(value.len() as u32).to_le_bytes());
         self.draft.extend_from_slice(key);
         self.draft.extend_from_slice(value);
-        self.region.store(offset, (version - 1).to_le());
-        self.region.store(offset + 8, checksum(version, &self.draft).to_le());
-        self.region.copy_from(offset + 16, &self.draft);
-        self.region.store(offset, version.to_le());
-        Ok(())
+        self.write(offset, version).map_err(|error| Failure::new(error.to_string()))
+    }
+
+    /// Writes the draft to a slot: first an odd version, which says that the slot is being written.
+    fn write(&mut self, offset: usize, version: u64) -> Result<(), Lent> {
+        self.region.store(offset, (version - 1).to_le())?;
+        self.region.store(offset + 8, checksum(version, &self.draft).to_le())?;
+        self.region.copy_from(offset + 16, &self.draft)?;
+        self.region.store(offset, version.to_le())
     }
 }
 

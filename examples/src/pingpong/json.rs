@@ -1,6 +1,5 @@
 //! The results as JSON.
 
-use rdma_reactor::Stats;
 use serde_json::{Value, json};
 
 use super::figures::{Figures, us};
@@ -44,37 +43,6 @@ fn object(figures: &Figures) -> Value {
         "read_us": latency.as_ref().filter(|_| plan.job.op == Op::Read),
         "messages_per_second": figures.messages_per_second(),
         "gbit_per_second": figures.gbit_per_second(),
-        "stats": counters(stats),
+        "stats": stats,
     })
-}
-
-/// Every counter of the loop; times in seconds.
-fn counters(stats: &Stats) -> Value {
-    macro_rules! counters {
-        ($($name:ident)*; $($time:ident)*) => {
-            [$((stringify!($name), json!(stats.$name)),)* $((stringify!($time), json!(stats.$time.as_secs_f64())),)*]
-        };
-    }
-    let all = counters! {
-        turns waits empty_waits spins spin_hits spin_misses cm_edges completion_edges wakes wake_completions io_edges
-        remote_commands completion_events acknowledgements arms arm_races completions deferred stale_completions connected
-        disconnected handed_over taken_over connect_errors refused regions messages_sent messages_received bytes_sent
-        bytes_received datagrams_sent datagrams_received doorbells credit_updates send_stalls remote_sends_dropped pings
-        keepalive_timeouts connections pool_buffers pool_free
-        shared_posted shared_unclaimed;
-        wake_time wake_time_max stall_time
-    };
-    all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_counter_is_missing() {
-        let stats = Stats::default();
-        let fields = format!("{stats:?}").matches(": ").count();
-        assert_eq!(counters(&stats).as_object().unwrap().len(), fields);
-    }
 }

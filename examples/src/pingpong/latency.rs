@@ -75,7 +75,7 @@ impl Work for Latency {
 
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
         let target = Target::new(cx, conn, self.size, self.op, memory)?;
-        self.outlet.aim(if self.op == Op::Write { target.counting() } else { target });
+        self.outlet.aim(if self.op == Op::Write { target.counting(cx, conn)? } else { target });
         if self.op == Op::Write {
             let memory = target::lend(cx, conn, self.size, self.op)?;
             // Nothing else was sent: there is room.

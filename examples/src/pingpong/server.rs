@@ -211,8 +211,9 @@ impl Session {
                 true
             }
             (Some(Frame::Lent(memory)), Role::Mirror { outlet, aimed: aimed @ false, .. }) => {
-                match Target::new(cx, self.connection, job.size, job.op, memory) {
-                    Ok(target) => outlet.aim(target.counting()),
+                let target = Target::new(cx, self.connection, job.size, job.op, memory);
+                match target.and_then(|target| target.counting(cx, self.connection)) {
+                    Ok(target) => outlet.aim(target),
                     Err(failure) => {
                         log::warn!("{}: {failure}", self.connection);
                         return false;

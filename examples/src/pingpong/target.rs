@@ -29,8 +29,16 @@ pub struct Target {
     local: Region,
     remote: RemoteRegion,
     size: usize,
-    /// Blocks written, if each is to say so.
-    count: Option<u8>,
+    count: Option<Count>,
+}
+
+/// What lets the last byte of each block count the blocks.
+#[derive(Debug)]
+struct Count {
+    /// Every byte there is, in order: memory that is being sent is not to change, so that each block has its own last byte.
+    bytes: Region,
+    /// Blocks written.
+    blocks: u8,
 }
 
 impl Target {
@@ -54,12 +62,14 @@ impl Target {
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
-    /// Lets the last byte of each block count the blocks, for an [`Inbox`]. Only for one block at a time: memory that is
-    /// being sent is not to change.
-    #[must_use]
-    pub const fn counting(mut self) -> Self {
-        self.count = Some(0);
-        self
+    /// Lets the last byte of each block count the blocks, for an [`Inbox`].
+    ///
+    /// # Errors
+    /// There is no memory here.
+    pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
+        let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
+        self.count = Some(Count { bytes, blocks: 0 });
+        Ok(self)
     }
 
     /// Reads or writes one block.
@@ -69,14 +79,15 @@ impl Target {
         if self.op == Op::Read {
             return cx.read(conn, self.remote, &mut self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
         }
-        let count = self.count.map(|count| count.wrapping_add(1));
-        if let Some(count) = count {
-            // The peer has all of the block before: it has answered it.
-            self.local.copy_from(end - 1, &[count]);
-        }
-        match cx.write(conn, self.remote, &self.local, range) {
+        let Some(count) = &mut self.count else {
+            return cx.write(conn, self.remote, &self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
+        };
+        let next = count.blocks.wrapping_add(1);
+        let last = (&count.bytes, usize::from(next)..usize::from(next) + 1);
+        let both = [(&self.local, range.start..end - 1), last.clone()];
+        match cx.write_vectored(conn, self.remote, if self.size > 1 { &both } else { std::slice::from_ref(&last) }) {
             Ok(_) => {
-                self.count = count;
+                count.blocks = next;
                 Sent::Yes
             }
             Err(kind) => kind.into(),

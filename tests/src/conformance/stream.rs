@@ -363,11 +363,11 @@ pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
     // A program that takes the rest holds it until it has read it.
     let (client, rest) = Script::keeper();
-    let mut ended = end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
+    end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
     assert!(rest.borrow().is_empty());
     let (client, rest) = Script::keeper();
     let d = Duo::new(setup, setup.config(), Script::quiet(), client);
-    ended = end_while(d, &bytes, |client| client.pool_levels().1 < client.pool_levels().0);
+    let mut ended = end_while(d, &bytes, |client| client.pool_levels().1 < client.pool_levels().0);
     let mut got = Vec::new();
     rest.borrow_mut().read_to_end(&mut got).expect("memory");
     assert!(got == bytes);
