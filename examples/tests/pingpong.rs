@@ -49,7 +49,7 @@ fn a_demo_prints_tables_and_writes_files() {
     assert!(number(&result, "/half_rtt_us/mean") > 0.0);
     assert!(number(&result, "/messages_per_second") > 0.0);
     assert!(number(&result, "/gbit_per_second") > 0.0);
-    assert!(number(&result, "/stats/messages_sent") >= 300.0);
+    assert!(number(&result, "/stats/messages/sent") >= 300.0);
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("p99") && svg.contains("message size"), "{svg}");
 }
@@ -96,7 +96,7 @@ fn every_operation_has_latency_and_throughput() {
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
         // One-sided operations take no receive and no credit of the peer's: next to no messages.
-        assert_eq!(number(&result, "/stats/messages_sent") >= 300.0, op == "send", "{result}");
+        assert_eq!(number(&result, "/stats/messages/sent") >= 300.0, op == "send", "{result}");
 
         let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
         assert_eq!(finished.code(), Some(0), "{finished:?}");

@@ -39,7 +39,8 @@ fn either_side_speaks() {
 #[test]
 fn what_was_not_agreed_is_noticed() {
     for (server, client, words) in [
-        ("-n 1 -s 15", "-n 1 -s 16", "a message of 16 bytes where 15 were expected"),
+        ("-n 1 -s 16", "-n 1 -s 15", "a message of 15 bytes where 16 were expected"),
+        ("-n 1 -s 15", "-n 1 -s 16", "Message too long for available buffer"),
         ("-n 2 -s 16", "-n 1 -s 16", "1 of 2 received"),
         ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages came"),
     ] {

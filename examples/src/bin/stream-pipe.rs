@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rdma_reactor::stream::{Stream, StreamContext, StreamHandler, Streams};
+use rdma_reactor::stream::{Stream, StreamContext, StreamHandler, Streams, Unread};
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Decision, DisconnectReason, ListenerId, Reactor,
 };
@@ -64,6 +64,8 @@ struct Peer {
     listener: Option<ListenerId>,
     stream: Option<ConnectionId>,
     end: Option<Result<(), Failure>>,
+    /// What was not read when it ended.
+    rest: Unread,
 }
 
 impl StreamHandler for Peer {
@@ -85,14 +87,16 @@ impl StreamHandler for Peer {
     // The loop asks what the stream is ready for.
     fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
 
-    fn on_close(&mut self, _: &mut StreamContext<'_>, id: ConnectionId) {
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         if self.stream == Some(id) {
+            self.rest = cx.stream(id).take_unread();
             self.end = Some(Ok(()));
         }
     }
 
-    fn on_error(&mut self, _: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {
         if self.stream == Some(id) {
+            self.rest = cx.stream(id).take_unread();
             self.end = Some(Err(Failure::new(format!("the connection has ended: {reason}"))));
         }
     }
@@ -125,7 +129,7 @@ fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
 }
 
 /// Moves bytes from the buffers they arrived in to standard output; `false` at the end.
-fn drain(output: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
+fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> {
     let bytes = match stream.fill_buf() {
         Ok([]) => return Ok(false),
         Ok(bytes) => bytes,
@@ -183,10 +187,12 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             wait(&mut reactor, [None; 2])?;
             continue;
         };
-        // All that came before the end goes to standard output before the program ends.
-        let over = peer.handler.end.is_some();
-        if over && !draining {
-            return peer.handler.end.take().unwrap_or(Ok(()));
+        if let Some(end) = peer.handler.end.take() {
+            // All that came before the end goes to standard output before the program ends.
+            while drain(&mut output, &mut peer.handler.rest)? {
+                wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
+            }
+            return end;
         }
         let ready = peer.context(reactor.context()).stream(id).readiness();
         let wants_input = (feeding && ready.writable).then(|| (input.as_fd(), PollFlags::POLLIN));
