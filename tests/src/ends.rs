@@ -259,7 +259,12 @@ impl Pair {
     /// When that fails, or takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn join(&mut self, listener: CmId, to: SocketAddr, depth: u16) {
-        let param = ConnectParam { private_data: b"question", responder_resources: depth, initiator_depth: depth };
+        let param = ConnectParam {
+            private_data: b"question",
+            responder_resources: depth,
+            initiator_depth: depth,
+            ..ConnectParam::default()
+        };
         let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
         let device = self.until("address", |pair| {
             let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;

@@ -114,7 +114,7 @@ pub enum SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// Comes back in the completion.
+    /// Comes back in the completion. Below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
@@ -127,7 +127,7 @@ pub struct SendWr {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr {
-    /// Comes back in the completion.
+    /// Comes back in the completion. Below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// Where the message goes.
     pub sges: SgeList,

@@ -276,12 +276,13 @@ impl World {
         let (id, device) = self.resolved(to);
         let active = self.equip(id, device);
         let ReadDepth { responder_resources, initiator_depth } = self.read_depth;
-        let param = ConnectParam { private_data: b"question", responder_resources, initiator_depth };
+        let param =
+            ConnectParam { private_data: b"question", responder_resources, initiator_depth, ..ConnectParam::default() };
         self.provider.connect(id, &param).unwrap();
         let (id, _, device, _, private_data) = self.connect_request();
         assert!(private_data.starts_with(b"question"));
         let passive = self.equip(id, device);
-        let param = ConnectParam { private_data: b"answer", responder_resources, initiator_depth };
+        let param = ConnectParam { private_data: b"answer", ..param };
         self.provider.accept(id, &param, Instant::now()).unwrap();
         for _ in 0..2 {
             match self.news() {
