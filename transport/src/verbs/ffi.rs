@@ -1,4 +1,4 @@
-//! What all calls into the libraries share: how they report failure, what they carry for us, how addresses look.
+//! What all calls into the libraries share: how they report failure, how they carry a key for us, and the form of addresses.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -16,12 +16,12 @@ pub(super) fn failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc.saturating_abs()) }
 }
 
-/// 0 is success.
+/// Turns a return code into a result: 0 is success.
 pub(super) fn check(call: &'static str, rc: c_int) -> Result<()> {
     if rc == 0 { Ok(()) } else { Err(Error::io(call, failure(rc))) }
 }
 
-/// Null is failure.
+/// Turns a returned pointer into a result: null is failure.
 pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() { Err(Error::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
@@ -37,7 +37,7 @@ pub(super) fn key_of(context: *mut c_void) -> Key {
     Key::new(bits as u32, (bits >> 32) as u32)
 }
 
-/// An address as the libraries take it.
+/// An address in the form that the libraries take.
 pub(super) struct RawAddress(SockAddr);
 
 impl RawAddress {
@@ -45,7 +45,7 @@ impl RawAddress {
         Self(address.into())
     }
 
-    /// For calls that read it; none of them keeps or changes it.
+    /// A pointer for calls that read the address. None of them keeps or changes it.
     pub(super) fn as_ptr(&self) -> *mut libc::sockaddr {
         self.0.as_ptr().cast::<libc::sockaddr>().cast_mut()
     }
