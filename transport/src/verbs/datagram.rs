@@ -33,7 +33,7 @@ impl Verbs {
             other => other,
         })?;
         if raw.context().is_null() {
-            let reason = format!("{} is on no RDMA device; give the address of one", address.ip());
+            let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
             return Err(Error::NoDevice { reason });
         }
         let key = self.add(Id::new(Arc::new(raw), State::Bound));

@@ -121,6 +121,11 @@ impl RawId {
         let _ = self.device.set(Arc::clone(device));
     }
 
+    #[cfg(all(test, not(feature = "rdma-sys")))]
+    pub(super) const fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.raw
+    }
+
     /// Context of the device that the id is on; null while it is on none.
     pub(super) fn context(&self) -> *mut ibv_context {
         // SAFETY: the id is live.

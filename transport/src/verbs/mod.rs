@@ -72,8 +72,12 @@ mod devices;
 mod dispatcher;
 mod entry;
 mod events;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod fake;
 mod ffi;
 mod handover;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod hazards;
 mod id;
 mod landing;
 mod moderation;
