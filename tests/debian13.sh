@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the release programs in a clean Debian 13 without any package of RDMA, without -dev packages and without libclang, and
-# runs two of them there. Debian 13 has no libclang that the crate rdma-sys can be built with. The system is made once, with
+# Builds two release programs in a clean Debian 13 without any package of RDMA, without -dev packages and without libclang, and
+# runs them there. Debian 13 has no libclang that the crate rdma-sys can be built with. The system is made once, with
 # debootstrap, in the cache; the toolchain and the crates of this machine are mounted into it. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,7 +32,8 @@ fi
 
 mounts=()
 unmount() {
-    for ((i = ${#mounts[@]} - 1; i >= 0; i--)); do umount "${mounts[$i]}"; done
+    # What was interrupted may still have a file open there.
+    for ((i = ${#mounts[@]} - 1; i >= 0; i--)); do umount "${mounts[$i]}" || umount --lazy "${mounts[$i]}"; done
 }
 trap unmount EXIT
 trap 'exit 1' INT TERM HUP
@@ -58,7 +59,7 @@ inside() {
 }
 inside '! ls /usr/lib/x86_64-linux-gnu | grep -E "libibverbs|librdmacm|libclang"' || { say "the system is not clean"; exit 1; }
 inside 'grep PRETTY /etc/os-release; gcc --version | head -n 1'
-inside 'cargo build --locked --release -p rdma-reactor-examples --bins'
+inside 'cargo build --locked --release -p rdma-reactor-examples --bin rdma-doctor --bin rdma-pingpong'
 for program in rdma-doctor rdma-pingpong; do
     libraries=$(inside "ldd /target/release/$program")
     if grep -E 'ibverbs|rdmacm' <<<"$libraries"; then say "$program is linked with a library of RDMA"; exit 1; fi

@@ -26,10 +26,11 @@ pub struct ConnectParam<'a> {
 /// How often a device sends a request again that nobody answers, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Times that a request is sent again without an answer, 0 to 7; 7 by default. The time between two is the ack timeout
-    /// ([`PathOptions::ack_timeout`]).
+    /// Times that either side sends a request again without an answer, 0 to 7; 7 by default. The side that connects decides;
+    /// `accept` ignores it. The time between two is the ack timeout ([`PathOptions::ack_timeout`]).
     pub path: u8,
-    /// Times that a request is sent again to a peer that has no receive posted, 0 to 6; 7, which is the default, is for ever.
+    /// Times that the **peer** sends again what found no receive posted here, 0 to 6; 7, which is the default, is for ever. Each
+    /// side decides for the other (`rdma_connect`(3)).
     pub receiver_not_ready: u8,
     /// How long a peer waits before it sends again what found no receive posted here: a code from 0 to 31 (InfiniBand
     /// Architecture Specification, volume 1, table 45: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491 ms, and 0 is 655 ms). 12 by
@@ -63,7 +64,7 @@ fn in_range(what: &'static str, value: u64, max: u64, range: &'static str) -> Re
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathOptions {
     /// The type of service of every packet: the DSCP in the upper six bits (RFC 2474). On InfiniBand the subnet manager
-    /// chooses the service level by it.
+    /// chooses the service level by it. Siw of Linux 6.1 takes the setting without using it.
     pub type_of_service: Option<u8>,
     /// Time after which the device sends a request again that is not answered: a code from 0 to 31, for 4.096 us times two to
     /// its power; 0 is for ever. The connection manager takes about 2 s (19) or what the subnet manager says.
@@ -115,7 +116,7 @@ pub struct ListenOptions {
     pub type_of_service: Option<u8>,
     /// As for [`PathOptions::ack_timeout`], for the connections that come in.
     pub ack_timeout: Option<u8>,
-    /// Whether an IPv6 address takes IPv6 only (`true`) or IPv4 too (`false`).
+    /// Whether an IPv6 address takes IPv6 only (`true`) or IPv4 too (`false`, which siw does not follow).
     pub ipv6_only: Option<bool>,
 }
 

@@ -77,7 +77,7 @@ pub struct PathState {
     pub ack_timeout: u8,
     /// Times that a request is sent again without an answer.
     pub retry_count: u8,
-    /// Times that a request is sent again to a peer without a receive; 7 is for ever.
+    /// Times that a request is sent again to a peer without a receive, as the peer has asked; 7 is for ever.
     pub rnr_retry_count: u8,
     /// Code of the receiver-not-ready timer.
     pub min_rnr_timer: u8,

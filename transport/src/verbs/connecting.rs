@@ -34,7 +34,9 @@ impl Verbs {
         set_path(&raw, type_of_service, ack_timeout);
         raw.bind(&RawAddress::new(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
         let on_device = !raw.context().is_null();
-        let key = self.add(Id::new(Arc::new(raw), State::Listening));
+        let mut id = Id::new(Arc::new(raw), State::Listening);
+        id.inherited = (type_of_service, ack_timeout);
+        let key = self.add(id);
         if on_device && let Err(error) = self.land(key) {
             self.remove(key);
             return Err(error);
@@ -110,7 +112,7 @@ impl Verbs {
 
 /// Sets what the packets of a connection carry and how long the device waits for an answer. A kernel that cannot set one of
 /// these, or not for this kind of id, is noted in the log.
-fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
+pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service
         && let Err(error) = raw.set_type_of_service(value)
     {

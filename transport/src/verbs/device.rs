@@ -138,9 +138,10 @@ impl RawDevice {
             channel: ptr::null_mut(),
             guard: if driver == Driver::Siw { guard(context) } else { ptr::null_mut() },
             removed: AtomicBool::new(false),
-            events: Some(Subscription::new(context.addr())),
+            events: None,
             anchor: Some(anchor),
         };
+        opened.events = Some(Subscription::new(context.addr())?);
         opened.threads = opened.thread_domain();
         // SAFETY: a live context; the result is checked.
         opened.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
@@ -195,9 +196,14 @@ impl RawDevice {
         unsafe { (*self.channel).fd }
     }
 
-    pub(super) fn async_fd(&self) -> c_int {
+    fn async_fd(&self) -> c_int {
         // SAFETY: the context is live; its descriptor never changes.
         unsafe { (*self.context).async_fd }
+    }
+
+    /// Descriptors with an edge when there may be asynchronous events: the queue of the process, and this provider's own.
+    pub(super) fn event_fds(&self) -> impl Iterator<Item = c_int> {
+        std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::bell))
     }
 
     fn cmd_fd(&self) -> c_int {

@@ -1,16 +1,17 @@
 //! Asynchronous events of a device for every provider of the process.
 //!
 //! librdmacm opens a device once per process, so all providers share its context and the one queue of asynchronous events
-//! behind it. Whoever reads an event there puts a copy into the mailbox of every provider that has the device open. Each
-//! provider watches the descriptor on its own, and a new event makes an edge for all of them; reading and putting happen
-//! under one lock. So a provider that follows an edge of its own finds the event: in the queue if nobody has read it, else
-//! in its mailbox.
+//! behind it. A new event makes an edge for every provider that watches the queue, but a provider that looks after another has
+//! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So whoever reads an event puts a
+//! copy into the mailbox of every provider that has the device open, and rings its bell, a descriptor of the provider's own.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::async_event::AsyncEvent;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Events that are kept for a provider that does not ask for them. The oldest go first.
 const KEPT: usize = 1000;
@@ -22,6 +23,7 @@ struct Subscriber {
     context: usize,
     number: u64,
     mailbox: VecDeque<AsyncEvent>,
+    bell: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -37,21 +39,44 @@ fn subscribers() -> MutexGuard<'static, Subscribers> {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Makes an edge on a bell. Each write makes one, whether or not the number is ever read.
+fn ring(bell: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: writes eight bytes of a number to an open descriptor.
+    let rc = unsafe { libc::write(bell.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    if rc < 0 {
+        log::warn!("an event of a device may be noticed late: {}", io::Error::last_os_error());
+    }
+}
+
 /// A provider's share in the events of one context.
 #[derive(Debug)]
 pub(super) struct Subscription {
     context: usize,
     number: u64,
+    bell: Arc<OwnedFd>,
 }
 
 impl Subscription {
     /// Subscribes to the events of the context at this address.
-    pub(super) fn new(context: usize) -> Self {
+    pub(super) fn new(context: usize) -> Result<Self> {
+        // SAFETY: makes a descriptor and touches no memory.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if bell < 0 {
+            return Err(Error::io("eventfd", io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was made above, for this owner.
+        let bell = Arc::new(unsafe { OwnedFd::from_raw_fd(bell) });
         let mut all = subscribers();
         let number = all.next_number;
         all.next_number += 1;
-        all.list.push(Subscriber { context, number, mailbox: VecDeque::new() });
-        Self { context, number }
+        all.list.push(Subscriber { context, number, mailbox: VecDeque::new(), bell: Arc::clone(&bell) });
+        Ok(Self { context, number, bell })
+    }
+
+    /// A descriptor that has an edge when another subscriber has put something into this one's mailbox. It is never read.
+    pub(super) fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
     }
 
     /// The next event for this subscriber; `None` when there is none now. `read` takes one event from the system.
@@ -72,6 +97,9 @@ impl Subscription {
                     subscriber.mailbox.pop_front();
                 }
                 subscriber.mailbox.push_back(event);
+                if subscriber.number != self.number {
+                    ring(&subscriber.bell);
+                }
             }
         }
         let own = all.list.iter_mut().find(|subscriber| subscriber.number == self.number);
@@ -95,7 +123,8 @@ mod tests {
 
     #[test]
     fn every_subscriber_gets_every_event_whoever_reads_it() {
-        let (first, second, elsewhere) = (Subscription::new(16), Subscription::new(16), Subscription::new(32));
+        let (first, second, elsewhere) =
+            (Subscription::new(16).unwrap(), Subscription::new(16).unwrap(), Subscription::new(32).unwrap());
         let mut system = vec![AsyncEvent::Other(2), AsyncEvent::Other(1)];
         assert_eq!(first.next(|| Ok(system.pop())).unwrap(), Some(AsyncEvent::Other(1)));
         assert!(system.is_empty(), "all is read at once");
@@ -112,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_subscriber_that_never_asks_costs_bounded_memory() {
-        let (idle, busy) = (Subscription::new(48), Subscription::new(48));
+        let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
         for code in 0..3 * KEPT as u32 {
             let mut event = Some(AsyncEvent::Other(code));
             assert!(busy.next(|| Ok(event.take())).unwrap().is_some());
@@ -124,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_device_that_never_stops_is_read_in_pieces() {
-        let one = Subscription::new(64);
+        let one = Subscription::new(64).unwrap();
         let mut reads = 0;
         one.next(|| {
             reads += 1;

@@ -72,6 +72,8 @@ pub(super) struct Id {
     pub(super) read_depth: ReadDepth,
     /// The code of the receiver-not-ready timer to set when the connection is up.
     pub(super) min_rnr_timer: u8,
+    /// What a listener sets on the ids of its connect requests: type of service and ack timeout.
+    pub(super) inherited: (Option<u8>, Option<u8>),
     /// Set on iWARP while destroying the id may block until its handshake is over.
     pub(super) handshaking: bool,
     /// Whether the user was told that the device goes away.
@@ -90,6 +92,7 @@ impl Id {
             deadline: None,
             read_depth: ReadDepth { responder_resources: 0, initiator_depth: 0 },
             min_rnr_timer: MIN_RNR_TIMER,
+            inherited: (None, None),
             handshaking: false,
             removal_told: false,
             groups: Vec::new(),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::async_event::{AsyncEvent, QpEvent};
 use super::channel::{RawEvent, Request};
+use super::connecting::set_path;
 use super::core::{ASYNC, CM, Verbs, milliseconds_to};
 use super::entry::{Id, State};
 use super::id::{RawId, Service};
@@ -184,10 +185,12 @@ impl Verbs {
     fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>, read_depth: ReadDepth) {
         // SAFETY: the event has brought a new id, which nobody else knows.
         let raw = unsafe { RawId::from_raw(request.id, &self.channel) };
-        if self.ids.get(listener).is_none_or(|id| id.state != State::Listening) {
+        let Some(listening) = self.ids.get(listener).filter(|id| id.state == State::Listening) else {
             // The listener is gone: dropping the id refuses the peer.
             return;
-        }
+        };
+        // The kernel hands no option of a listener on.
+        set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = Id::new(Arc::new(raw), State::Offered);
         id.read_depth = read_depth;

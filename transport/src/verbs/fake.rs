@@ -477,8 +477,14 @@ unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: 
 
 unsafe extern "C" fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
     // SAFETY: a fake's context.
-    match unsafe { behind(context) }.state().async_events.pop_front() {
+    let mut state = unsafe { behind(context) }.state();
+    match state.async_events.pop_front() {
         Some(event) => {
+            if state.async_events.is_empty() {
+                let mut count = 0_u64;
+                // SAFETY: takes the number out of a descriptor of the fake, so that it is not readable any more.
+                unsafe { libc::read((*context).async_fd, (&raw mut count).cast(), 8) };
+            }
             // SAFETY: a place for the result, says the caller.
             unsafe { *out = event };
             0

@@ -54,11 +54,11 @@ impl Verbs {
         // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
         let device = unsafe { Device::open(context, anchor, id.port()) }?;
         let index = self.devices.len();
-        let fd = device.live()?.async_fd();
-        self.poll
-            .registry()
-            .register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE)
-            .map_err(|source| Error::io("watching a device", source))?;
+        for fd in device.live()?.event_fds() {
+            let registered =
+                self.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
+            registered.map_err(|source| Error::io("watching a device", source))?;
+        }
         let mut watch = Id::new(watch, State::Watching);
         let handle = DeviceId(index as u32);
         watch.device = Some(handle);
@@ -155,10 +155,10 @@ impl Verbs {
                 region.close();
             }
         }
-        if let Some(raw) = &raw
-            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&raw.async_fd()))
-        {
-            log::debug!("forgetting a device: {error}");
+        for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
+            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&fd)) {
+                log::debug!("forgetting a device: {error}");
+            }
         }
         if let Some(watch) = watch {
             self.remove(watch);

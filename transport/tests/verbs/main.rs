@@ -14,5 +14,6 @@ mod one_sided;
 mod peer;
 mod port;
 mod removal;
+mod settings;
 mod shared;
 mod world;
