@@ -158,8 +158,6 @@ pub(crate) struct Connection {
     pub(crate) dirty: bool,
     pub(crate) owes: Owes,
     pub(crate) last_heard: Instant,
-    /// Bytes that had come when the keepalive last looked.
-    pub(crate) received: u64,
     pub(crate) pinged: bool,
     /// The peer has said nothing since its hello was sent.
     pub(crate) unheard: bool,

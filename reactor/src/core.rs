@@ -307,7 +307,6 @@ impl Core {
             dirty: false,
             owes: Owes::default(),
             last_heard: self.now,
-            received: 0,
             pinged: false,
             unheard: false,
             phase_timer: None,

@@ -99,11 +99,11 @@ impl Core {
             return;
         }
         // Part of a large message is no silence.
-        if let Some(received) = c.qp.and_then(|qp| self.provider.received(qp))
-            && std::mem::replace(&mut c.received, received) != received
-        {
-            (c.last_heard, c.pinged) = (now, false);
+        if let Some(heard) = c.qp.and_then(|qp| self.provider.last_heard(qp)).filter(|&heard| heard > c.last_heard) {
+            (c.last_heard, c.pinged) = (heard, false);
         }
+        // Its own queue pair may have something that was not read yet.
+        let behind = behind || c.qp.is_some_and(|qp| self.provider.has_unread(qp));
         let silence = now.saturating_duration_since(c.last_heard);
         // What waits in its own backlog was heard, and not noted yet.
         let next = if behind || !c.fair.backlog.is_empty() {

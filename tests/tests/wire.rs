@@ -6,7 +6,7 @@ use rdma_transport::iwarp::wire::ddp::{
     READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN,
 };
 use rdma_transport::iwarp::wire::mpa::{CRC_LEN, ENHANCED_LEN, STARTUP_HEADER_LEN, fpdu_len, pad_len};
-use rdma_transport::iwarp::wire::rdmap::MAX_TERMINATE_LEN;
+use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
 use rdma_transport::iwarp::wire::{
     Crc32c, Enhanced, Header, HeaderError, Layer, Opcode, ReadRequest, StartupError, StartupHeader, StartupKind,
     Tagged, Terminate, TerminateCause, Untagged, crc32c, header_len,

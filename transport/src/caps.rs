@@ -1,4 +1,4 @@
-//! What a device can do, asked before use instead of found out by failure.
+//! Capabilities of a device, to be asked before use instead of found out by failure.
 
 use bitflags::bitflags;
 
@@ -14,7 +14,7 @@ bitflags! {
         const WRITE_WITH_IMMEDIATE = 1 << 2;
         /// 8-byte compare-and-swap and fetch-and-add. Absent on the standard iWARP wire.
         const ATOMICS = 1 << 3;
-        /// Send with Invalidate. Whether it takes a key back is the peer's affair: see `REMOTE_INVALIDATION`.
+        /// Send with Invalidate. Whether it invalidates a key depends on the peer: see `REMOTE_INVALIDATION`.
         const SEND_WITH_INVALIDATE = 1 << 4;
         /// Receive queues shared by queue pairs.
         const SHARED_RECEIVE_QUEUE = 1 << 5;
@@ -26,8 +26,8 @@ bitflags! {
         const SERVER_SENDS_FIRST = 1 << 8;
         /// Send with immediate data. iWARP has none.
         const SEND_WITH_IMMEDIATE = 1 << 9;
-        /// A peer's Send with Invalidate takes a region's remote key back. Where this is absent it ends the connection:
-        /// InfiniBand and RoCE allow it for memory windows only.
+        /// A peer's Send with Invalidate invalidates a region's remote key. Where this is absent it ends the
+        /// connection, since InfiniBand and RoCE allow it for memory windows only.
         const REMOTE_INVALIDATION = 1 << 10;
         /// Immediate data and atomics only on connections whose peer agreed
         /// ([`enable_extensions`](crate::Provider::enable_extensions)).
@@ -44,8 +44,8 @@ bitflags! {
     }
 }
 
-/// How long a device holds the events of a completion queue back: until so many completions have gathered, or so long
-/// after the first.
+/// How long a device holds the events of a completion queue back: until so many completions have gathered, or until so
+/// much time has passed since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moderation {
     /// Completions.
@@ -85,13 +85,14 @@ pub struct Capabilities {
     /// Completion vectors, at least 1: interrupts, each served by a processor of its own, that the events of completion
     /// queues can be spread over ([`Provider::create_cq_on`](crate::Provider::create_cq_on)).
     pub completion_vectors: u32,
-    /// The NUMA node that it is attached to, if it is to one and the system says so. Its memory is best taken there, and
-    /// its reactor run there.
+    /// The NUMA node that the device is attached to, if the system knows. Memory for it is best taken from that node,
+    /// and its reactor is best run there.
     pub numa_node: Option<u32>,
 }
 
 impl Capabilities {
-    /// Capabilities with `features` and the limits every known device meets; a provider raises what it can.
+    /// Capabilities with `features`, and with limits that every known device meets; a provider raises them where it
+    /// can.
     #[must_use]
     pub const fn portable(features: Features) -> Self {
         Self {

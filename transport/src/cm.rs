@@ -13,11 +13,11 @@ use crate::wc::WcStatus;
 /// What both ends tell each other while connecting (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParam<'a> {
-    /// Delivered with the peer's event. Some devices pad it with zeros: carry your own length.
+    /// Private data, which the peer gets with its event. Some devices pad it with zeros, so put its length into it.
     pub private_data: &'a [u8],
-    /// RDMA Reads the peer may have outstanding here (IRD); 0 takes the device's default.
+    /// RDMA Reads that the peer may have outstanding here (IRD); 0 takes the device's default.
     pub responder_resources: u16,
-    /// RDMA Reads we will have outstanding there (ORD); 0 takes the device's default.
+    /// RDMA Reads that this side will have outstanding at the peer (ORD); 0 takes the device's default.
     pub initiator_depth: u16,
     /// How often the device tries again before the connection fails. iWARP has none of this: TCP tries again.
     pub retries: Retries,
@@ -120,24 +120,25 @@ pub struct ListenOptions {
     pub ipv6_only: Option<bool>,
 }
 
-/// RDMA Reads and atomics that may be outstanding on a connection. More of our own than that wait in the send queue.
+/// RDMA Reads and atomics that may be outstanding on a connection. Those of this side that are more wait in the send
+/// queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadDepth {
-    /// Of the peer, here (IRD).
+    /// Those of the peer, here (IRD).
     pub responder_resources: u16,
-    /// Of ours, at the peer (ORD).
+    /// Those of this side, at the peer (ORD).
     pub initiator_depth: u16,
 }
 
-/// A connect request between two providers: [`crate::Provider::detach`] of one made it, [`crate::Provider::attach`] of
-/// another takes it, on whatever thread. Dropping it ends the peer's attempt.
+/// A connect request on its way between two providers: [`crate::Provider::detach`] of one makes it, and
+/// [`crate::Provider::attach`] of another takes it, on any thread. Dropping it ends the peer's attempt.
 pub struct Detached {
     provider: &'static str,
     state: Box<dyn Any + Send>,
 }
 
 impl Detached {
-    /// What a provider wants to find again.
+    /// Packs what the provider that takes it needs.
     pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
         Self { provider, state: Box::new(state) }
     }
@@ -148,10 +149,10 @@ impl Detached {
         self.provider
     }
 
-    /// What its provider put in.
+    /// What the provider that made it put in.
     ///
     /// # Errors
-    /// It is of a provider of another kind; it comes back.
+    /// It comes back if it was made by a provider of another kind.
     pub fn into_state<T: Any>(self) -> std::result::Result<T, Self> {
         let Self { provider, state } = self;
         state.downcast().map(|state| *state).map_err(|state| Self { provider, state })
@@ -164,26 +165,26 @@ impl fmt::Debug for Detached {
     }
 }
 
-/// Something the connection manager has to say.
+/// An event of the connection manager.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// Whom it concerns; for a connect request, the new id.
+    /// The id that it concerns; for a connect request, the new id.
     pub id: CmId,
     /// What happened.
     pub kind: CmEventKind,
 }
 
-/// Kinds of connection-manager events. The classic sixteen of `rdma_get_cm_event`(3) fold into these, newer ones
-/// arrive as [`CmEventKind::Other`].
+/// Kinds of connection-manager events. The sixteen of `rdma_get_cm_event`(3) are mapped to these; newer ones arrive as
+/// [`CmEventKind::Other`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CmEventKind {
-    /// Address and route are resolved: the id is on a device; make its queue pair and connect.
+    /// Address and route are resolved, and the id is on a device. Make its queue pair and connect.
     Resolved {
         /// The device that reaches the address.
         device: DeviceId,
     },
-    /// A peer asks for a connection: make a queue pair, post receives, accept; or reject.
+    /// A peer asks for a connection. Make a queue pair, post receives and accept; or reject.
     ConnectRequest {
         /// The listener it came to.
         listener: CmId,
@@ -193,7 +194,7 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// Its private data.
         private_data: Box<[u8]>,
-        /// What it asks for, seen from here; `accept` gives at most that.
+        /// What it asks for, as seen from this side; `accept` gives at most that.
         read_depth: ReadDepth,
     },
     /// The connection is up.
@@ -203,14 +204,14 @@ pub enum CmEventKind {
         /// What both agreed on.
         read_depth: ReadDepth,
     },
-    /// A peer takes our datagrams: the end of `connect` of a datagram id.
+    /// A peer accepts datagrams of this side: `connect` of a datagram id has ended.
     Reached {
         /// The peer's private data.
         private_data: Box<[u8]>,
         /// Where to send them.
         peer: DatagramPeer,
     },
-    /// The id is in a multicast group: what is sent there arrives here.
+    /// The id is in a multicast group. What is sent to the group arrives here.
     Joined {
         /// The group.
         group: IpAddr,
@@ -224,18 +225,18 @@ pub enum CmEventKind {
         /// Why.
         reason: ConnectFailure,
     },
-    /// The peer said no; the id is to be destroyed.
+    /// The peer rejected the connection. Destroy the id.
     Rejected {
         /// Its private data.
         private_data: Box<[u8]>,
     },
-    /// Connecting failed; the id is to be destroyed.
+    /// Connecting failed. Destroy the id.
     ConnectFailed(ConnectFailure),
-    /// The connection is gone. May come late, twice, or not at all.
+    /// The connection has ended. This event may come late, twice, or not at all.
     Disconnected(DisconnectCause),
-    /// The device is going away: destroy everything on it.
+    /// The device is going away. Destroy everything on it.
     DeviceRemoval,
-    /// The queue pair's numbers may be used again. May never come.
+    /// The queue pair's number may be used again. This event may never come.
     TimewaitExit,
     /// A local address moved to another device or port, as a bond does when its link fails over. A listener there gets nothing
     /// any more, although it is not told so: make it anew. A connection there is about to fail.
@@ -256,7 +257,7 @@ pub enum ConnectFailure {
     Unreachable(String),
     /// The peer went away while connecting.
     PeerClosed,
-    /// The peer does not speak the protocol, or asks for what we refuse.
+    /// The peer does not speak the protocol, or asks for something that is refused here.
     Protocol(String),
     /// The system refused.
     System(String),
@@ -279,13 +280,15 @@ impl fmt::Display for ConnectFailure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectCause {
-    /// We disconnected.
+    /// This side disconnected.
     Local,
     /// The peer disconnected or died.
     Peer,
-    /// The peer broke the protocol; we told it so.
+    /// The peer's stream ended in the middle of a message: its process was killed, or it gave up what it was sending.
+    Truncated,
+    /// The peer broke the protocol, and was told so.
     PeerViolation(String),
-    /// The peer says that we broke the protocol.
+    /// The peer says that this side broke the protocol.
     TerminatedByPeer(String),
     /// The path failed.
     Path(String),
@@ -298,6 +301,7 @@ impl fmt::Display for DisconnectCause {
         match self {
             Self::Local => f.write_str("closed here"),
             Self::Peer => f.write_str("closed by the peer"),
+            Self::Truncated => f.write_str("closed by the peer in the middle of a message"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::TerminatedByPeer(what) => write!(f, "terminated by the peer: {what}"),
             Self::Path(why) => write!(f, "the path failed: {why}"),

@@ -1,10 +1,11 @@
 //! Unreliable datagrams: where they go, and where they came from.
 //!
 //! A datagram id is made by [`crate::Provider::bind_datagram`], [`crate::Provider::resolve_datagram`] or
-//! [`crate::Provider::listen_datagram`]; its queue pair is of the datagram kind. One queue pair may serve many ids: it
-//! answers the requests of others ([`crate::Provider::answer_datagram`]), and sends to what ids without one have found. A
-//! receive for it needs [`GRH_LEN`] bytes more than the datagram: they come first, and count in the completion's
-//! `byte_len`. Nothing says that a datagram has arrived; what finds no receive posted is dropped.
+//! [`crate::Provider::listen_datagram`]; its queue pair is a datagram queue pair. One queue pair may serve many ids: it
+//! answers the requests of peers ([`crate::Provider::answer_datagram`]), and sends to the peers that ids without a
+//! queue pair have found. A receive needs [`GRH_LEN`] bytes more than the datagram: they come first, and count in the
+//! completion's `byte_len`. The sender does not learn whether a datagram has arrived. A datagram that finds no receive
+//! posted is dropped.
 
 pub use crate::handle::AddressId;
 
@@ -63,7 +64,7 @@ pub struct Destination {
     pub queue_key: u32,
 }
 
-/// Where a datagram came from, as far as its completion says; zeros for everything else.
+/// Where a datagram came from, as far as its completion says; zeros in completions of other kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramSource {
     /// Number of the queue pair that sent it.
@@ -80,7 +81,7 @@ impl DatagramSource {
     #[cfg(feature = "verbs")]
     pub(crate) const GLOBAL: u8 = 0x80;
 
-    /// Whether the first [`GRH_LEN`] bytes say which way it came: always on RoCE.
+    /// Whether the first [`GRH_LEN`] bytes are a route header that says which way it came, as always on RoCE.
     #[must_use]
     pub const fn has_route_header(self) -> bool {
         self.path_bits & 0x80 != 0

@@ -1,4 +1,4 @@
-//! What a provider call can fail with. A failed completion is not here: it is data, in [`crate::wc::WcStatus`].
+//! Errors of provider calls. A failed completion is not an error but data, in [`crate::wc::WcStatus`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// A handle that names no live object: it was destroyed, or never was.
+    /// A handle names no live object: the object was destroyed, or never existed.
     #[error("stale or unknown {object}")]
     Stale {
         /// Kind of object.
@@ -64,7 +64,7 @@ pub enum Error {
         /// The state it met.
         state: &'static str,
     },
-    /// A work queue has no room. Backpressure, not a fault: retry after a completion.
+    /// A work queue has no room. This is backpressure and not a fault; try again after a completion.
     #[error("the {queue} queue is full ({depth} work requests)")]
     QueueFull {
         /// `send` or `receive`.

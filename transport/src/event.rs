@@ -1,4 +1,4 @@
-//! What a device has to say on its own account (`ibv_get_async_event`(3)).
+//! Events of devices that belong to no connection (`ibv_get_async_event`(3)).
 
 use crate::handle::{DeviceId, QpId, SrqId};
 
@@ -21,7 +21,7 @@ pub enum DeviceEventKind {
         /// Its number, from 1.
         port: u32,
     },
-    /// A port carries no traffic. Connections may outlive it: they are not told.
+    /// A port carries no traffic. Its connections are not told, and may outlive it.
     PortDown {
         /// Its number, from 1.
         port: u32,
@@ -31,7 +31,7 @@ pub enum DeviceEventKind {
         /// Its number, from 1.
         port: u32,
     },
-    /// Another event of a port (LID, partition key or subnet manager changed, clients are to register anew).
+    /// Another event of a port: the LID, partition keys or subnet manager changed, or clients must register again.
     Port {
         /// The device's code.
         code: u32,
@@ -44,7 +44,7 @@ pub enum DeviceEventKind {
     Removed,
     /// A shared receive queue holds fewer receives than asked for with [`crate::Provider::arm_srq`].
     SharedReceivesLow(SrqId),
-    /// A shared receive queue failed: nothing arrives through it any more.
+    /// A shared receive queue failed. Nothing arrives through it any more.
     SharedReceiveQueueFailed(SrqId),
     /// A queue pair that ends has taken its last receive from its shared queue.
     LastReceive(QpId),

@@ -1,4 +1,4 @@
-//! Handles: what names a provider's objects.
+//! Handles, which name a provider's objects.
 
 use crate::slab::Key;
 

@@ -1,20 +1,20 @@
 //! RDMA transport: queue pairs, completion queues, memory regions and connection management.
 //!
-//! The layers, top down. Each file holds one noun; no FFI type appears in a signature.
+//! These are the layers, from the top down. Each file holds one noun, and no FFI type appears in a signature.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`provider`] | the seam: [`Provider`] and its written contract |
 //! | [`cm`], [`event`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
-//! | [`mem`] | registered memory, and the only unsafe code of this crate outside `verbs` |
+//! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
 //!
-//! A `transport` user drives a provider from one thread. Nothing here blocks, spawns a thread or reads a clock:
-//! time is an argument. The crate `rdma-reactor` is the loop on top.
+//! A program drives a provider from one thread. Nothing here blocks, starts a thread or reads a clock: time is an
+//! argument. The crate `rdma-reactor` is the loop on top.
 
 pub mod caps;
 pub mod cm;
@@ -30,6 +30,7 @@ pub mod qp;
 pub mod registrar;
 pub mod slab;
 pub mod station;
+mod targets;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod wc;

@@ -5,7 +5,7 @@ use bitflags::bitflags;
 pub use crate::handle::MrId;
 
 bitflags! {
-    /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always there.
+    /// What a memory region allows (`ibv_reg_mr`(3)). Local read access is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
         /// Receives and read responses may be placed here.
@@ -30,7 +30,7 @@ bitflags! {
 }
 
 impl Access {
-    /// What gives a peer reach.
+    /// The rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
     /// The rights of the program itself, without those of peers: a remote right that writes brings the local one, as devices
@@ -43,7 +43,7 @@ impl Access {
     }
 }
 
-/// Names a region in one's own work requests.
+/// Names a region in work requests of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LocalKey(pub u32);
 
@@ -58,6 +58,6 @@ pub struct MemoryRegion {
     pub id: MrId,
     /// Key for scatter/gather entries.
     pub local_key: LocalKey,
-    /// Key for a peer; useless to it without remote access rights.
+    /// Key for a peer; it has no use without remote access rights.
     pub remote_key: RemoteKey,
 }

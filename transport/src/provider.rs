@@ -5,31 +5,31 @@
 //! *Thread.* One thread drives a provider. No call blocks. Time is an argument and never runs backwards.
 //!
 //! *Channels.* Each channel is one descriptor for an edge-triggered registration. It becomes readable when there is
-//! something to get from it that was not there when the getter last said `None`; spurious edges are allowed, lost
-//! ones are not. Getters are called until they say `None`. Events are copied out and acknowledged inside the getter:
-//! destroying never waits for the caller.
+//! something to get from it that was not there when the getter last said `None`. Spurious edges are allowed, lost ones are
+//! not. Call a getter until it says `None`. A getter copies an event and acknowledges it before it returns, so destroying
+//! an object never waits for the caller.
 //!
-//! *Arming.* [`Provider::req_notify`] asks for one event on the completion queue's next completion. Completions that
-//! are already in the queue raise none: arm, poll once more, and only then sleep.
+//! *Arming.* [`Provider::req_notify`] asks for one event on the completion queue's next completion. A completion that is
+//! already in the queue raises none: arm, poll once more, and only then sleep.
 //!
-//! *Driving.* [`Provider::progress`] moves bytes where the data path runs on the caller's thread, and runs the
-//! provider's timers; on hardware it is empty. Call it when a channel had an edge, when [`Provider::next_deadline`]
-//! has passed, while spinning, and again soon when it says that there is more.
+//! *Driving.* [`Provider::progress`] moves bytes where the data path runs on the caller's thread, and runs the provider's
+//! timers; on hardware it does nothing. Call it when a channel had an edge, when [`Provider::next_deadline`] has passed,
+//! while spinning, and again soon when it says that there is more.
 //!
-//! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled
-//! send is done when a later one of its queue completes. On some devices (siw) a Read is an exception: later sends may
-//! complete before it. Signal each Read and atomic, and wait for its own completion. A receive may complete before
+//! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled send
+//! is done when a later one of its queue completes. Reads and atomics are an exception on some devices (siw), where later
+//! sends may complete before them: signal each of them, and wait for its own completion. A receive may complete before
 //! `Established` is delivered.
 //!
-//! *Posting.* A chain is taken front to back; on failure [`PostError::posted`] says how many were. Post receives
+//! *Posting.* A chain is taken from front to back; on failure [`PostError::posted`] says how many were taken. Post receives
 //! before `connect` and `accept`.
 //!
-//! *Teardown.* [`Provider::disconnect`] flushes: every work request not yet done completes, with
-//! [`crate::WcStatus::Flushed`] if it was not started; what was handed to the network before is still delivered to
-//! the peer when it can be. [`Provider::destroy_id`] drops the queue pair and whatever is left on it without further
-//! completions; memory named by its work requests is no longer touched when it returns. A receive that it had taken from
-//! a shared queue and not filled completes as flushed, or is posted there again. `Disconnected` may be
-//! delivered late, twice or never. Completions of a destroyed queue pair may still be polled from its queue.
+//! *Teardown.* [`Provider::disconnect`] flushes: every work request that is not done completes, with
+//! [`crate::WcStatus::Flushed`] if it was not started. What was handed to the network before is still delivered to the peer
+//! if possible. [`Provider::destroy_id`] drops the queue pair and the work requests that are left on it, without further
+//! completions. A receive that the queue pair had taken from a shared queue and not filled completes as flushed, or is
+//! posted to the shared queue again. `Disconnected` may be delivered late, twice or never. Completions of a destroyed queue
+//! pair may still be polled from its completion queue.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -107,7 +107,31 @@ pub struct PostError {
 }
 
 /// A source of queue pairs: see the [module](self) for the contract.
-pub trait Provider: Send + fmt::Debug {
+///
+/// # Safety
+/// Programs give memory away when they post a work request or register a region, and take it back, as references, when the
+/// provider says so. An implementation, one that forwards to another included, therefore guarantees:
+///
+/// 1. *Work requests.* The provider and its device use the bytes that a work request's entries name from its post until it
+///    is done, and at no other time. They only read them for sends and writes, and only write them for receives, reads and
+///    atomics. A work request is done when [`poll_cq`](Provider::poll_cq) has returned its completion; an unsignaled send or
+///    write, when it has returned the completion of a later send or write of the same queue pair; each one at the latest
+///    when [`destroy_id`](Provider::destroy_id) of its queue pair has returned; a receive of a shared queue that no queue pair
+///    has taken, when [`destroy_srq`](Provider::destroy_srq) has returned. The bytes of an inline send are not used after
+///    [`post_send`](Provider::post_send) has returned. What a failed post did not take ([`PostError::posted`]) is not used
+///    at all.
+/// 2. *Completions.* `poll_cq` returns a completion only for a work request that was posted and is done, at most one for
+///    each, with its `wr_id`, its queue pair, and of a receive a `byte_len` of at most the length of its entries.
+/// 3. *Regions.* The provider holds a share of the registered [`Memory`] until [`deregister`](Provider::deregister) has
+///    returned or the provider is dropped, and longer if a device can still reach it. Besides work requests, only peers use
+///    the memory: within the registered range, with the rights that were given, and those peers only that
+///    [`restrict`](Provider::restrict) leaves. They do not use it after [`invalidate`](Provider::invalidate) or `deregister`
+///    has returned. No reference to a region's bytes is ever made for them: see [`crate::mem`].
+/// 4. *The end.* After the provider is dropped nothing uses memory that was posted or registered there.
+/// 5. *Handles.* A handle names one object. Once that is gone no other object gets it.
+///
+/// It does not guarantee that a peer or a device writes what it should: any bytes may arrive.
+pub unsafe trait Provider: Send + fmt::Debug {
     /// Name, as in `--provider NAME`.
     fn name(&self) -> &'static str;
 
@@ -123,7 +147,7 @@ pub trait Provider: Send + fmt::Debug {
     /// When [`Provider::progress`] must be called at the latest.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Moves bytes and runs timers; `true` when it stopped at its budget with work left.
+    /// Moves bytes and runs timers. Returns `true` when it stopped at its budget with work left.
     fn progress(&mut self, now: Instant, drive: Drive) -> bool;
 
     /// Listens on an address; port 0 takes a free one.
@@ -132,8 +156,8 @@ pub trait Provider: Send + fmt::Debug {
     /// The address an id is bound to.
     fn local_address(&self, id: CmId) -> Option<SocketAddr>;
 
-    /// Starts resolving a peer's address; ends in `Resolved` or `ConnectFailed`. Everything up to `Established` must
-    /// be done by `deadline`.
+    /// Starts resolving a peer's address, which ends in `Resolved` or `ConnectFailed`. The attempt fails if it is not
+    /// `Established` by `deadline`.
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId>;
 
     /// Connects a resolved id; ends in `Established`, `Rejected` or `ConnectFailed`.
@@ -145,7 +169,7 @@ pub trait Provider: Send + fmt::Debug {
     /// Rejects a connect request; the id is gone afterwards.
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Ends a connection: flushes its queues, tells the peer. Harmless when repeated.
+    /// Ends a connection: flushes its queues and tells the peer. Calling it again does no harm.
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()>;
 
     /// Destroys an id and its queue pair.
@@ -154,9 +178,9 @@ pub trait Provider: Send + fmt::Debug {
     /// The next connection-manager event.
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
 
-    /// The next event of a device itself. They come over the connection-manager channel: ask when
-    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. `None`
-    /// always where devices say nothing.
+    /// The next event of a device itself. These events come over the connection-manager channel, so ask for them when
+    /// [`Provider::next_cm_event`] has said `None`. At most a thousand are kept for a caller who does not ask. Where
+    /// devices have no such events it is always `None`.
     fn next_device_event(&mut self) -> Option<DeviceEvent> {
         None
     }
@@ -166,7 +190,7 @@ pub trait Provider: Send + fmt::Debug {
     /// For much memory see [`Provider::registrar`].
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
 
-    /// Takes a region back; no work request may name it any more.
+    /// Takes a region back. No work request may name it any more.
     fn deregister(&mut self, region: MrId) -> Result<()>;
 
     /// Makes a completion queue. It must have room for every work request of the queue pairs on it.
@@ -198,7 +222,7 @@ pub trait Provider: Send + fmt::Debug {
         0
     }
 
-    // What not every provider has: asking for it is an error that names the provider.
+    // Not every provider has what follows. Where it is missing, the call is an error that names the provider.
 
     /// As [`Provider::listen`], with options. Those that the provider cannot follow are ignored, with one line in the log.
     fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
@@ -268,21 +292,21 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "path to ask for" })
     }
 
-    /// Takes a connect request that has no queue pair yet out of this provider, to be attached to another of the same
-    /// kind. The id is gone afterwards; on failure nothing has changed.
+    /// Takes a connect request, which has no queue pair yet, out of this provider, to be attached to another of the
+    /// same kind. The id is gone afterwards. On failure nothing has changed.
     fn detach(&mut self, id: CmId) -> Result<Detached> {
         let _ = id;
         Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
     }
 
-    /// Takes a detached connect request in. What comes next is as after `ConnectRequest`: a queue pair and `accept`, or
+    /// Takes a detached connect request in. Go on as after `ConnectRequest`: make a queue pair and `accept`, or
     /// `reject`. On failure the peer's attempt ends.
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         let _ = (request, now);
         Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
     }
 
-    /// As [`Provider::register`], for a part of the memory. The rest stays out of the region's reach.
+    /// As [`Provider::register`], for a part of the memory. The rest cannot be reached by the region's keys.
     fn register_range(
         &mut self,
         device: DeviceId,
@@ -294,21 +318,21 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "regions of part of a memory" })
     }
 
-    /// Lets only the peer of `qp` use the region's remote key. To every other peer there is no such key.
+    /// Lets only the peer of `qp` use the region's remote key. To every other peer it is as if there were no such key.
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
         let _ = (region, qp);
         Err(Error::Unsupported { provider: self.name(), feature: "regions of one connection" })
     }
 
-    /// Takes a region's remote key back at once; nothing of a peer's touches the memory after the call. The region
-    /// stays registered for the program's own work requests, under the same local key. A peer that uses the key
-    /// afterwards is told as of a key that never was. Harmless when repeated.
+    /// Takes a region's remote key back at once; no peer touches the memory after the call. The region stays registered
+    /// for the program's own work requests, under the same local key. A peer that uses the key afterwards gets the same
+    /// answer as for a key that never existed. Calling it again does no harm.
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         let _ = region;
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
     }
 
-    /// Has the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
+    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
     fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
         let _ = (cq, to);
         Err(Error::Unsupported { provider: self.name(), feature: "completion moderation" })
@@ -321,8 +345,8 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
     }
 
-    /// Destroys a shared receive queue that no queue pair uses; receives that are still posted are dropped without
-    /// completion. Its completion queues can be destroyed afterwards only.
+    /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without
+    /// completion. Its completion queues can only be destroyed afterwards.
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         let _ = srq;
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
@@ -335,8 +359,8 @@ pub trait Provider: Send + fmt::Debug {
         Err(PostError { posted: 0, error })
     }
 
-    /// As [`Provider::create_qp`], with receives from a shared queue: `attr.max_recv_wr` is not looked at, and
-    /// `attr.recv_cq` must have room for the whole shared queue.
+    /// As [`Provider::create_qp`], with receives from a shared queue. `attr.max_recv_wr` is ignored, and `attr.recv_cq`
+    /// must have room for the whole shared queue.
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         let _ = (id, attr, srq);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
@@ -349,31 +373,31 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
     }
 
-    /// An id for datagrams at an address of our own, which names a device; port 0 takes a free one. Make its queue pair;
-    /// then it may join groups. Nobody finds it by its address: for that, listen with another id.
+    /// Makes an id for datagrams at an address of this host, which names a device; port 0 takes a free one. Make its
+    /// queue pair; then it may join groups. Peers cannot find it by its address; to be found, listen with another id.
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let _ = address;
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards, whether or
-    /// not that worked: there is nothing more to hear of the peer.
+    /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards,
+    /// whether or not that worked, since no more events of the peer will come.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
         let _ = (id, qp, private_data, now);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// As [`Provider::listen`], for datagrams. A connect request then asks where to send to; `accept` tells it and ends in
-    /// `Established`. Who it is that sends is known when its first datagram has come.
+    /// As [`Provider::listen`], for datagrams. A connect request asks where to send datagrams to; `accept` tells the
+    /// peer and ends in `Established`. Where the peer sends from is known when its first datagram has come.
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
         let _ = (address, backlog);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of our own,
-    /// or `None` for any that leads there. Ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
-    /// without a queue pair of its own, which ends in `Reached`, `Rejected` or `ConnectFailed`; or, of a group, make the
-    /// queue pair and `join`.
+    /// As [`Provider::resolve`], for datagrams to `peer`, which may be a multicast group; `from` is an address of this
+    /// host, or `None` for any that leads there. It ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
+    /// without a queue pair of its own, which ends in `Reached`, `Rejected` or `ConnectFailed`. For a group, make the
+    /// queue pair and `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let _ = (peer, from, deadline);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
@@ -398,34 +422,43 @@ pub trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// The way to a port, to send datagrams there from any queue pair of `device`.
+    /// Makes an address handle for the way to a port, to send datagrams there from any queue pair of `device`.
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
         let _ = (device, route);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Gives it back. Datagrams that are still to be sent there may be lost.
+    /// Destroys an address handle. Datagrams that are still to be sent with it may be lost.
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
         let _ = address;
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
-    /// What came to a group names no address of ours: from that there is none, which is an error.
+    /// The way back to the sender of a datagram; `header` is the first [`crate::datagram::GRH_LEN`] bytes of its
+    /// receive. A datagram to a group names no address of this host, so there is no way back, which is an error.
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let _ = (id, received, header);
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Bytes that have come for a queue pair, those of unfinished messages included: while it grows, the peer is there.
-    /// `None` where the device does not tell.
-    fn received(&self, qp: QpId) -> Option<u64> {
+    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call that
+    /// read them, first of the one that connected it. `None` where the device does not tell, and before.
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
         let _ = qp;
         None
     }
 
-    /// Says that the peer of `qp` speaks the extensions of RFC 7306 (immediate data, atomics): iWARP has no
-    /// negotiation for them. Call it on both sides before the first of them is used.
+    /// Whether something has come for a queue pair that is not read and processed yet. While that is so, an old
+    /// [`Provider::last_heard`] does not mean that the peer is silent. It is complete when [`Provider::progress`] has
+    /// returned from a full round ([`Drive::Full`]), for what had come before that was called; every queue pair that has
+    /// something is read from in each full round, whatever the others have. `false` always where the device does not tell.
+    fn has_unread(&self, qp: QpId) -> bool {
+        let _ = qp;
+        false
+    }
+
+    /// Allows the extensions of RFC 7306 (immediate data, atomics) on a connection. iWARP has no negotiation for them,
+    /// so the programs must agree. Call it on both sides before the first of them is used.
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
         let _ = qp;
         Err(Error::Unsupported { provider: self.name(), feature: "extensions to agree on" })

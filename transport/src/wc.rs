@@ -6,8 +6,8 @@ use crate::datagram::DatagramSource;
 use crate::handle::QpId;
 use crate::mr::RemoteKey;
 
-/// Status of a completion; names follow `ibv_poll_cq`(3). Which one a fault gives differs by device: portable
-/// programs tell success from the rest.
+/// Status of a completion; names follow `ibv_poll_cq`(3). Devices differ in the status that they give for a fault, so
+/// portable programs only tell success from the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WcStatus {
@@ -25,7 +25,7 @@ pub enum WcStatus {
     RemoteAccessError,
     /// The peer could not do the operation.
     RemoteOperationError,
-    /// The request makes no sense to the one it was for, such as taking back a key that cannot be.
+    /// The peer refused the request as invalid, such as one to invalidate a key that cannot be invalidated.
     RemoteInvalidRequest,
     /// The peer did not answer.
     RetryExceeded,
@@ -69,7 +69,7 @@ pub enum WcOpcode {
     Send,
     /// An RDMA Write.
     Write,
-    /// An RDMA Read. One of nothing may be reported as a Write: not every device can be asked for nothing.
+    /// An RDMA Read. A Read of nothing may be reported as a Write, since not every device can do one.
     Read,
     /// An atomic operation.
     Atomic,
@@ -84,11 +84,11 @@ pub enum WcOpcode {
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkCompletion {
-    /// As posted.
+    /// The number of the work request, as posted.
     pub wr_id: u64,
     /// The queue pair it was posted to.
     pub qp: QpId,
-    /// How it ended. With anything but success only `wr_id`, `qp`, `vendor_error`, and whether it was a receive hold.
+    /// How it ended. Without success only `wr_id`, `qp`, `vendor_error`, and whether it was a receive are meaningful.
     pub status: WcStatus,
     /// What completed. Of a work request that failed: [`WcOpcode::Recv`] for a receive, and anything else for a send.
     pub opcode: WcOpcode,
@@ -98,8 +98,8 @@ pub struct WorkCompletion {
     pub byte_len: u32,
     /// Immediate data that came with a receive.
     pub immediate: Option<u32>,
-    /// Key that the peer's Send with Invalidate took back, where the device reports it.
+    /// The key that the peer's Send with Invalidate invalidated, where the device reports it.
     pub invalidated: Option<RemoteKey>,
-    /// Of a received datagram, who sent it.
+    /// Sender of a received datagram.
     pub source: DatagramSource,
 }

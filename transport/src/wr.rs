@@ -83,7 +83,7 @@ pub enum SendOp {
     SendWithImmediate(u32),
     /// Send, and invalidate a key of the peer.
     SendInvalidate(RemoteKey),
-    /// Send a datagram; of datagram queue pairs only, and their only kinds.
+    /// Send a datagram. Only datagram queue pairs do this and the next kind, and they do nothing else.
     Datagram(Destination),
     /// Send a datagram, with 32 bits of data beside the payload.
     DatagramWithImmediate(Destination, u32),
@@ -95,7 +95,7 @@ pub enum SendOp {
     Read(RemoteAddress),
     /// Swap 8 bytes of the peer when they equal `expected`; the old value lands in the entry.
     CompareSwap {
-        /// Where.
+        /// The 8 bytes.
         remote: RemoteAddress,
         /// What must be there.
         expected: u64,
@@ -104,7 +104,7 @@ pub enum SendOp {
     },
     /// Add to 8 bytes of the peer; the old value lands in the entry.
     FetchAdd {
-        /// Where.
+        /// The 8 bytes.
         remote: RemoteAddress,
         /// What is added.
         add: u64,
@@ -114,7 +114,7 @@ pub enum SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// Comes back in the completion. Below 2^63: the highest bit is the provider's.
+    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
@@ -127,7 +127,7 @@ pub struct SendWr {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr {
-    /// Comes back in the completion. Below 2^63: the highest bit is the provider's.
+    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// Where the message goes.
     pub sges: SgeList,

@@ -7,7 +7,6 @@
 //! the handle.
 
 use std::ops::Range;
-use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -97,20 +96,15 @@ impl RegionMemory {
     }
 
     fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
-        let base = self.at(&range)?;
-        let len = u32::try_from(range.len()).ok()?;
-        // SAFETY: in bounds, and the registration keeps the memory alive while the entry is in use. The hold that goes
-        // with it keeps the owner from handing out references that would conflict.
-        Some(unsafe { Sge::new(base, len, key) })
+        self.is_inside(&range).then_some(())?;
+        // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with it keeps the
+        // owner from handing out references that would conflict; all other uses go through `Memory`.
+        unsafe { self.memory.shared_entry(range, key) }
     }
 
-    /// Where a range begins; `None` if it is not inside.
-    fn at(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
-        if range.start > range.end || range.end > self.len {
-            return None;
-        }
-        // SAFETY: the start is inside the memory, or one past its end for an empty range; no memory begins at null.
-        Some(unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(range.start)) })
+    /// Whether a range is wholly inside.
+    const fn is_inside(&self, range: &Range<usize>) -> bool {
+        range.start <= range.end && range.end <= self.len
     }
 
     /// The bytes; `None` while anybody may write them.
@@ -135,31 +129,18 @@ impl RegionMemory {
     /// Copies out, whoever else uses the memory; `false` if the range is not inside.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let Some(end) = offset.checked_add(out.len()) else { return false };
-        let Some(base) = self.at(&(offset..end)) else { return false };
-        // SAFETY: in bounds, and `out` is a reference, which this memory never has while it may be written. A device
-        // that writes at the same time makes the copy a mixture, which the caller is told.
-        unsafe { ptr::copy_nonoverlapping(base.as_ptr(), out.as_mut_ptr(), out.len()) };
-        true
+        self.is_inside(&(offset..end)) && self.memory.copy_out(offset, out)
     }
 
     /// Copies in, whoever else uses the memory; `false` if the range is not inside.
     pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> bool {
         let Some(end) = offset.checked_add(bytes.len()) else { return false };
-        let Some(base) = self.at(&(offset..end)) else { return false };
-        // SAFETY: in bounds; `&mut self` means that there is no reference into the memory.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), base.as_ptr(), bytes.len()) };
-        true
+        self.is_inside(&(offset..end)) && self.memory.copy_in(offset, bytes)
     }
 
     /// 8 aligned bytes in the order of this machine; `None` if the offset is not aligned or not inside.
     pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        let base = self.at(&(offset..offset.checked_add(8)?))?;
-        if !(base.as_ptr() as usize).is_multiple_of(8) {
-            return None;
-        }
-        // SAFETY: aligned, in bounds, alive while self is borrowed. Others reach it by atomic operations, raw copies or
-        // a device. A reference from `bytes` lives only while nobody writes: storing takes `&mut` of the owner.
-        Some(unsafe { AtomicU64::from_ptr(base.as_ptr().cast()) })
+        self.is_inside(&(offset..offset.checked_add(8)?)).then(|| self.memory.word(offset))?
     }
 }
 

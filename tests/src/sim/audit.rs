@@ -241,7 +241,7 @@ impl Pair {
             DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed)) => {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
-            DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
+            DisconnectReason::Transport(DisconnectCause::Path(_) | DisconnectCause::Truncated) => how != 0,
             DisconnectReason::Transport(_) => self.trespass,
             _ => false,
         }

@@ -301,7 +301,8 @@ impl<P: Provider> HardwareProvider<P> {
     }
 }
 
-impl<P: Provider> Provider for HardwareProvider<P> {
+// SAFETY: every call is forwarded to the provider inside. Completions are kept back or dropped, never made up.
+unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
@@ -400,8 +401,12 @@ impl<P: Provider> Provider for HardwareProvider<P> {
         self.inner.invalidate(region)
     }
 
-    fn received(&self, qp: QpId) -> Option<u64> {
-        if self.options.extensions { self.inner.received(qp) } else { None }
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        if self.options.extensions { self.inner.last_heard(qp) } else { None }
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.options.extensions && self.inner.has_unread(qp)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

@@ -1,10 +1,11 @@
 //! The sockets of one node, for the embedded provider.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
+use rdma_transport::mem::{RecvSlice, SendSlice};
 
 use super::fabric::{Shared, index, lock};
 
@@ -90,11 +91,11 @@ impl Net for SimNet {
         lock(&self.fabric).all_acknowledged(socket.0)
     }
 
-    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
         lock(&self.fabric).recv(socket.0, bufs)
     }
 
-    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
         lock(&self.fabric).send(socket.0, bufs)
     }
 

@@ -1,10 +1,11 @@
 //! TCP as a program sees it: streams with bounded buffers whose segments arrive in order and in their own time.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
 
 use rdma_transport::iwarp::net::{Channel, Ready};
+use rdma_transport::mem::{RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
 use super::fabric::{Event, Fabric, disturbed, index};
@@ -243,7 +244,7 @@ impl Fabric {
         pipe.is_none_or(|pipe| pipe.undelivered == 0)
     }
 
-    pub(super) fn recv(&mut self, key: Key, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    pub(super) fn recv(&mut self, key: Key, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
         self.tick();
         if self.rng.chance(self.net.interrupted) {
             return Err(ErrorKind::Interrupted.into());
@@ -251,11 +252,7 @@ impl Fabric {
         let s = self.sockets.get_mut(key).ok_or_else(gone)?;
         let mut count = 0;
         for buf in bufs.iter_mut() {
-            let n = buf.len().min(s.rx.len());
-            let (front, back) = s.rx.as_slices();
-            let first = n.min(front.len());
-            buf[..first].copy_from_slice(&front[..first]);
-            buf[first..n].copy_from_slice(&back[..n - first]);
+            let n = buf.fill(s.rx.make_contiguous());
             s.rx.drain(..n);
             count += n;
         }
@@ -273,7 +270,7 @@ impl Fabric {
         }
     }
 
-    pub(super) fn send(&mut self, key: Key, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(super) fn send(&mut self, key: Key, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
         self.tick();
         if self.rng.chance(self.net.interrupted) {
             return Err(ErrorKind::Interrupted.into());
@@ -302,8 +299,8 @@ impl Fabric {
         }
         let mut bytes = Vec::with_capacity(n);
         for buf in bufs {
-            let take = buf.len().min(n - bytes.len());
-            bytes.extend_from_slice(&buf[..take]);
+            let left = n - bytes.len();
+            buf.append_to(&mut bytes, left);
         }
         self.transmit(pipe, bytes);
         Ok(n)

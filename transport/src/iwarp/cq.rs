@@ -1,4 +1,4 @@
-//! Completion queues, and which of them had an event.
+//! Completion queues, and the events of those that were armed.
 
 use std::collections::VecDeque;
 
@@ -11,9 +11,10 @@ use crate::wc::WorkCompletion;
 struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
     entries: usize,
-    /// Entries promised to the work queues of queue pairs, and to what destroyed ones left in the ring.
+    /// Entries that are promised to the work queues of queue pairs, and entries in the ring that destroyed queue pairs
+    /// left there.
     reserved: usize,
-    /// Queue pairs that complete here, counted once per work queue.
+    /// Work queues that complete here.
     users: usize,
     armed: bool,
 }
@@ -23,7 +24,7 @@ struct CompletionQueue {
 pub(crate) struct Completions {
     queues: Slab<CompletionQueue>,
     events: VecDeque<CqId>,
-    /// An event came since [`Completions::take_edge`].
+    /// Whether an event came since the last [`Completions::take_edge`].
     edge: bool,
 }
 
@@ -44,7 +45,7 @@ impl Completions {
         Ok(())
     }
 
-    /// Keeps room for a work queue of `depth`; a queue can never overrun.
+    /// Reserves room for a work queue of `depth`, so that the completion queue can never overrun.
     pub(crate) fn reserve(&mut self, cq: CqId, depth: u32) -> Result<()> {
         let queue = self.queues.get_mut(cq.0).ok_or(STALE)?;
         let reserved = queue.reserved + depth as usize;
@@ -57,7 +58,7 @@ impl Completions {
         Ok(())
     }
 
-    /// Gives the room back, but for `unpolled` completions still in the ring.
+    /// Gives the room of a work queue back, except for its `unpolled` completions that are still in the ring.
     pub(crate) fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
@@ -65,7 +66,7 @@ impl Completions {
         }
     }
 
-    /// Gives back the room of one completion that a destroyed queue pair left, now polled.
+    /// Gives back the room of one completion that a destroyed queue pair left and that was polled now.
     pub(crate) fn release_orphan(&mut self, cq: CqId) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(1);

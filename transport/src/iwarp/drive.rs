@@ -1,10 +1,10 @@
-//! What happens on the completion channel and on deadlines: bytes move, connections end.
+//! The completion channel and the deadlines: bytes move, and connections end.
 
 use std::cmp::Reverse;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::time::Instant;
 
-use super::endpoint::{Endpoint, State, lost, never_up};
+use super::endpoint::{Accepting, Endpoint, State, lost, never_up};
 use super::fault::Fault;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::placement::Direct;
@@ -13,17 +13,19 @@ use super::startup;
 use super::transmit::Sent;
 use super::wire::{Quote, TerminateCause};
 use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
+use crate::mem::RecvSlice;
 use crate::provider::Drive;
 use crate::slab::Key;
 
-/// Of this many rounds of a busy poll one looks at all connections.
+/// With one connection, one in so many rounds of a busy poll looks at all sockets; the others read from that connection
+/// only.
 const SPIN_FULL: u32 = 8;
-/// Receive calls per connection before the next connection has its turn.
+/// Most receive calls for one connection before the next one has its turn.
 const RECEIVES: usize = 4;
 
-/// How a receive call went.
+/// The result of a receive call.
 enum Received {
-    /// Bytes in place, bytes in the staging buffer, and whether the socket had no more.
+    /// The number of bytes in place, the number in the staging buffer, and whether the socket had no more.
     Bytes(usize, usize, bool),
     Nothing,
     End,
@@ -31,12 +33,12 @@ enum Received {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Moves bytes and runs timers; whether there is more to do.
+    /// Moves bytes and runs timers. Returns whether there is more to do.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         if drive == Drive::Spin
             && self.ready.is_empty()
             && let Some(hot) = self.hot
-            // What waits for room in the socket waits for an edge.
+            // A connection that waits for room in its socket needs the edges.
             && !self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked())
         {
             self.spins = self.spins.wrapping_add(1);
@@ -48,13 +50,17 @@ impl<N: Net> Iwarp<N> {
                 return !self.ready.is_empty();
             }
         }
-        let more = match self.collect(Channel::Completion, now) {
-            Ok(more) => more,
-            Err(error) => {
-                log::error!("poll: {error}");
+        // Take all edges, so that `has_unread` is complete. Each socket has one at most, which bounds the rounds.
+        let mut more = true;
+        for _ in 0..self.live + 2 {
+            more = self.collect(Channel::Completion, now).unwrap_or_else(|error| {
+                log::error!("cannot ask for events of connections: {error}");
                 false
+            });
+            if !more {
+                break;
             }
-        };
+        }
         for _ in 0..self.ready.len() {
             let Some(key) = self.ready.pop_front() else { break };
             if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -80,7 +86,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes the edges of a channel and acts on them; whether there are more.
+    /// Takes edges of a channel and acts on them. Returns whether there are more.
     pub(super) fn collect(&mut self, channel: Channel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
         let more = self.net.poll(channel, &mut edges);
@@ -97,16 +103,16 @@ impl<N: Net> Iwarp<N> {
                 Some(endpoint @ Endpoint { state: State::Live, .. }) => {
                     endpoint.closed |= ready.closed;
                     endpoint.readable |= ready.readable;
-                    if ready.writable && endpoint.is_blocked() {
+                    if ready.writable && endpoint.is_blocked() && !cfg!(planted = "writable-edge-ignored") {
                         self.transmit(key);
                     }
                     if ready.readable {
                         self.enqueue(key);
                     }
                 }
-                Some(Endpoint { state: State::Listening, .. }) => self.accept_some(key, now),
+                Some(Endpoint { state: State::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
-                    // Bytes behind a frame in progress become an edge when the socket is promoted.
+                    // Bytes behind the startup frame raise a new edge when the socket moves to the completion channel.
                     endpoint.closed |= ready.closed;
                     self.advance(key, now);
                 }
@@ -124,7 +130,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Receives on a live connection, within its budget; whether bytes may be left.
+    /// Receives on a live connection, within its budget. Returns whether bytes may be left.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
         for _ in 0..RECEIVES {
@@ -140,9 +146,12 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
             let direct = qp.direct(&self.resources.stags);
-            let received = receive_once(&mut self.net, socket, direct, &mut self.staging);
+            let room = endpoint.pace.room().min(self.staging.len());
+            let received = receive_once(&mut self.net, socket, direct, &mut self.staging[..room]);
             let (direct, staged, drained) = match received {
-                Received::Bytes(direct, staged, drained) => (direct, staged, drained && !endpoint.closed),
+                Received::Bytes(direct, staged, drained) => {
+                    (direct, staged, drained && (!endpoint.closed || cfg!(planted = "short-read-before-the-end")))
+                }
                 Received::Nothing => {
                     endpoint.readable = false;
                     if let Some(error) = endpoint.broken.take() {
@@ -151,7 +160,8 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
                 Received::End => {
-                    self.end(key, DisconnectCause::Peer, None, now);
+                    let cause = if qp.is_at_boundary() { DisconnectCause::Peer } else { DisconnectCause::Truncated };
+                    self.end(key, cause, None, now);
                     return false;
                 }
                 Received::Lost(error) => {
@@ -159,8 +169,11 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
-            endpoint.received += (direct + staged) as u64;
+            endpoint.last_heard = Some(now);
+            let fpdus = qp.fpdus();
             let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
+            let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
+            let cost = endpoint.pace.cost(direct + staged, fpdus, self.config.receive_budget);
             if qp.is_held() && qp.has_received() {
                 qp.release();
                 self.announce(key);
@@ -181,15 +194,19 @@ impl<N: Net> Iwarp<N> {
                 }
                 return false;
             }
-            budget = budget.saturating_sub(direct + staged);
-            if budget == 0 {
+            budget = budget.saturating_sub(cost);
+            // The next receive call is likely to cost as much as this one.
+            if budget < cost {
                 break;
             }
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.readable = true;
         }
         true
     }
 
-    /// Hands a connection's output to TCP. When that fails, the next progress finds out why.
+    /// Hands a connection's output to TCP. If that fails, the connection ends in the next call of progress.
     pub(super) fn transmit(&mut self, key: Key) {
         let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else { return };
         if endpoint.broken.is_some() {
@@ -226,14 +243,14 @@ impl<N: Net> Iwarp<N> {
             }
             Err(error) => error,
         };
-        // What the peer said last may still be there to read.
+        // The peer's last words, such as a Terminate, may still be there to read.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
         self.net.wake(Channel::Completion);
     }
 
-    /// Ends a connection for a fault.
+    /// Ends a connection because of a fault.
     fn broke(&mut self, key: Key, fault: Fault, now: Instant) {
         match fault {
             Fault::Violation(cause, quote) => {
@@ -250,7 +267,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Raises `Established`, once.
+    /// Raises `Established`, if that was not done before.
     pub(super) fn announce(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key)
             && !endpoint.announced
@@ -261,7 +278,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its queues, tells the user once, and the peer if it is there to hear it.
+    /// Ends a live connection: flushes its queues and raises one event. The peer gets what was framed, and a Terminate
+    /// if there is one, unless it is gone.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -281,7 +299,9 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(socket) = socket {
             match cause {
-                DisconnectCause::Peer | DisconnectCause::Path(_) => self.close(socket, false),
+                DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_) => {
+                    self.close(socket, false);
+                }
                 _ => self.linger(socket, rest, now),
             }
         }
@@ -299,7 +319,7 @@ impl<N: Net> Iwarp<N> {
             if due && at > now {
                 break;
             }
-            // One that its owner no longer has goes early: nobody is woken for it.
+            // Entries that no longer count are removed even before their time, so that nobody is woken for them.
             self.deadlines.pop();
             if !due {
                 continue;
@@ -319,9 +339,13 @@ impl<N: Net> Iwarp<N> {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         match &endpoint.state {
-            State::Listening => self.accept_some(key, now),
+            State::Listening(_) => {
+                endpoint.state = State::Listening(Accepting::Yes);
+                self.paused.retain(|&paused| paused != key);
+                self.accept_some(key, now);
+            }
             State::Requesting { peer, .. } => {
-                log::debug!("{peer}: no MPA request in time");
+                log::debug!("{peer}: it sent no MPA request in time");
                 if let Some(socket) = self.remove(key) {
                     self.close(socket, true);
                 }
@@ -354,15 +378,12 @@ impl<N: Net> Iwarp<N> {
 }
 
 fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<'_>>, staging: &mut [u8]) -> Received {
+    let room = direct.as_ref().map_or(0, Direct::len);
+    let capacity = room + staging.len();
     loop {
-        let (result, room, capacity) = match &mut direct {
-            Some(direct) => {
-                let place = direct.as_iovec();
-                let (room, capacity) = (place.len(), place.len() + staging.len());
-                let bufs = &mut [IoSliceMut::new(place), IoSliceMut::new(staging)];
-                (net.recv(socket, bufs), room, capacity)
-            }
-            None => (net.recv(socket, &mut [IoSliceMut::new(staging)]), 0, staging.len()),
+        let result = match &mut direct {
+            Some(direct) => net.recv(socket, &mut [direct.receive_slice(), RecvSlice::new(staging)]),
+            None => net.recv(socket, &mut [RecvSlice::new(staging)]),
         };
         match result {
             Ok(0) => return Received::End,
@@ -378,3 +399,7 @@ fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
+mod tests;

@@ -1,15 +1,18 @@
-//! One end of a connection, or a listener: its state, its socket, its queue pair.
+//! Endpoints: a listener, or one end of a connection with its state, its socket and its queue pair.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use super::half_open::Ticket;
 use super::net::{Net, SocketId};
+use super::pace::Pace;
 use super::queue_pair::QueuePair;
 use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
+use crate::mem::SendSlice;
 
-/// An attempt to connect.
+/// An attempt to connect to a peer.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) terms: Terms,
@@ -17,33 +20,54 @@ pub(crate) struct Attempt {
     pub(crate) reader: FrameReader,
 }
 
+impl Attempt {
+    /// Why the attempt failed if its TCP connection could not be made. The second connection of an attempt, for
+    /// revision 1, is tried only because the peer has closed the first; then that is the reason, whatever happens to
+    /// the second.
+    pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
+        if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
+    }
+}
+
+/// Whether a listener takes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepting {
+    /// It takes them when an edge says that there are some.
+    Yes,
+    /// It waits until the endpoint's deadline, because the system had no descriptor or no memory for the last one.
+    Later,
+    /// It waits until a handshake is done, or until the endpoint's deadline, when a half-open one may be ended.
+    WhenThereIsRoom,
+}
+
 #[derive(Debug)]
 pub(crate) enum State {
-    Listening,
-    /// Passive: the request is being read; the user does not know yet.
+    Listening(Accepting),
+    /// Passive side: the request is being read, and the user does not know of it yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
+        ticket: Ticket,
     },
-    /// Passive: the user is to decide.
+    /// Passive side: the user decides between accept and reject.
     Offered(Asked),
-    /// Active: no socket yet.
+    /// Active side: the address is known, and there is no socket yet.
     Resolved(SocketAddr),
-    /// Active: TCP connects.
+    /// Active side: TCP is connecting.
     Connecting(Box<Attempt>, SocketAddr),
-    /// Active: the request is sent, the reply is being read.
+    /// Active side: the request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
-    /// FPDUs flow.
+    /// The connection is up, and FPDUs flow.
     Live,
-    /// Nothing flows any more; the user is to destroy it.
+    /// The connection has ended; the endpoint waits for the user to destroy it.
     Dead,
 }
 
 impl State {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
-            Self::Listening => "listening",
+            Self::Listening(_) => "listening",
             Self::Requesting { .. } => "reading the request",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",
@@ -53,7 +77,7 @@ impl State {
         }
     }
 
-    /// Whether it counts as a handshake that a peer started.
+    /// Whether this is a handshake that a peer started and that is not finished.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Requesting { .. } | Self::Offered(_))
     }
@@ -65,25 +89,28 @@ pub(crate) struct Endpoint {
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// A startup frame, and how much of it is sent.
+    /// A startup frame to be sent, and how many of its bytes are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
-    /// `Established` was raised.
+    /// Whether `Established` was raised.
     pub(crate) announced: bool,
-    /// There may be bytes to read, or connections to accept.
+    /// Whether there may be bytes to read.
     pub(crate) readable: bool,
-    /// The end of the stream is near: a short read does not mean that the socket is drained.
+    /// Whether the peer's stream has ended or failed behind the bytes that are there. Then a short read does not mean
+    /// that the socket is drained.
     pub(crate) closed: bool,
-    /// It is in the ready ring.
+    /// Whether it is in the ready ring.
     pub(crate) queued: bool,
-    /// Sending stopped at its budget.
+    /// Whether sending stopped at its budget.
     pub(crate) unfinished: bool,
-    /// Sending failed; what the peer sent before is still read.
+    /// Why sending failed. What the peer sent before is still read.
     pub(crate) broken: Option<io::Error>,
-    /// Transmissions, to look at the segment size now and then.
+    /// Number of transmissions, modulo 2^32; the segment size is read again after each 1,024.
     pub(crate) transmissions: u32,
-    /// Bytes of the stream that have come.
-    pub(crate) received: u64,
+    /// When octets of the stream last came, at first when the connection was made.
+    pub(crate) last_heard: Option<Instant>,
+    /// How much is received at a time.
+    pub(super) pace: Pace,
 }
 
 impl Endpoint {
@@ -102,15 +129,16 @@ impl Endpoint {
             unfinished: false,
             broken: None,
             transmissions: 0,
-            received: 0,
+            last_heard: None,
+            pace: Pace::new(),
         }
     }
 
-    /// Sends what is left of the startup frame; whether all of it is out.
+    /// Sends the rest of the startup frame. Returns whether all of it is out.
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
-            match net.send(socket, &[IoSlice::new(&self.frame[self.frame_sent..])]) {
+            match net.send(socket, &[SendSlice::new(&self.frame[self.frame_sent..])]) {
                 Ok(n) => self.frame_sent += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -124,12 +152,12 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Whether something waits for room in the socket.
+    /// Whether there is something to send that waits for room in the socket.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
     }
 
-    /// What is left of the startup frame, and `more` behind it.
+    /// The rest of the startup frame, with `more` behind it.
     pub(crate) fn unsent(&mut self, more: Vec<u8>) -> Vec<u8> {
         if self.frame_sent >= self.frame.len() {
             return more;
@@ -140,7 +168,7 @@ impl Endpoint {
     }
 }
 
-/// Why a connection that was up is gone.
+/// Why a connection that was up has ended, from the error of its socket.
 pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -150,7 +178,7 @@ pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Why a connection did not come up.
+/// Why a connection did not come up, from the error of its socket.
 pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -166,10 +194,10 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// The same of a connection that ended between accept and its first bytes.
+/// Why a connection did not come up that ended between accept and the peer's first bytes.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
-        DisconnectCause::Peer => ConnectFailure::PeerClosed,
+        DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,
         DisconnectCause::PeerViolation(what) | DisconnectCause::TerminatedByPeer(what) => {
             ConnectFailure::Protocol(what)
         }

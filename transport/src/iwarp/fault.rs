@@ -1,17 +1,18 @@
-//! Why a stream cannot go on.
+//! Faults: why a stream cannot go on.
 
-use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::{HeaderError, Quote, Terminate, TerminateCause, Untagged};
 use crate::wc::WcStatus;
 
-/// Why a stream cannot go on.
+/// Faults: why a stream cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer broke the protocol: it is told so, with the headers it is about.
+    /// The peer broke the protocol. It gets a Terminate with this cause and a quote of the headers at fault.
     Violation(TerminateCause, Option<Quote>),
-    /// The peer says that we did.
+    /// The peer says, in a Terminate, that we broke the protocol.
     Terminated(Option<Terminate>),
-    /// A work request of ours cannot be done.
+    /// A work request of this side cannot be done.
     WorkRequest(WcStatus),
 }
 
@@ -21,14 +22,14 @@ impl From<TerminateCause> for Fault {
     }
 }
 
-/// A violation found behind the header.
+/// A violation that was found behind the header of a segment.
 pub(crate) fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
     let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
     header.emit_into(header.opcode.min_ulpdu_len().max(UNTAGGED_HEADER_LEN as u16), &mut bytes);
     Fault::Violation(cause, Quote::new(&bytes))
 }
 
-/// The fault of a header that cannot be read.
+/// The fault for a header that cannot be parsed.
 pub(crate) fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
     let extension = match error {
         HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {

@@ -1,4 +1,4 @@
-//! Connect requests that move from one provider to another: the socket, with its MPA request already read.
+//! Connect requests that move from one provider to another: a socket whose MPA request is already read.
 
 use std::io;
 use std::io::Write;
@@ -15,21 +15,22 @@ use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
-/// What moves. No queue pair exists yet.
+/// A connect request on its way between two providers. It has no queue pair yet.
 #[derive(Debug)]
 struct Request {
-    /// Until somebody takes it.
+    /// The socket, until a provider takes it.
     socket: Option<OwnedFd>,
     asked: Asked,
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Nobody wants it: the peer is told no. Nothing was sent before, so there is room for this.
+        // No provider has taken the request, so the peer is rejected. Nothing was sent before, so the socket has room
+        // for the reply.
         if let Some(socket) = self.socket.take()
             && let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[]))
         {
-            log::debug!("rejecting: {error}");
+            log::debug!("cannot tell a peer that it is rejected: {error}");
         }
     }
 }

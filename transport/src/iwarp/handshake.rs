@@ -1,10 +1,11 @@
-//! What happens on the CM channel: connections come and go, startup frames are read and answered.
+//! The connection-manager channel: connections are accepted and opened, startup frames are read and answered.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::endpoint::{Attempt, Endpoint, State, connect_failure};
+use super::endpoint::{Accepting, Attempt, Endpoint, State, connect_failure};
+use super::half_open::Host;
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
@@ -13,15 +14,16 @@ use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Error, Result};
+use crate::mem::RecvSlice;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// Connections accepted at a time, and rounds of looking for more in one call of the getter.
+/// The most connections that are accepted at a time, and the most rounds of looking for more in one call of the getter.
 const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// The next event; edges are looked at when none is queued.
+    /// The next event. Edges are handled when no event is queued.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {
@@ -39,34 +41,42 @@ impl<N: Net> Iwarp<N> {
                 return Ok(None);
             }
         }
-        // Others wait, too: come again.
+        // The rest waits for the next call, which this wakes the caller for.
         self.net.wake(Channel::Cm);
         Ok(self.cm_events.pop_front())
     }
 
     /// Takes connections of a listener.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Listening, socket: Some(socket), .. }) = self.endpoints.get(key) else {
+        let Some(Endpoint { state: State::Listening(Accepting::Yes), socket: Some(socket), .. }) =
+            self.endpoints.get(key)
+        else {
             return;
         };
         let listener = *socket;
         for _ in 0..ACCEPTS {
-            if self.handshakes >= self.config.max_handshakes {
-                // The rest waits in the listener's backlog until one of these is done, or has had its time.
-                log::debug!("{} handshakes are not finished: no more are begun", self.handshakes);
+            if let Err(until) = self.make_room(now) {
+                log::debug!("{} handshakes are not finished: new connections wait", self.handshakes);
                 self.paused.push(key);
-                return;
+                return self.rest(key, Accepting::WhenThereIsRoom, until);
             }
             match self.net.accept(listener) {
+                Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
+                    log::debug!("{peer}: reset: it is in none of the allowed networks");
+                    self.net.close(socket, true);
+                }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    // A connection that has sent nothing gives up its descriptor and memory.
+                    _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
-                        // No descriptor, no memory: the edge does not come again, so a deadline does.
-                        log::warn!("accept: {error}; trying again in {:?}", self.config.accept_backoff);
-                        self.set_deadline(key, Some(now + self.config.accept_backoff));
-                        return;
+                        log::warn!(
+                            "cannot accept a connection: {error}; trying again in {:?}",
+                            self.config.accept_backoff
+                        );
+                        return self.rest(key, Accepting::Later, Some(now + self.config.accept_backoff));
                     }
                 },
             }
@@ -74,17 +84,73 @@ impl<N: Net> Iwarp<N> {
         self.backlog.push_back(key);
     }
 
-    /// A peer has connected: its request is awaited.
+    /// Makes a listener wait, until a time if there is one.
+    fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.state = State::Listening(accepting);
+        }
+        self.set_deadline(key, until);
+    }
+
+    /// Lets the listeners that wait for room try again.
+    pub(super) fn resume(&mut self) {
+        if self.paused.is_empty() {
+            return;
+        }
+        for key in std::mem::take(&mut self.paused) {
+            self.rest(key, Accepting::Yes, None);
+            self.backlog.push_back(key);
+        }
+        self.net.wake(Channel::Cm);
+    }
+
+    /// Makes room for one more handshake by ending the oldest half-open ones. On failure, returns when that will be
+    /// possible; it may become possible earlier, when another handshake is done.
+    fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        while let Some(host) = self.crowd {
+            if self.half_open.count_of(host) <= self.config.handshakes_per_peer() {
+                self.crowd = None;
+            } else {
+                self.evict(Some(host), now)?;
+            }
+        }
+        while self.handshakes >= self.config.max_handshakes {
+            self.evict(None, now)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns when it
+    /// will be over, if there is such a connection.
+    fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
+        let oldest = self.half_open.oldest(host).ok_or(None)?;
+        let due = oldest.since + self.config.request_grace;
+        if due > now {
+            return Err(Some(due));
+        }
+        log::debug!("a connection without an MPA request gives way to a new one");
+        if let Some(socket) = self.remove(oldest.endpoint) {
+            self.close(socket, true);
+        }
+        Ok(())
+    }
+
+    /// Begins the handshake with a peer that has connected.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
-        self.transition(key, State::Requesting { reader, listener, peer });
+        let host = Host::of(peer.ip());
+        let ticket = self.half_open.add(key, host, now);
+        self.transition(key, State::Requesting { reader, listener, peer, ticket });
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.request_timeout));
         self.read_request(key, now);
+        if self.half_open.count_of(host) > self.config.handshakes_per_peer() {
+            self.crowd = Some(host);
+        }
     }
 
-    /// An edge on a socket in its handshake.
+    /// Goes on with a handshake after an edge on its socket.
     pub(super) fn advance(&mut self, key: Key, now: Instant) {
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             Some(State::Requesting { .. }) => self.read_request(key, now),
@@ -95,7 +161,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn read_request(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Requesting { reader, listener, peer }, socket: Some(socket), .. }) =
+        let Some(Endpoint { state: State::Requesting { reader, listener, peer, .. }, socket: Some(socket), .. }) =
             self.endpoints.get_mut(key)
         else {
             return;
@@ -105,7 +171,7 @@ impl<N: Net> Iwarp<N> {
             Ok(Some(header)) => header,
             Ok(None) => return,
             Err(failure) => {
-                log::debug!("{peer}: {failure}");
+                log::debug!("{peer}: no handshake: {failure}");
                 return self.drop_socket(key);
             }
         };
@@ -140,14 +206,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Forgets an endpoint that the user does not know.
+    /// Removes an endpoint that the user does not know, with its socket.
     fn drop_socket(&mut self, key: Key) {
         if let Some(socket) = self.remove(key) {
             self.close(socket, false);
         }
     }
 
-    /// Takes an endpoint and its queue pair away; its socket is left to the caller.
+    /// Removes an endpoint and its queue pair; its socket is left to the caller.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         self.transition(key, State::Dead);
         let endpoint = self.endpoints.remove(key)?;
@@ -168,11 +234,11 @@ impl<N: Net> Iwarp<N> {
                     endpoint.socket = Some(socket);
                 }
             }
-            Err(error) => self.fail_now(key, connect_failure(&error)),
+            Err(error) => self.fail_now(key, attempt.failure(&error)),
         }
     }
 
-    /// Ends an attempt that has no socket.
+    /// Ends an attempt to connect that has no socket.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
         self.transition(key, State::Dead);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -184,7 +250,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake: the user is told `failure`, the peer `rest`.
+    /// Ends a handshake. The user gets `failure` as an event, and the peer gets the bytes `rest`, if there are any.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, State::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
@@ -203,14 +269,19 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// TCP may have connected: the request is sent.
+    /// Sends the request if TCP has connected.
     fn finish_connect(&mut self, key: Key, now: Instant) {
-        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let Some(socket) = endpoint.socket else { return };
-        match self.net.connected(socket) {
+        let Some(Endpoint { state: State::Connecting(attempt, _), socket: Some(socket), .. }) = self.endpoints.get(key)
+        else {
+            return;
+        };
+        match self.net.connected(*socket) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => return self.fail(key, Some(connect_failure(&error)), None, now),
+            Err(error) => {
+                let failure = attempt.failure(&error);
+                return self.fail(key, Some(failure), None, now);
+            }
         }
         let Some(State::Connecting(attempt, peer)) = self.transition(key, State::Dead) else { return };
         let frame = startup::request(&attempt.terms, &attempt.private_data);
@@ -225,7 +296,7 @@ impl<N: Net> Iwarp<N> {
     fn read_reply(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         if let Err(error) = endpoint.send_frame(&mut self.net) {
-            log::debug!("sending the request: {error}");
+            log::debug!("cannot send the MPA request: {error}");
         }
         let (State::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else { return };
         let peer = *peer;
@@ -266,7 +337,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Some peers hang up on revision 2: once more with revision 1, over a connection of its own.
+    /// Tries again with MPA revision 1, over a new TCP connection: some peers close the connection on revision 2.
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
         self.close(socket, false);
@@ -287,11 +358,14 @@ impl<N: Net> Iwarp<N> {
             return self.end(key, super::endpoint::lost(&error), None, now);
         }
         let max_segment = self.net.max_segment(socket).unwrap_or(536);
-        if let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) {
-            qp.establish(role, agreement, max_segment);
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.last_heard = Some(now);
+            if let Some(qp) = endpoint.qp.as_mut() {
+                qp.establish(role, agreement, max_segment);
+            }
         }
         if role == Role::Responder {
-            // A client that promised to speak first is awaited; another one gets the time to read the reply.
+            // Wait for a client that promised to speak first; give any other client the time to read the reply.
             let wait = if agreement.rtr.is_some() {
                 self.config.ready_timeout
             } else {
@@ -304,14 +378,19 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Reads what is there of a startup frame; the header when it is complete.
+/// Whether the system had no descriptor or no memory for a connection (`accept`(2)).
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// Reads what has come of a startup frame. Returns the header when the frame is complete.
 fn read_frame(
     net: &mut impl Net,
     socket: SocketId,
     reader: &mut FrameReader,
 ) -> std::result::Result<Option<super::wire::StartupHeader>, ConnectFailure> {
     loop {
-        match net.recv(socket, &mut [IoSliceMut::new(reader.space())]) {
+        match net.recv(socket, &mut [RecvSlice::new(reader.space())]) {
             Ok(0) => return Err(ConnectFailure::PeerClosed),
             Ok(n) => match reader.filled(n) {
                 Ok(None) => {}

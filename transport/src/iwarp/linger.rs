@@ -1,10 +1,11 @@
-//! A socket that has outlived its connection: what was sent still goes out, what still comes in is discarded, since
-//! closing over unread bytes would reset the stream and destroy what the peer has not read.
+//! Sockets that outlive their connection. What was sent still goes out, and what still comes in is discarded: closing a
+//! socket with unread bytes would reset the stream and destroy what the peer has not read.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::time::Instant;
 
 use super::net::{Net, SocketId};
+use crate::mem::{RecvSlice, SendSlice};
 
 #[derive(Debug)]
 pub(crate) struct Linger {
@@ -21,10 +22,10 @@ impl Linger {
         Self { socket, deadline, rest, sent: 0, finished: false }
     }
 
-    /// Moves what can be moved; `true` when the socket can be closed.
+    /// Sends and discards as much as the socket allows. Returns whether the socket can be closed.
     pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
         while self.sent < self.rest.len() {
-            match net.send(self.socket, &[IoSlice::new(&self.rest[self.sent..])]) {
+            match net.send(self.socket, &[SendSlice::new(&self.rest[self.sent..])]) {
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -35,9 +36,9 @@ impl Linger {
             self.finished = true;
             net.shutdown(self.socket);
         }
-        // A peer that never stops sending is cut off by the deadline; each edge costs it a bounded read.
+        // The deadline cuts off a peer that never stops sending; until then, each edge reads a bounded number of bytes.
         for _ in 0..16 {
-            match net.recv(self.socket, &mut [IoSliceMut::new(scratch)]) {
+            match net.recv(self.socket, &mut [RecvSlice::new(scratch)]) {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

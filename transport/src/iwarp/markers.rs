@@ -1,22 +1,22 @@
-//! MPA markers (RFC 5044 §4.3): a pointer back to the start of its FPDU every 512 octets of the stream, for peers
-//! that cannot do without. We send them where they are required and never ask for any.
+//! MPA markers (RFC 5044 §4.3). A marker is a pointer back to the start of its FPDU, every 512 octets of the stream,
+//! for peers that cannot do without. They are sent where the peer requires them, and never asked for.
 
 use super::wire::mpa::CRC_LEN;
 
 /// Octets of a marker.
 pub(crate) const LEN: usize = 4;
-/// Markers begin at multiples of this, counted from the first octet behind the startup frame.
+/// Markers begin at multiples of this many octets, counted from the first octet behind the startup frame.
 pub(crate) const SPACING: usize = 512;
 
-/// Appends `fpdu`, a multiple of 4 octets without its CRC, with the markers that fall into it and its CRC. It begins
-/// at `position` of the stream.
+/// Appends `fpdu`, with the markers that fall into it and before its CRC, to `out`. `fpdu` has no CRC, is a multiple of
+/// 4 octets long and begins at `position` of the stream.
 pub(crate) fn insert(fpdu: &[u8], position: u64, out: &mut Vec<u8>) {
     let mut at = (position % SPACING as u64) as usize;
     let mut behind = 0;
     let mut rest = fpdu;
     loop {
         if at == 0 {
-            // The one in front of an FPDU counts as part of it, at distance 0.
+            // A marker directly in front of an FPDU belongs to it, with a pointer of 0.
             let [high, low] = (behind as u16).to_be_bytes();
             out.extend_from_slice(&[0, 0, high, low]);
             at = LEN;

@@ -5,6 +5,7 @@
 //! | [`wire`] | parse and emit of MPA, DDP and RDMAP |
 //! | `startup` | the MPA handshake: frames, and what the two sides agree on |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
+//! | `receive_queue` | posted receives, and the message that fills the first of them |
 //! | `stream`, `markers` | FPDUs on their way out |
 //! | `placement`, `fault` | where what comes in may go, and why a stream cannot go on |
 //! | `requester`, `responder` | Reads and atomics that await their answer: ours, and the peer's |
@@ -12,28 +13,34 @@
 //! | `queue_pair`, `cq`, `srq` | both directions together, where they complete, where receives may come from |
 //! | `resources` | what queue pairs share |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `drive` | what happens on an edge or a deadline |
+//! | `handshake`, `half_open` | connections that begin, and those that have sent no request |
+//! | `drive`, `pace` | what happens on an edge or a deadline, and how much of one stream at a time |
 //! | `handover` | connect requests that move to another provider |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
-//! Up to `queue_pair` nothing does I/O: bytes and the time are arguments.
-#![forbid(unsafe_code)]
+//! The modules down to `queue_pair` do no I/O: bytes and the time are arguments.
+#![deny(unsafe_code)]
 
+#[cfg(test)]
+mod bench;
 mod config;
 mod cq;
 mod drive;
 mod endpoint;
 mod fault;
+mod half_open;
 mod handover;
 mod handshake;
 mod linger;
 mod markers;
 pub mod net;
+mod pace;
 mod placement;
 pub mod provider;
 mod queue_pair;
 mod receive;
+mod receive_queue;
 mod requester;
 mod resources;
 mod responder;
@@ -46,6 +53,7 @@ mod transmit;
 pub mod wire;
 
 pub use config::{CrcPolicy, IwarpConfig};
+pub use ipnet::IpNet;
 pub use net::Net;
 pub use provider::{Entropy, Iwarp};
 pub use tcp::{TcpConfig, TcpNet};

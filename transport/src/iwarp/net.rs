@@ -1,11 +1,12 @@
-//! The edge of the embedded provider: byte streams and their readiness. [`Net`] is the seam; [`crate::iwarp::tcp`]
-//! is the real one, the simulation brings its own.
+//! The seam between the embedded provider and its byte streams. [`crate::iwarp::tcp`] implements it on the system's
+//! sockets; the simulation has its own.
 
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 
+use crate::mem::{RecvSlice, SendSlice};
 use crate::slab::Key;
 
 /// Handle of a socket.
@@ -21,20 +22,20 @@ pub enum Channel {
     Completion,
 }
 
-/// An edge on a socket.
+/// An edge on a socket: what may have become possible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
-    /// Bytes, a connection to accept, an end or an error may be there.
+    /// There may be bytes, a connection to accept, the end of the stream or an error.
     pub readable: bool,
-    /// There may be room, or a connect has ended.
+    /// There may be room for sending, or connecting has ended.
     pub writable: bool,
-    /// No more bytes follow those that are there: read until 0 or an error even after a short read.
+    /// No bytes follow those that are there. Read until 0 or an error then, even after a short read.
     pub closed: bool,
 }
 
-/// Non-blocking byte streams with edge-triggered readiness (`epoll`(7), EPOLLET): an edge comes when something
-/// new is there, coalesced with others; spurious ones may come. Whoever gets an edge reads until `WouldBlock` or a
-/// short read, or remembers that it has not.
+/// Non-blocking byte streams with edge-triggered readiness (`epoll`(7), EPOLLET). An edge comes when something new is
+/// there; several may come as one, and spurious ones may come. The caller then reads until `WouldBlock` or a short
+/// read, or remembers that it has not.
 pub trait Net: Send + fmt::Debug {
     /// Descriptor that becomes readable when [`Net::poll`] has something for this channel.
     fn channel(&self, channel: Channel) -> RawFd;
@@ -48,25 +49,28 @@ pub trait Net: Send + fmt::Debug {
     /// Opens a listener, on the CM channel.
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId>;
 
-    /// Takes one connection, now on the CM channel, with the peer's address. `WouldBlock` when there is none.
+    /// Accepts one connection and puts it on the CM channel; returns it with the peer's address. `WouldBlock` when
+    /// there is none.
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)>;
 
-    /// Starts connecting, on the CM channel; a writable edge says that it ended, [`Net::connected`] how.
+    /// Starts connecting, on the CM channel. A writable edge says that connecting has ended, and [`Net::connected`]
+    /// with which result.
     fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId>;
 
-    /// How a connect ended: `WouldBlock` when it has not.
+    /// The result of connecting; `WouldBlock` when it has not ended.
     fn connected(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Moves a socket to the completion channel; what is ready on it now counts as a new edge there.
+    /// Moves a socket to the completion channel. What is ready on it now raises an edge there.
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Lets go of a socket, for another [`Net::adopt`]. On failure it stays. Not every network has descriptors.
+    /// Gives a socket up, for [`Net::adopt`] of another network. On failure it stays. Networks without descriptors do
+    /// not support it.
     fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd> {
         let _ = socket;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Takes a released socket in, on the CM channel; what is ready on it counts as a new edge.
+    /// Takes a released socket in, on the CM channel. What is ready on it raises an edge.
     fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId> {
         let _ = socket;
         Err(io::ErrorKind::Unsupported.into())
@@ -78,14 +82,15 @@ pub trait Net: Send + fmt::Debug {
     /// Effective maximum segment size, bytes (`TCP_MAXSEG`, `tcp`(7)).
     fn max_segment(&self, socket: SocketId) -> io::Result<usize>;
 
-    /// Whether the peer's TCP has acknowledged all that was sent (`TCP_INFO`), as far as can be told.
+    /// Whether the peer's TCP has acknowledged all that was sent (`TCP_INFO`); `true` where that cannot be told.
     fn all_acknowledged(&self, socket: SocketId) -> bool;
 
-    /// Receives into `bufs` in order; 0 is the end of the stream.
-    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+    /// Receives into `bufs` in order, at most [`crate::mem::MAX_SLICES`] of them; 0 is the end of the stream.
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize>;
 
-    /// Sends from `bufs` in order; may take less.
-    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// Sends from `bufs` in order, at most [`crate::mem::MAX_SLICES`] of them; returns how many bytes were taken, which
+    /// may be less than all.
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize>;
 
     /// Says that nothing more will be sent (FIN).
     fn shutdown(&mut self, socket: SocketId);

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use super::NAME;
 use super::config::{IwarpConfig, MAX_READ_DEPTH};
-use super::endpoint::{Attempt, Endpoint, State};
+use super::endpoint::{Accepting, Attempt, Endpoint, State};
+use super::half_open::{HalfOpens, Host};
 use super::linger::Linger;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
@@ -31,22 +32,22 @@ use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
 pub(super) const DEVICE: DeviceId = DeviceId(0);
-/// Bytes received at a time for all connections together.
+/// Size of the buffer that receives for all connections, bytes.
 const STAGING: usize = 256 * 1024;
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
 
-/// A source of randomness: fills what it gets.
+/// A source of randomness, which fills the slice that it gets.
 pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// What a socket belongs to.
+/// The owner of a socket or a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Endpoint(Key),
     Linger(Key),
 }
 
-/// iWARP in user space. It is driven by one thread and does nothing between two calls.
+/// iWARP in user space. One thread drives it, and it does nothing between two calls.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
@@ -54,26 +55,30 @@ pub struct Iwarp<N: Net> {
     device: DeviceInfo,
     pub(super) endpoints: Slab<Endpoint>,
     pub(super) lingers: Slab<Linger>,
-    /// By socket slot.
+    /// The owners of the sockets, by the slot of the socket's key.
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
     pub(super) cm_events: VecDeque<CmEvent>,
-    /// Earliest first; an entry holds only while its owner still has that deadline.
+    /// Deadlines, the earliest first. An entry counts only while its owner still has that deadline.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
-    /// Connections with work left.
+    /// Connections that have something to read or to send.
     pub(super) ready: VecDeque<Key>,
-    /// Listeners with connections left.
+    /// Listeners that may have more connections to accept.
     pub(super) backlog: VecDeque<Key>,
     pub(super) staging: Box<[u8]>,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: usize,
-    /// Listeners that wait for one of them to be done.
+    /// Those of the handshakes whose request has not come.
+    pub(super) half_open: HalfOpens,
+    /// The host that has more of those than it may.
+    pub(super) crowd: Option<Host>,
+    /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
-    /// The connection that received last.
+    /// The connection that received something last.
     pub(super) hot: Option<Key>,
     pub(super) live: usize,
     pub(super) spins: u32,
-    /// Inside the getter of the CM channel: whatever is raised now it will return.
+    /// Whether this is within the getter of the CM channel, which will return what is raised now.
     pub(super) within_cm: bool,
 }
 
@@ -90,7 +95,7 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// A provider on `net`. Keys of memory regions are as unpredictable as `entropy`.
+    /// A provider on `net`. `entropy` gives the keys of memory regions, which are as unpredictable as it is.
     ///
     /// # Errors
     /// For settings out of range.
@@ -128,6 +133,8 @@ impl<N: Net> Iwarp<N> {
             staging: vec![0; STAGING].into_boxed_slice(),
             edges: Vec::with_capacity(256),
             handshakes: 0,
+            half_open: HalfOpens::default(),
+            crowd: None,
             paused: Vec::new(),
             hot: None,
             live: 0,
@@ -141,7 +148,7 @@ impl<N: Net> Iwarp<N> {
         &self.net
     }
 
-    /// The sockets, for a simulation to act on.
+    /// The sockets, to change something about them.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.net
     }
@@ -172,7 +179,7 @@ impl<N: Net> Iwarp<N> {
         self.net.close(socket, reset);
     }
 
-    /// Lets a socket go: what is left is sent, then it is closed.
+    /// Closes a socket after `rest` is sent.
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
         if self.lingers.len() >= self.config.max_lingering {
             self.close(socket, false);
@@ -224,7 +231,7 @@ impl<N: Net> Iwarp<N> {
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Changes state, and what is counted by it; returns the previous one.
+    /// Changes the state of an endpoint, and the counters that depend on it; returns the previous state.
     pub(super) fn transition(&mut self, key: Key, state: State) -> Option<State> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes += usize::from(state.is_handshake());
@@ -232,14 +239,16 @@ impl<N: Net> Iwarp<N> {
         let previous = std::mem::replace(&mut endpoint.state, state);
         self.handshakes -= usize::from(previous.is_handshake());
         self.live -= usize::from(matches!(previous, State::Live));
-        if !self.paused.is_empty() && self.handshakes < self.config.max_handshakes {
-            self.backlog.extend(self.paused.drain(..));
-            self.net.wake(Channel::Cm);
+        if let State::Requesting { ticket, .. } = &previous {
+            self.half_open.remove(*ticket);
+        }
+        if previous.is_handshake() {
+            self.resume();
         }
         Some(previous)
     }
 
-    /// Gives completion events that came outside of progress an edge.
+    /// Wakes the completion channel for events that came outside of progress.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
             self.net.wake(Channel::Completion);
@@ -300,7 +309,14 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-impl<N: Net> Provider for Iwarp<N> {
+// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post until
+// the call that puts the completion into the ring; an FPDU that still names one is sent or copied before. `destroy_id` and
+// `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for receives, reads and
+// atomics only. 2. Each completion is made where a work request leaves its queue, and receives are filled within their
+// entries. 3. The table of STags holds the memory; every use by a peer is looked up there and ends with the call. 4. All
+// of this is owned by the provider and used within its calls only. 5. Handles are keys of slabs, which never reuse one.
+#[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
+unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -323,20 +339,20 @@ impl<N: Net> Provider for Iwarp<N> {
         if self.is_due(at, owner) {
             return Some(at);
         }
-        // Given up since the timers were last looked at.
+        // The earliest entry no longer counts.
         self.deadlines.iter().filter(|Reverse((at, owner))| self.is_due(*at, *owner)).map(|Reverse((at, _))| *at).min()
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
-        // The caller gets completion events next: no edge is needed.
+        // The caller asks for completion events next, so no edge is needed.
         self.resources.cqs.take_edge();
         more
     }
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
         let socket = self.net.listen(address, backlog).map_err(|source| Error::Listen { address, source })?;
-        let key = self.endpoints.insert(Endpoint::new(State::Listening, Some(socket)));
+        let key = self.endpoints.insert(Endpoint::new(State::Listening(Accepting::Yes), Some(socket)));
         self.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
     }
@@ -409,7 +425,7 @@ impl<N: Net> Provider for Iwarp<N> {
         let key = id.0;
         let endpoint = self.endpoint(id)?;
         match &endpoint.state {
-            State::Listening => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            State::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
             State::Requesting { .. } | State::Dead => {}
             State::Live => self.end(key, DisconnectCause::Local, None, now),
             State::Offered(asked) => {
@@ -535,8 +551,12 @@ impl<N: Net> Provider for Iwarp<N> {
         Ok(())
     }
 
-    fn received(&self, qp: QpId) -> Option<u64> {
-        Some(self.endpoints.get(qp.0)?.received)
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.endpoints.get(qp.0)?.last_heard
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.endpoints.get(qp.0).is_some_and(|endpoint| matches!(endpoint.state, State::Live) && endpoint.readable)
     }
 
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {

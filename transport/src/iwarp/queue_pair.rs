@@ -1,6 +1,6 @@
 //! A queue pair: both directions of one stream, and the rules of its work queues.
 
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::NAME;
 use super::cq::Completions;
@@ -17,17 +17,19 @@ use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
+use crate::mem::SendSlice;
 use crate::provider::{CqId, PostError};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// Longest message; a Message Offset has 32 bits.
+/// Longest message, bytes. A Message Offset has 32 bits.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
-/// Deepest work queue.
+/// Most work requests of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
 
-/// Which end of the connection this is, while the stream has begun and not both may speak yet.
+/// Which end of the connection this is: the initiator may send at once, the responder not before it has heard the
+/// initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Initiator,
@@ -38,7 +40,7 @@ pub(crate) enum Role {
 pub(crate) struct QueuePair {
     id: QpId,
     attr: QpAttr,
-    /// Where receives come from, if not from the queue pair's own queue.
+    /// The shared queue that receives come from, if they do not come from the queue pair's own.
     srq: Option<SrqId>,
     rx: Receiver,
     tx: Transmitter,
@@ -47,14 +49,14 @@ pub(crate) struct QueuePair {
     extensions: bool,
     /// What both sides agreed on.
     pub(crate) read_depth: ReadDepth,
-    /// The stream has begun.
+    /// Whether the stream has begun.
     live: bool,
-    /// Completions that are in the queues and hold their place in the work queues until they are polled.
+    /// Completions that were not polled. Their work requests count towards the depth of the work queues until then.
     send_unpolled: u32,
     recv_unpolled: u32,
-    /// The work request that ended the stream, if it is known, and how it completes.
+    /// The status of the work request that ended the stream, and its number in the send queue if that is known.
     failed: Option<(Option<u64>, WcStatus)>,
-    /// Work requests are flushed at once.
+    /// Whether the stream has ended: then work requests are flushed at once.
     dead: bool,
 }
 
@@ -86,7 +88,7 @@ impl QueuePair {
         })
     }
 
-    /// Gives back the place of a polled completion; the shared queue that it came from, if it did.
+    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         if is_receive(opcode) {
@@ -98,21 +100,21 @@ impl QueuePair {
         }
     }
 
-    /// Gives up the queue pair's room on its completion queues, but for what is not polled.
-    /// A shared receive that was being filled goes back to its queue.
+    /// Gives up the queue pair's room on its completion queues, except for completions that were not polled. A receive
+    /// of a shared queue that was being filled goes back to that queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         resources.cqs.release(self.attr.send_cq, self.attr.max_send_wr, self.send_unpolled);
         match self.srq {
             Some(srq) => {
-                let begun = self.rx.take_posted();
+                let begun = self.rx.queue.take_all();
                 resources.detach(srq, self.attr.recv_cq, self.id, begun, self.recv_unpolled);
             }
             None => resources.cqs.release(self.attr.recv_cq, self.attr.max_recv_wr, self.recv_unpolled),
         }
     }
 
-    /// Starts the stream. An initiator may send at once, behind the RTR; a responder is held until
-    /// [`QueuePair::release`].
+    /// Starts the stream. An initiator may send at once, behind the ready-to-receive message; the sends of a responder
+    /// are held back until [`QueuePair::release`].
     pub(crate) fn establish(&mut self, role: Role, agreement: &Agreement, max_segment: usize) {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
@@ -128,12 +130,12 @@ impl QueuePair {
         }
     }
 
-    /// The peer is known to speak RFC 7306.
+    /// Allows the extensions of RFC 7306, which the peer is known to speak.
     pub(crate) fn enable_extensions(&mut self) {
         self.extensions = true;
     }
 
-    /// Follows a change of the path.
+    /// Adapts the size of segments to the path.
     pub(crate) fn set_max_segment(&mut self, max_segment: usize) {
         self.tx.set_max_segment(max_segment);
     }
@@ -152,6 +154,12 @@ impl QueuePair {
         self.rx.has_seen()
     }
 
+    /// FPDUs that have begun to come, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.rx.fpdus()
+    }
+
     /// Whether there is something to hand to TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {
@@ -164,7 +172,7 @@ impl QueuePair {
                 let error = Error::InvalidState { call: "post_recv", state: "using a shared receive queue" };
                 return Err(PostError { posted, error });
             }
-            let used = self.rx.posted_len() + self.recv_unpolled as usize;
+            let used = self.rx.queue.len() + self.recv_unpolled as usize;
             if used >= self.attr.max_recv_wr as usize {
                 let error = Error::QueueFull { queue: "receive", depth: self.attr.max_recv_wr };
                 return Err(PostError { posted, error });
@@ -172,13 +180,13 @@ impl QueuePair {
             if self.dead {
                 self.flush_recv(cqs, wr.wr_id);
             } else {
-                self.rx.post(*wr);
+                self.rx.queue.post(*wr);
             }
         }
         Ok(())
     }
 
-    /// Queues work requests; the caller then calls [`QueuePair::transmit`].
+    /// Queues work requests. The caller calls [`QueuePair::transmit`] afterwards.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -215,7 +223,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// What only some work requests must keep to.
+    /// Checks what holds for Reads, atomics, immediate data and datagrams only.
     fn check_request(&self, wr: &SendWr, stags: &StagTable) -> Result<()> {
         let (feature, sink) = match wr.op {
             SendOp::Read(_) => (None, Some(wr.sges.total_len())),
@@ -264,13 +272,14 @@ impl QueuePair {
         complete(self.id, self.attr.send_cq, &mut self.send_unpolled, cqs, done);
     }
 
-    /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.
+    /// The memory that the next bytes of the stream belong to, if it is worth an entry of its own in a receive call.
     #[inline]
     pub(crate) fn direct<'a>(&'a mut self, stags: &'a StagTable) -> Option<Direct<'a>> {
         self.rx.direct(self.id.0, stags)
     }
 
-    /// Takes the next bytes of the stream: `direct` of them are in [`QueuePair::direct`] already.
+    /// Takes the next bytes of the stream. The first `direct` of them are in the memory of [`QueuePair::direct`]
+    /// already; `bytes` are the others.
     #[inline]
     pub(crate) fn input(
         &mut self,
@@ -278,7 +287,7 @@ impl QueuePair {
         bytes: &[u8],
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
-        // A shared queue is out of its table while its queue pair takes from it.
+        // The shared queue is taken out of its table while this queue pair uses it.
         let mut shared = match self.srq {
             Some(srq) => resources.srq(srq).ok().map(std::mem::take),
             None => None,
@@ -315,26 +324,27 @@ impl QueuePair {
         result
     }
 
-    /// Remembers which work request a fault is about.
+    /// Remembers the work request that a fault is about.
     fn note(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
-            // Of an answer: the one that is awaited.
+            // It is the one whose answer was awaited.
             Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
     }
 
-    /// The request of ours that the peer refused.
+    /// The work request that the peer refused with a Terminate.
     fn refused(&self, terminate: &Terminate) -> Option<(Option<u64>, WcStatus)> {
         let status = match terminate.cause {
             TerminateCause { layer: Layer::Rdmap, etype: 1, .. } => WcStatus::RemoteAccessError,
             TerminateCause { layer: Layer::Rdmap, etype: 2, .. } => WcStatus::RemoteOperationError,
             _ => return None,
         };
-        // 2 control octets, 4 reserved, 4 of the queue number, and the MSN. siw has the length in its place.
+        // The header has 2 control octets, 4 reserved ones, 4 of the queue number and 4 of the MSN, where siw puts the
+        // length.
         let header = terminate.quote.as_ref()?.ddp_header();
-        if header.get(6..10)? != super::wire::rdmap::READ_REQUEST_QUEUE.to_be_bytes() {
+        if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
         }
         let msn = u32::from_be_bytes(*header.get(10..)?.first_chunk()?);
@@ -347,7 +357,7 @@ impl QueuePair {
         self.tx.has_fault()
     }
 
-    /// Why the stream cannot go on, found while sending.
+    /// The fault that was found while sending, if there is one.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let fault = self.tx.take_fault()?;
         self.failed = match &fault {
@@ -357,11 +367,11 @@ impl QueuePair {
         Some(fault)
     }
 
-    /// Hands over what there is, and completes work requests.
+    /// Hands to TCP what there is, and completes work requests.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         resources: &mut Resources,
     ) -> io::Result<Sent> {
         let Self { id, attr, tx, requester, responder, send_unpolled, .. } = self;
@@ -371,28 +381,28 @@ impl QueuePair {
         })
     }
 
-    /// Ends the stream: what is left of both queues is flushed, and no memory of the user is touched any more.
-    /// Returns what is still to be sent: the FPDUs begun, and a Terminate.
+    /// Ends the stream. What is left of both queues is flushed, and no memory of the user is used any more. Returns the
+    /// bytes that are still to be sent: the FPDUs that were begun, and a Terminate.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>, cqs: &mut Completions) -> Vec<u8> {
         let rest = self.tx.end(terminate);
         self.responder.clear();
         let Self { id, attr, tx, send_unpolled, failed, .. } = self;
         tx.flush(failed.take(), &mut |done| complete(*id, attr.send_cq, send_unpolled, cqs, done));
-        while let Some(wr_id) = self.rx.pop_flushed() {
+        while let Some(wr_id) = self.rx.queue.pop() {
             self.flush_recv(cqs, wr_id);
         }
         self.dead = true;
         rest
     }
 
-    /// As [`QueuePair::end`], for a queue pair that is dropped: nothing completes.
+    /// As [`QueuePair::end`], for a queue pair that is dropped: nothing completes, and there is no Terminate.
     pub(crate) fn abandon(&mut self) -> Vec<u8> {
         self.tx.end(None)
     }
 
-    #[cfg(test)]
+    /// Whether the peer's stream could end here without cutting a message off.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.rx.is_at_boundary()
+        self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }
 
     #[cfg(test)]

@@ -1,35 +1,33 @@
-//! The receive side of a queue pair: the byte stream is cut into FPDUs, each is checked and placed.
+//! The receive side of a queue pair, which cuts the byte stream into FPDUs, checks each and places its payload.
 //!
-//! Payload of Sends and of Read Responses goes to its place as it arrives; what it holds means nothing before its
-//! completion, and that waits for the CRC of every segment. A Write has no completion: with CRC its segments are held
-//! until they are whole and undamaged. Where a header is at fault and there is a CRC, that is judged first: a stream
-//! ends in the same way however it is cut into reads.
-
-use std::collections::VecDeque;
+//! Payload of Sends and Read Responses goes to its place as it arrives. It means nothing before its work request
+//! completes, which waits for the CRC of every segment. A Write has no completion at its target, so with a CRC each of
+//! its segments is held back until it is whole and undamaged. If a header is at fault and there is a CRC, the CRC is
+//! judged first, so that a stream ends in the same way however it is cut into reads.
 
 use super::fault::{Fault, refuse, violation};
 use super::placement::{Context, Direct, Message};
+use super::receive_queue::ReceiveQueue;
 use super::requester::Kind;
 use super::responder::Request;
 use super::stag::StagTable;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
-use super::wire::rdmap::{
-    ATOMIC_RESPONSE_QUEUE, MAX_TERMINATE_LEN, READ_REQUEST_LEN, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE,
-};
+use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE};
+use super::wire::read::READ_REQUEST_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
-    AtomicRequest, Crc32c, Header, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
-    header_len,
+    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
+    Untagged, crc32c, header_len,
 };
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::WcStatus;
-use crate::wr::RecvWr;
 
-/// Payload that is still to come is received in place from this length on.
+/// The rest of a payload is received in place if it is at least so long.
 pub(crate) const DIRECT_MIN: usize = 4096;
-/// Payload of messages that are no user's: a Terminate, an Atomic Request.
+/// Room for the payload of messages that do not go to memory of the user: a Terminate, an Atomic Request.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +41,12 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     header: Header,
-    /// Payload that is in place, and still to come; then pad.
+    /// Octets of payload that are in place, octets still to come, and octets of pad behind them.
     done: usize,
     left: usize,
     pad: usize,
     read: Option<ReadRequest>,
-    /// Its memory was taken back under it.
+    /// Whether its memory was taken back while it arrived.
     revoked: bool,
 }
 
@@ -61,23 +59,20 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: Segment,
-    /// What is wrong with the segment, if its CRC is not.
+    /// The fault of the segment's header, which counts if the CRC is right.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
-    /// A Write that waits for its CRC. Made for the first that arrives in parts.
+    /// Payload of a Write segment that waits for its CRC. The buffer is made for the first that arrives in parts.
     held: Vec<u8>,
-    posted: VecDeque<RecvWr>,
-    /// Of the message in progress, which goes to the front of `posted`: bytes placed, and where the next goes.
-    placed: usize,
-    entry: usize,
-    entry_offset: usize,
-    send_msn: u32,
+    pub(crate) queue: ReceiveQueue,
     request_msn: u32,
-    /// Bytes of the Write in progress, and of the one before.
+    /// Octets of the Write in progress, and of the last one that ended.
     writing: u32,
     written: u32,
-    /// A valid FPDU has come.
+    /// Whether a valid FPDU has come.
     seen: bool,
+    /// Number of FPDUs that have begun, modulo 2^32.
+    fpdus: u32,
 }
 
 impl Receiver {
@@ -93,15 +88,12 @@ impl Receiver {
             deferred: None,
             small: [0; SMALL],
             held: Vec::new(),
-            posted: VecDeque::with_capacity(depth),
-            placed: 0,
-            entry: 0,
-            entry_offset: 0,
-            send_msn: 1,
+            queue: ReceiveQueue::new(depth),
             request_msn: 1,
             writing: 0,
             written: 0,
             seen: false,
+            fpdus: 0,
         }
     }
 
@@ -113,31 +105,18 @@ impl Receiver {
         self.seen
     }
 
-    pub(crate) fn posted_len(&self) -> usize {
-        self.posted.len()
+    /// Number of FPDUs that have begun, modulo 2^32.
+    #[inline]
+    pub(crate) fn fpdus(&self) -> u32 {
+        self.fpdus
     }
 
-    pub(crate) fn post(&mut self, wr: RecvWr) {
-        self.posted.push_back(wr);
-    }
-
-    /// Gives up the receives that are not filled.
-    pub(crate) fn take_posted(&mut self) -> VecDeque<RecvWr> {
-        std::mem::take(&mut self.posted)
-    }
-
-    /// The next receive that will not be filled.
-    pub(crate) fn pop_flushed(&mut self) -> Option<u64> {
-        self.posted.pop_front().map(|wr| wr.wr_id)
-    }
-
-    /// Whether the stream could end here without loss.
-    #[cfg(test)]
+    /// Whether the stream is between two FPDUs and between two messages of the peer; Read Responses do not count.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.phase == Phase::Header && self.carried == 0 && self.placed == 0
+        self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// Memory where the next bytes of the stream belong, if that is worth a separate entry of a receive call.
+    /// The memory that the next bytes of the stream belong to, if it is worth an entry of its own in a receive call.
     #[inline]
     pub(crate) fn direct<'a>(&'a mut self, scope: Key, stags: &'a StagTable) -> Option<Direct<'a>> {
         let Segment { header, done, left, .. } = self.segment;
@@ -146,8 +125,7 @@ impl Receiver {
         }
         match header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                let sge = self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, left);
-                (sge.len() >= DIRECT_MIN).then_some(Direct::Receive(sge))
+                self.queue.place(left).filter(|sge| sge.len() >= DIRECT_MIN).map(Direct::Receive)
             }
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 stags.sink(tagged.stag, tagged.offset.wrapping_add(done as u64), left).map(Direct::Region)
@@ -161,7 +139,7 @@ impl Receiver {
         }
     }
 
-    /// Takes note of `n` bytes received into [`Receiver::direct`].
+    /// Takes note of `n` bytes that were received into the memory of [`Receiver::direct`].
     pub(crate) fn filled(&mut self, n: usize, cx: &mut Context<'_>) {
         let crc = self.crc;
         let mut sum = std::mem::take(&mut self.sum);
@@ -171,16 +149,16 @@ impl Receiver {
             Some(Direct::Receive(sge)) => {
                 let part = sge.part(0, n);
                 if crc {
-                    sum.update(part.bytes());
+                    part.visit(|bytes| sum.update(bytes));
                 }
-                self.entry_offset += part.len();
-                self.placed += part.len();
+                self.queue.filled(part.len());
                 part.len()
             }
             Some(Direct::Region(span)) => {
                 let n = n.min(span.len());
-                if crc {
-                    sum.update(&span.as_sink()[..n]);
+                // With a CRC only a Read Response comes here, because a Write is held back.
+                if let Some(read) = cx.requester.front().filter(|_| crc && is_read) {
+                    span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
                 n
             }
@@ -223,7 +201,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// A header at the start of `bytes`, in the best case with its whole FPDU.
+    /// Takes a header from the start of `bytes`, together with its whole FPDU if that is there. Returns the rest.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -238,10 +216,7 @@ impl Receiver {
             if self.crc && crc32c(body).to_le_bytes() != crc {
                 return Err(TerminateCause::LLP_CRC.into());
             }
-            let (header, rest_of_body) = body.split_at(header_need(prefix).min(body.len()));
-            self.begin(header, cx)?;
-            self.place(&rest_of_body[..self.segment.left.min(rest_of_body.len())], true, cx);
-            self.finish(true, cx, out)?;
+            self.whole(body, cx, out)?;
             return Ok(rest);
         }
         let Some((header, rest)) = bytes.split_at_checked(header_need(prefix)) else {
@@ -251,7 +226,40 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// A header that arrives in parts.
+    /// Takes a whole FPDU, without its CRC, which was right.
+    #[inline]
+    fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
+        let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
+        let (octets, payload) = body.split_at(header.octets().min(body.len()));
+        let Header::Untagged(send @ Untagged { opcode, .. }) = &header else {
+            return self.whole_other(header, octets, payload, cx, out);
+        };
+        if !opcode.is_send() {
+            return self.whole_other(header, octets, payload, cx, out);
+        }
+        let payload = &payload[..payload_len(octets).min(payload.len())];
+        self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        self.queue.fill(payload);
+        self.finish_send(send, cx, out)
+    }
+
+    /// Takes a whole FPDU that is no Send.
+    #[inline(never)]
+    fn whole_other(
+        &mut self,
+        header: Header,
+        octets: &[u8],
+        payload: &[u8],
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.judge(header, octets, cx)?;
+        self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
+        self.finish(true, cx, out)
+    }
+
+    /// Takes more of a header that arrives in parts. Returns the rest.
     fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut Context<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
@@ -269,7 +277,7 @@ impl Receiver {
         }
     }
 
-    /// Moves bytes to the carry until it holds `need`.
+    /// Moves bytes to the carry until it holds `need`. Returns the rest.
     fn carry_some<'a>(&mut self, bytes: &'a [u8], need: usize) -> &'a [u8] {
         let need = need.min(self.carry.len());
         let (now, rest) = bytes.split_at(bytes.len().min(need.saturating_sub(self.carried)));
@@ -278,12 +286,12 @@ impl Receiver {
         rest
     }
 
-    /// Begins a segment whose rest has not arrived yet.
+    /// Begins a segment that has not arrived as a whole.
     fn open(&mut self, header: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // Not before it is sure that this is what the peer sent.
+                // The fault waits for the CRC, which says whether the peer sent this.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
@@ -311,7 +319,7 @@ impl Receiver {
         }
     }
 
-    /// Pad and CRC.
+    /// Takes pad and CRC. Returns the rest.
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -338,12 +346,17 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Judges a segment by its header and finds the place for its payload.
-    #[inline]
+    /// Judges a segment by its header, and finds out where its payload goes.
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+        self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
+        self.judge(header, bytes, cx)
+    }
+
+    /// Judges a segment by its header, of which these are the octets.
+    fn judge(&mut self, header: Header, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-        let left = (LENGTH_LEN + ulpdu_len).checked_sub(bytes.len()).ok_or(TerminateCause::LLP_FPDU_LENGTH)?;
+        let left = payload_len(bytes);
         let mut read = None;
         match &header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
@@ -362,36 +375,9 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether a receive is there for a message that begins.
-    #[cold]
-    fn has_receive(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.posted.is_empty()
-            && let Some(srq) = &mut cx.srq
-            && let Some(wr) = srq.take()
-        {
-            self.posted.push_back(wr);
-        }
-        !self.posted.is_empty()
-    }
-
     #[inline]
     fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
-        if header.queue != SEND_QUEUE {
-            return Err(TerminateCause::INVALID_QN);
-        }
-        if header.msn != self.send_msn {
-            return Err(TerminateCause::INVALID_MSN);
-        }
-        if header.offset as usize != self.placed {
-            return Err(TerminateCause::INVALID_MO);
-        }
-        if self.posted.is_empty() && !self.has_receive(cx) {
-            return Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER);
-        }
-        let room = self.posted.front().map_or(0, |wr| wr.sges.total_len().min(u32::MAX as usize));
-        if self.placed + len > room {
-            return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
-        }
+        self.queue.judge(header, len, &mut cx.srq)?;
         if header.opcode.invalidates() && !cx.stags.may_invalidate(cx.scope, header.reserved_or_stag) {
             return Err(TerminateCause::RDMAP_CANNOT_INVALIDATE);
         }
@@ -411,7 +397,7 @@ impl Receiver {
         let (queue, msn) = match header.opcode {
             Opcode::ReadRequest | Opcode::AtomicRequest => (READ_REQUEST_QUEUE, self.request_msn),
             Opcode::Terminate => (TERMINATE_QUEUE, header.msn),
-            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.send_msn),
+            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.queue.msn()),
             Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, cx.requester.atomic_msn),
             _ => return Err(TerminateCause::RDMAP_OPCODE),
         };
@@ -422,18 +408,18 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // Whatever it looks like: it is the peer's last word.
+            // A Terminate is taken whatever it looks like, since it is the peer's last message.
             return Ok(());
         }
-        if header.offset != 0 || (queue == SEND_QUEUE && self.placed > 0) {
+        if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
             return Err(TerminateCause::INVALID_MO);
         }
         if !header.last {
-            // Each of these is one segment, and so is its buffer.
+            // A message of one of these kinds is one segment, and its buffer has room for one.
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
         match (header.opcode, read) {
-            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.has_receive(cx) => {
+            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.queue.has_next(&mut cx.srq) => {
                 Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
             }
             (Opcode::AtomicResponse, _) => match cx.requester.front() {
@@ -469,15 +455,15 @@ impl Receiver {
         Ok(())
     }
 
-    /// Puts payload where the segment's header said; there is room, as that was judged. `whole` if the segment is
-    /// here to its end, and undamaged.
+    /// Puts payload where the segment's header says. That there is room was judged before. `whole` says that all of the
+    /// segment is here and undamaged.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {
             return;
         }
         match self.segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.scatter(bytes),
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.queue.fill(bytes),
             Header::Untagged(_) => {
                 let room = self.small.get_mut(self.segment.done..).unwrap_or_default();
                 let n = bytes.len().min(room.len());
@@ -510,44 +496,12 @@ impl Receiver {
         }
     }
 
-    /// Puts payload of a Send into the entries of its receive.
-    #[inline]
-    fn scatter(&mut self, mut bytes: &[u8]) {
-        let Some(wr) = self.posted.front() else { return };
-        while !bytes.is_empty() {
-            let Some(sge) = wr.sges.as_slice().get(self.entry) else { return };
-            let mut room = sge.part(self.entry_offset, bytes.len());
-            let (now, rest) = bytes.split_at(room.len());
-            room.bytes_mut().copy_from_slice(now);
-            self.placed += now.len();
-            self.entry_offset += now.len();
-            bytes = rest;
-            if self.entry_offset == sge.len() {
-                self.entry += 1;
-                self.entry_offset = 0;
-            }
-        }
-    }
-
-    /// Ends a segment that arrived whole and undamaged.
+    /// Ends a segment that has arrived as a whole and undamaged.
     #[inline]
     fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         let segment = self.segment;
         match segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                if untagged.last {
-                    let mut invalidated = None;
-                    if untagged.opcode.invalidates() {
-                        let stag = untagged.reserved_or_stag;
-                        if !cx.stags.invalidate_remotely(cx.scope, stag) {
-                            return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, &untagged));
-                        }
-                        invalidated = Some(stag);
-                    }
-                    let len = self.placed as u32;
-                    self.message(len, invalidated, None, out);
-                }
-            }
+            Header::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
             Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 if segment.revoked {
@@ -563,13 +517,41 @@ impl Receiver {
         Ok(())
     }
 
-    /// Completes the receive at the front.
+    /// Ends a segment of a Send.
     #[inline]
-    fn message(&mut self, len: u32, invalidated: Option<u32>, immediate: Option<u32>, out: &mut impl FnMut(Message)) {
-        if let Some(wr) = self.posted.pop_front() {
-            (self.placed, self.entry, self.entry_offset) = (0, 0, 0);
-            self.send_msn = self.send_msn.wrapping_add(1);
-            out(Message { wr_id: wr.wr_id, len, invalidated, immediate });
+    fn finish_send(
+        &mut self,
+        header: &Untagged,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        self.seen = true;
+        if !header.last {
+            return Ok(());
+        }
+        let mut invalidated = None;
+        if header.opcode.invalidates() {
+            let stag = header.reserved_or_stag;
+            if !cx.stags.invalidate_remotely(cx.scope, stag) {
+                return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, header));
+            }
+            invalidated = Some(stag);
+        }
+        self.message(None, invalidated, None, out);
+        Ok(())
+    }
+
+    /// Ends a message. Its receive completes with the length of what is in it, or with `len` if that is given.
+    #[inline]
+    fn message(
+        &mut self,
+        len: Option<u32>,
+        invalidated: Option<u32>,
+        immediate: Option<u32>,
+        out: &mut impl FnMut(Message),
+    ) {
+        if let Some((wr_id, placed)) = self.queue.complete() {
+            out(Message { wr_id, len: len.unwrap_or(placed), invalidated, immediate });
         }
     }
 
@@ -638,7 +620,7 @@ impl Receiver {
             Opcode::Immediate | Opcode::ImmediateSolicited => {
                 let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
                 let len = std::mem::take(&mut self.written);
-                self.message(len, None, Some(data as u32), out);
+                self.message(Some(len), None, Some(data as u32), out);
             }
             _ => return Err(Fault::Terminated(Terminate::parse(payload))),
         }
@@ -646,7 +628,22 @@ impl Receiver {
     }
 }
 
-/// The octets of header to await: as many as it has, or as a Terminate quotes of one that cannot be read.
+/// Octets of payload behind the whole header `octets`, by its ULPDU_Length.
+#[inline]
+fn payload_len(octets: &[u8]) -> usize {
+    let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+    (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
+}
+
+/// The fault of a whole FPDU whose header cannot be parsed.
+#[cold]
+fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
+    let need = body.first_chunk().map_or(0, header_need);
+    refuse(error, &body[..need.min(body.len())], extensions)
+}
+
+/// The number of header octets to wait for: all of a header that can be parsed, and what a Terminate quotes of one that
+/// cannot.
 #[inline]
 fn header_need(prefix: &[u8; 4]) -> usize {
     header_len(prefix).unwrap_or_else(|_| {

@@ -1,42 +1,46 @@
-//! Our RDMA Reads and atomics that the peer has not answered yet, oldest first: it answers in that order.
+//! The RDMA Reads and atomics of this side that the peer has not answered, the oldest first. The peer answers in that
+//! order.
 
 use std::collections::VecDeque;
 
 use super::wire::{Tagged, TerminateCause};
+use crate::mem::Sge;
 
-/// What an answer must look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A request that is not answered, and what the answer must look like.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     pub(crate) kind: Kind,
-    /// Where the answer goes.
+    /// The STag that its segments must name, and the Tagged Offset of its first octet.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
+    /// The entry of the work request, where the answer goes; empty for a ready-to-receive message.
+    pub(crate) sink: Sge,
     pub(crate) len: u32,
-    /// How much of it has come.
+    /// Octets of the answer that have come.
     pub(crate) done: u32,
-    /// The work request, counted from the start of the send queue; `None` of an RTR.
+    /// Number of the work request, counted from the first of the send queue; `None` for a ready-to-receive message.
     pub(crate) sequence: Option<u64>,
-    /// MSN of the request, to find it in a Terminate.
+    /// MSN of the request, by which a Terminate names it.
     pub(crate) msn: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
-    /// The identifier that its response carries.
+    /// An atomic operation, with the identifier that its response carries.
     Atomic(u32),
 }
 
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: VecDeque<Outstanding>,
-    /// How many may be outstanding (ORD).
+    /// How many requests may be outstanding (ORD).
     depth: usize,
-    /// Of the next request.
+    /// MSN of the next request.
     pub(crate) msn: u32,
-    /// Of the next Atomic Response.
+    /// MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
-    /// Requests of work requests below this are answered.
+    /// Work requests with lower numbers have their answers.
     answered: u64,
 }
 
@@ -65,13 +69,13 @@ impl Requester {
         self.queue.len() < self.depth
     }
 
-    /// Work requests below this have their answer.
+    /// Work requests with numbers below this one have their answers.
     #[inline]
     pub(crate) fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Takes note of a request that is framed now; returns its MSN.
+    /// Adds a request that is framed now; returns its MSN.
     pub(crate) fn push(&mut self, mut request: Outstanding) -> u32 {
         request.msn = self.msn;
         self.msn = self.msn.wrapping_add(1);
@@ -85,7 +89,7 @@ impl Requester {
         self.queue.front()
     }
 
-    /// Judges a segment of a Read Response with `len` bytes of payload: it must be exactly the next one.
+    /// Judges a segment of a Read Response with `len` octets of payload. It must be exactly the next one.
     pub(crate) fn judge_response(&self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
         let read = self.front().filter(|front| front.kind == Kind::Read);
         let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
@@ -98,14 +102,14 @@ impl Requester {
                 return Err(TerminateCause::DDP_TAGGED_BOUNDS);
             }
         }
-        // The last segment is the one that makes it whole, and no other; none is empty but of an empty answer.
+        // Only the segment that completes the answer is the last one, and only an empty answer has an empty segment.
         if header.last != (len == left) || (len == 0 && read.len > 0) {
             return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
         }
         Ok(())
     }
 
-    /// Takes note of `n` bytes of the answer that are in place.
+    /// Takes note of `n` octets of the answer that are in place.
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
         if let Some(front) = self.queue.front_mut() {
@@ -113,14 +117,14 @@ impl Requester {
         }
     }
 
-    /// Ends the oldest request: its answer is whole and undamaged.
+    /// Ends the oldest request, after its whole answer has come undamaged.
     pub(crate) fn complete(&mut self) {
         if let Some(sequence) = self.queue.pop_front().and_then(|front| front.sequence) {
             self.answered = sequence + 1;
         }
     }
 
-    /// The work request whose request had this MSN.
+    /// Number of the work request that belongs to the request with this MSN.
     pub(crate) fn find(&self, msn: u32) -> Option<u64> {
         self.queue.iter().find(|request| request.msn == msn)?.sequence
     }

@@ -1,4 +1,4 @@
-//! What the queue pairs of a provider share: completion queues, memory regions, shared receive queues.
+//! The objects that the queue pairs of a provider share: completion queues, memory regions, shared receive queues.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,8 @@ pub(crate) struct Resources {
     pub(crate) cqs: Completions,
     pub(crate) stags: StagTable,
     srqs: Slab<SharedReceiveQueue>,
-    /// Receives from a shared queue whose queue pair is gone and whose completion is not polled.
+    /// The number of completions that were not polled, of receives from a shared queue, for queue pairs that are
+    /// destroyed.
     orphans: BTreeMap<Key, (SrqId, u32)>,
 }
 
@@ -51,7 +52,8 @@ impl Resources {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }
 
-    /// A queue pair is gone, with receives that it had `begun` and `unpolled` completions.
+    /// Takes note that a queue pair is destroyed. Receives that it had `begun` go back to the shared queue; `unpolled`
+    /// is the number of its receive completions that were not polled.
     pub(crate) fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, begun: VecDeque<RecvWr>, unpolled: u32) {
         if let Ok(queue) = self.srq(srq) {
             queue.detach(cq);
@@ -62,7 +64,7 @@ impl Resources {
         }
     }
 
-    /// A completion of a queue pair that is gone was polled.
+    /// Takes note that a completion of a destroyed queue pair was polled.
     pub(crate) fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
         let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
             return self.cqs.release_orphan(cq);
@@ -75,7 +77,7 @@ impl Resources {
         self.receive_polled(srq);
     }
 
-    /// A receive of a shared queue was polled: its place is free.
+    /// Takes note that the completion of a shared receive was polled, which frees its place.
     pub(crate) fn receive_polled(&mut self, srq: SrqId) {
         if let Ok(queue) = self.srq(srq) {
             queue.give_back(1);

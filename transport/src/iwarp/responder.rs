@@ -1,9 +1,10 @@
-//! The peer's RDMA Reads and atomics that are not answered yet: served strictly in order, a segment at a time.
+//! The RDMA Reads and atomics of the peer that are not answered. They are served strictly in order, a segment at a
+//! time.
 
 use std::collections::VecDeque;
 
 use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
-use super::wire::rdmap::READ_REQUEST_QUEUE;
+use super::wire::opcode::READ_REQUEST_QUEUE;
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub(crate) enum Request {
     Atomic(AtomicRequest),
 }
 
-/// A request with what is done of it.
+/// A request, and how much of its answer is framed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub(crate) request: Request,
@@ -21,7 +22,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// The headers that a Terminate about it quotes: those of the request, moved on by what was answered.
+    /// The headers that a Terminate about this request quotes: those of the request, advanced by what was answered.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {
@@ -48,7 +49,7 @@ impl Pending {
 pub(crate) struct Responder {
     queue: VecDeque<Pending>,
     limit: usize,
-    /// Of the next Atomic Response.
+    /// MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
 }
 
@@ -58,17 +59,18 @@ impl Responder {
     }
 
     pub(crate) fn establish(&mut self, ird: u16) {
-        // siw rounds the depth up to a power of two, and exceeds ours by that.
+        // siw rounds the depth up to a power of two, and so may exceed ours.
         self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
         self.queue.reserve(self.limit);
     }
 
-    /// Whether one more is within what the peer may have outstanding.
+    /// Whether the peer may have one more request outstanding. A request too many is an error of RDMAP, not a missing
+    /// buffer of DDP; siw answers it with the same code.
     pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
         if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
     }
 
-    /// Takes a request; that there is room was asked before.
+    /// Adds a request. That there is room was asked before.
     pub(crate) fn push(&mut self, request: Request, msn: u32) {
         self.queue.push_back(Pending { request, msn, done: 0 });
     }
@@ -83,7 +85,7 @@ impl Responder {
         self.queue.front()
     }
 
-    /// `n` bytes of the front's answer are framed; `last` when that was all.
+    /// Takes note that `n` bytes of the oldest request's answer are framed, and whether these were the `last`.
     pub(crate) fn advance(&mut self, n: usize, last: bool) {
         if last {
             self.queue.pop_front();

@@ -1,25 +1,25 @@
-//! Shared receive queues: receives that the queue pairs of one program take from a common store.
+//! Shared receive queues, from which several queue pairs take their receives.
 
 use std::collections::VecDeque;
 
 use super::cq::Completions;
 use crate::error::{Error, Result};
 use crate::provider::CqId;
+use crate::targets::Targets;
 use crate::wr::RecvWr;
 
 #[derive(Debug, Default)]
 pub(crate) struct SharedReceiveQueue {
     posted: VecDeque<RecvWr>,
     depth: u32,
-    /// Taken by a queue pair and not polled yet.
+    /// Receives that a queue pair has taken and that were not polled as completed.
     taken: u32,
-    /// Completion queues that have room for all of it, and queue pairs that complete there.
-    targets: Vec<(CqId, usize)>,
+    targets: Targets,
 }
 
 impl SharedReceiveQueue {
     pub(crate) fn new(depth: u32) -> Self {
-        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Vec::new() }
+        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Targets::default() }
     }
 
     pub(crate) fn post(&mut self, wr: RecvWr) -> Result<()> {
@@ -38,7 +38,7 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Takes a receive back whose queue pair is gone: it is the next one again.
+    /// Takes a receive back from a queue pair that is destroyed, as the next one.
     pub(crate) fn untake(&mut self, wr: RecvWr) {
         self.give_back(1);
         self.posted.push_front(wr);
@@ -49,33 +49,24 @@ impl SharedReceiveQueue {
         self.taken = self.taken.saturating_sub(count);
     }
 
-    /// A queue pair is to complete its receives on `cq`.
+    /// Adds a queue pair that completes its receives on `cq`.
     pub(crate) fn attach(&mut self, cq: CqId, cqs: &mut Completions) -> Result<()> {
-        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
-            target.1 += 1;
-            return Ok(());
-        }
-        cqs.reserve(cq, self.depth)?;
-        self.targets.push((cq, 1));
-        Ok(())
+        self.targets.attach(cq, || cqs.reserve(cq, self.depth))
     }
 
-    /// A queue pair is gone. The room on the completion queue stays, for what it left there, until the queue is
-    /// destroyed.
+    /// Removes a queue pair.
     pub(crate) fn detach(&mut self, cq: CqId) {
-        if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
-            target.1 = target.1.saturating_sub(1);
-        }
+        self.targets.detach(cq);
     }
 
     pub(crate) fn is_used(&self) -> bool {
-        self.targets.iter().any(|target| target.1 > 0)
+        self.targets.is_used()
     }
 
-    /// Gives up the room on the completion queues, but for `left` completions that nobody has polled.
+    /// Gives up the room on the completion queues, except for `left` completions that were not polled.
     pub(crate) fn release(&self, left: u32, cqs: &mut Completions) {
-        for target in &self.targets {
-            cqs.release(target.0, self.depth, left);
+        for cq in self.targets.iter() {
+            cqs.release(cq, self.depth, left);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The table of memory regions: what an STag from the wire may reach.
+//! The table of memory regions, which says what an STag from the wire may reach.
 //!
-//! STags are 32 random bits, and the table is searched by those bits themselves: a peer does not choose which are in
-//! it, so it cannot make a search long. A span of memory is looked up for each use and never kept, so that nothing
-//! touches a region once it is taken back.
+//! STags are 32 random bits, and the table is searched by those bits themselves. A peer does not choose which STags are
+//! in it, so it cannot make a search long. Memory is looked up for each use and never remembered, so that nothing
+//! touches a region after it is taken back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::mem::{Memory, Span};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
-/// Why an STag may not be used so. The peer learns the code that the RFCs have for it and nothing else: a region that
-/// it has no right to at all is to it as if there were none.
+/// Why an STag may not be used in some way. The peer learns the code that the RFCs have for it and nothing else; it
+/// cannot tell a region that it has no right to from one that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
-    /// No region, an invalidated one, one without remote rights, or one of another connection.
+    /// There is no such region, or it is invalidated, without remote rights, or of another connection.
     Unknown,
-    /// A region of its own, without this right.
+    /// The region is one that the peer may use, but without this right.
     Access,
     Bounds,
     Wrap,
-    /// Of an atomic operation: not at a multiple of 8 (RFC 7306 §8.2).
+    /// An atomic operation is not at a multiple of 8 (RFC 7306 §8.2).
     Misaligned,
 }
 
@@ -54,16 +54,16 @@ const STALE: Error = Error::Stale { object: "memory region" };
 #[derive(Debug)]
 struct Region {
     stag: u32,
-    /// Tagged Offset of its first byte: the virtual address.
+    /// Tagged Offset of the first byte, which is its virtual address.
     base: u64,
     len: usize,
-    /// Where it begins in the memory.
+    /// Offset of the first byte in the memory.
     start: usize,
     memory: Arc<Memory>,
     access: Access,
-    /// Peers may use the STag.
+    /// Whether peers may use the STag.
     valid: bool,
-    /// Only this connection's peer may.
+    /// The connection whose peer alone may use the STag, if there is one.
     owner: Option<Key>,
 }
 
@@ -82,14 +82,15 @@ impl Region {
 #[derive(Debug, Default)]
 pub(crate) struct StagTable {
     regions: Slab<Region>,
-    /// STag and region, at the STag's low bits or behind them; at most half full. 0 is no STag.
+    /// A hash table of STag and region, with the low bits of the STag as the hash, and at most half full. An STag of 0
+    /// marks an empty place.
     index: Vec<(u32, Key)>,
 }
 
 const EMPTY: (u32, Key) = (0, Key::new(0, 0));
 
 impl StagTable {
-    /// Adds a region; `random` gives its STag.
+    /// Adds a region. Its STag comes from `random`.
     pub(crate) fn register(
         &mut self,
         memory: &Arc<Memory>,
@@ -105,7 +106,7 @@ impl StagTable {
             self.grow();
         }
         let mut stag = random();
-        // 0 is no STag, and 1 stands for no region in an RTR.
+        // 0 marks an empty place, and 1 stands for no region in a ready-to-receive message.
         while stag <= 1 || self.find(stag).is_some() {
             stag = random().wrapping_add(stag).wrapping_add(1);
         }
@@ -164,7 +165,7 @@ impl StagTable {
         self.regions.get(self.index[self.position(stag)?].1)
     }
 
-    /// Takes a region out. No span of it is left, since each is borrowed from here.
+    /// Removes a region. No span of it is in use, since each is borrowed from this table.
     pub(crate) fn deregister(&mut self, id: MrId) -> Result<()> {
         let region = self.regions.remove(id.0).ok_or(STALE)?;
         let Some(mut hole) = self.position(region.stag) else { return Ok(()) };
@@ -176,7 +177,7 @@ impl StagTable {
             if stag == 0 {
                 break;
             }
-            // Whoever would not be found past the hole moves into it.
+            // An entry that would not be found behind the hole moves into it.
             if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[at];
                 hole = at;
@@ -186,19 +187,19 @@ impl StagTable {
         Ok(())
     }
 
-    /// Binds a region's STag to one connection.
+    /// Lets only the peer of one connection use a region's STag.
     pub(crate) fn restrict(&mut self, id: MrId, owner: Key) -> Result<()> {
         self.regions.get_mut(id.0).ok_or(STALE)?.owner = Some(owner);
         Ok(())
     }
 
-    /// Takes a region's STag from all peers.
+    /// Takes the right to use a region's STag from all peers.
     pub(crate) fn invalidate(&mut self, id: MrId) -> Result<()> {
         self.regions.get_mut(id.0).ok_or(STALE)?.valid = false;
         Ok(())
     }
 
-    /// A region that the peer of `connection` may name.
+    /// The region with this STag, if the peer of `connection` may name it.
     #[inline]
     fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&Region, Miss> {
         self.find(stag)
@@ -206,8 +207,8 @@ impl StagTable {
             .ok_or(Miss::Unknown)
     }
 
-    /// Memory that the peer of `connection` wants to use. Not to be asked for a length of 0: then nothing may be
-    /// checked (RFC 5041 §5.2, RFC 5040 §5.2.1).
+    /// Memory that the peer of `connection` wants to use. Callers do not ask for a length of 0, for which nothing may
+    /// be checked (RFC 5041 §5.2, RFC 5040 §5.2.1).
     #[inline]
     pub(crate) fn remote(
         &self,
@@ -224,7 +225,7 @@ impl StagTable {
         region.span(offset, len)
     }
 
-    /// Memory that one of our own requests has the peer fill.
+    /// Memory that a request of this side has the peer fill.
     #[inline]
     pub(crate) fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
         let region =
@@ -232,13 +233,13 @@ impl StagTable {
         region.span(offset, len).ok()
     }
 
-    /// The peer of `connection` takes an STag back from itself; whether it may. Nobody else's connection is harmed:
-    /// our own requests do not need the STag to be valid.
+    /// Whether the peer of `connection` may invalidate an STag. That harms no other connection, since this side's own
+    /// requests do not need the STag to be valid.
     pub(crate) fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok()
     }
 
-    /// As [`StagTable::may_invalidate`], and does it.
+    /// Invalidates an STag for the peer of `connection`, if it may.
     pub(crate) fn invalidate_remotely(&mut self, connection: Key, stag: u32) -> bool {
         if !self.may_invalidate(connection, stag) {
             return false;

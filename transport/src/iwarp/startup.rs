@@ -1,5 +1,4 @@
-//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reading a startup frame without a byte too many, and what the two
-//! sides make of each other's.
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): startup frames are read without one byte too many, and judged.
 
 use super::config::CrcPolicy;
 use super::config::MAX_READ_DEPTH;
@@ -8,10 +7,10 @@ use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_H
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 use crate::cm::ReadDepth;
 
-/// The most private data we send: siw counts in a byte, the enhanced block included.
+/// The most private data that is sent, bytes. siw counts it in one byte, together with the enhanced block.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
-/// Reads one startup frame. Bytes behind it stay in the socket: they are FPDUs.
+/// Reads one startup frame. The bytes behind it are FPDUs and stay in the socket.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     kind: StartupKind,
@@ -27,7 +26,7 @@ impl FrameReader {
         Self { kind, buffer, have: 0, need: STARTUP_HEADER_LEN, header: None }
     }
 
-    /// Where the next bytes go: exactly as many as may be read now.
+    /// Room for the next bytes, for exactly as many as may be read now.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.buffer[self.have..self.need]
     }
@@ -37,7 +36,8 @@ impl FrameReader {
         self.have == 0
     }
 
-    /// Takes note of `n` bytes put into [`FrameReader::space`]; the header once the frame is complete.
+    /// Takes note of `n` bytes that were put into [`FrameReader::space`]. Returns the header when the frame is
+    /// complete.
     pub(crate) fn filled(&mut self, n: usize) -> Result<Option<StartupHeader>, StartupError> {
         self.have = (self.have + n).min(self.need);
         if self.have < self.need {
@@ -68,7 +68,7 @@ impl FrameReader {
     }
 }
 
-/// The message with which an initiator shows that it is there (RFC 6581 §5).
+/// The kinds of the first message of an initiator, which allows the responder to send (ready to receive, RFC 6581 §5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadyToReceive {
     Write,
@@ -80,13 +80,13 @@ pub(crate) enum ReadyToReceive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
     pub(crate) crc: bool,
-    /// RDMA Reads the peer may have outstanding here.
+    /// RDMA Reads that the peer may have outstanding here.
     pub(crate) ird: u16,
-    /// RDMA Reads we may have outstanding there.
+    /// RDMA Reads that this side may have outstanding at the peer.
     pub(crate) ord: u16,
-    /// The initiator sends this first; `None` without the peer-to-peer model.
+    /// What the initiator sends first; `None` without the peer-to-peer model.
     pub(crate) rtr: Option<ReadyToReceive>,
-    /// The peer requires markers in what it receives.
+    /// Whether the peer requires markers in what it receives.
     pub(crate) markers: bool,
 }
 
@@ -96,20 +96,20 @@ impl Agreement {
     }
 }
 
-/// What our side brings.
+/// What this side asks for and offers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) crc: CrcPolicy,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) revision: u8,
-    /// Markers are sent where they are required.
+    /// Whether markers are sent to a peer that requires them.
     pub(crate) markers: bool,
 }
 
 impl Terms {
-    /// Brings the depths into the range that is ever sent. siw rounds what it may have outstanding up to a power of
-    /// two: what it is told is one.
+    /// Limits the depths to what is ever sent. siw rounds up to a power of two what it may have outstanding, so it is
+    /// told a power of two.
     pub(crate) fn new(crc: CrcPolicy, ird: u16, ord: u16, markers: bool) -> Self {
         Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers }
     }
@@ -119,7 +119,7 @@ impl Terms {
     }
 }
 
-/// A depth as it is told to peers.
+/// A depth, as peers are told it.
 fn round_up(ird: u16) -> u16 {
     if ird == 0 { 0 } else { ird.min(MAX_READ_DEPTH).next_power_of_two() }
 }
@@ -148,7 +148,7 @@ fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
     }
 }
 
-/// The initiator's request. An offer of Reads needs at least one to be outstanding.
+/// The initiator's request. It offers a Read as its first message, for which at least one must be allowed.
 pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
     let enhanced = (terms.revision >= 2).then(|| Enhanced {
         peer_to_peer: true,
@@ -161,12 +161,13 @@ pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
     frame(header(StartupKind::Request, terms.revision, terms.wants_crc()), enhanced, private_data)
 }
 
-/// What an initiator makes of a reply.
+/// An initiator's verdict on a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Accepted(Agreement),
     Rejected,
-    /// Cannot work; the peer is told why with a Terminate, if there is one for it.
+    /// The connection cannot work. The peer is told why with this Terminate, if the RFCs have one for it; the flag says
+    /// whether it has a CRC.
     Failed(&'static str, Option<(TerminateCause, bool)>),
 }
 
@@ -207,7 +208,7 @@ pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option
     Verdict::Accepted(agreement)
 }
 
-/// A peer's request, as far as the answer depends on it.
+/// The parts of a peer's request that the reply depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     revision: u8,
@@ -217,7 +218,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// What the initiator asks for; our own `limit` where it leaves that open.
+    /// What the initiator asks for; `limit` where it leaves that open.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
         let of = |depth: fn(&Enhanced) -> u16| {
             self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
@@ -226,17 +227,17 @@ impl Asked {
     }
 }
 
-/// What a responder makes of a request.
+/// A responder's judgement of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Acceptable(Asked),
-    /// Rejected without asking the user.
+    /// It is rejected without asking the user.
     Refused(&'static str, Asked),
-    /// Not worth an answer.
+    /// It gets no answer.
     Unknown(&'static str),
 }
 
-/// Judges a request; `markers` if we can send them.
+/// Judges a request. `markers` says whether markers can be sent.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
     let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced };
     if request.revision > 2 {
@@ -250,7 +251,7 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
     }
 }
 
-/// The reply that accepts, and what is agreed with it.
+/// The reply that accepts a request, and what both sides agree on with it.
 pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
     let crc = asked.crc || terms.wants_crc();
     let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
@@ -271,7 +272,7 @@ pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // As siw: whatever it sends first will do.
+                // As siw does: any first message will do.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;
@@ -284,7 +285,7 @@ pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<
     (frame(header(StartupKind::Reply, asked.revision, agreement.crc), block, private_data), agreement)
 }
 
-/// The reply that rejects.
+/// The reply that rejects a request.
 pub(crate) fn reject(asked: &Asked, private_data: &[u8]) -> Vec<u8> {
     let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
     header.reject = true;

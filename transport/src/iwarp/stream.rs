@@ -1,26 +1,25 @@
-//! The outgoing stream: FPDUs that are framed and not handed to TCP yet.
+//! The outgoing stream: FPDUs that are framed, and not handed to TCP yet.
 //!
 //! Headers, trailers and small payloads are written one behind the other into a control buffer, so that many small
-//! messages are one piece of a send call. Larger payloads of sends and writes are never copied. Where a peer requires
-//! markers everything is copied, to make room for them.
+//! messages are one piece of a send call. Larger payloads of sends and writes are sent from where they are, unless the
+//! peer requires markers, or others may change the payload and there is a CRC.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::markers;
-use super::wire::ddp::{UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::mpa::CRC_LEN;
-use super::wire::rdmap::MAX_TERMINATE_LEN;
+use super::wire::opcode::UNTAGGED_HEADER_LEN;
+use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
-use crate::mem::{Sge, Span};
+use crate::mem::{MAX_SLICES, SendSlice, Sge, Span};
 use crate::wr::{MAX_SGE, SgeList};
 
-/// Pieces of one send call.
-const MAX_PIECES: usize = 64;
-/// Framed bytes that are not sent yet, and how many of them may be in the control buffer.
+/// The most bytes that are framed and not sent, and the most of them that are in the control buffer.
 const MAX_BATCH: usize = 256 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
-/// Pieces one FPDU can add: every entry of a work request and a header and trailer.
+/// The most pieces that one FPDU adds: a header, the entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
 /// A piece of the stream.
@@ -35,10 +34,10 @@ pub(crate) struct Stream {
     crc: bool,
     markers: bool,
     control: Vec<u8>,
-    /// An FPDU without its markers.
+    /// Buffer for an FPDU before its markers are inserted.
     plain: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
+    /// Bytes of the first piece that TCP has taken.
     head: usize,
     framed: u64,
     sent: u64,
@@ -58,7 +57,7 @@ impl Stream {
         }
     }
 
-    /// Stream offset behind the last byte framed, and behind the last one that TCP has taken.
+    /// Number of bytes framed since the start of the stream.
     #[inline]
     pub(crate) fn framed(&self) -> u64 {
         self.framed
@@ -83,15 +82,16 @@ impl Stream {
         (self.framed - self.sent) as usize
     }
 
-    /// Whether one more FPDU belongs into this batch.
+    /// Whether there is room for one more FPDU in this batch.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < MAX_BATCH
             && self.control.len() < MAX_CONTROL
-            && self.pieces.len() + PIECES_PER_FPDU <= MAX_PIECES
+            && self.pieces.len() + PIECES_PER_FPDU <= MAX_SLICES
     }
 
-    /// Begins an FPDU whose bytes are copied; [`Stream::seal`] ends it.
+    /// Begins an FPDU that is copied as a whole; [`Stream::seal`] ends it. Returns where it begins in the control
+    /// buffer.
     #[inline]
     pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
         let start = self.control.len();
@@ -104,17 +104,25 @@ impl Stream {
         self.control.extend_from_slice(bytes);
     }
 
-    /// Copies memory of a region, whose owner may write it at any time: the CRC is over the copy.
+    /// Copies an entry of a work request.
+    #[inline]
+    pub(crate) fn copy_entry(&mut self, entry: &Sge) {
+        entry.append_to(&mut self.control);
+    }
+
+    /// Copies memory of a region. Its owner may write it at any time, so the CRC is over the copy.
     #[inline]
     pub(crate) fn copy_span(&mut self, span: Span<'_>) {
         span.append_to(&mut self.control);
     }
 
-    /// Ends the FPDU that was begun at `start`: pad, markers, CRC. Without CRC the field is 0.
+    /// Ends the FPDU that was begun at `start`, with pad, markers and CRC. Without a CRC that field is 0.
     #[inline]
     pub(crate) fn seal(&mut self, start: usize) {
         let pad = (self.control.len() - start).wrapping_neg() & 3;
-        self.control.extend_from_slice(&[0; 3][..pad]);
+        if pad > 0 {
+            self.control.extend_from_slice(&[0; 3][..pad]);
+        }
         if self.markers {
             self.plain.clear();
             self.plain.extend_from_slice(&self.control[start..]);
@@ -126,12 +134,13 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Adds an FPDU whose payload stays where it is.
+    /// Adds an FPDU. Its payload stays where it is, unless there are markers to insert, or others may write the payload
+    /// and there is a CRC, which must be that of the bytes sent.
     #[inline]
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
-        if self.markers {
-            parts(sges, offset, len, |part| self.control.extend_from_slice(part.bytes()));
+        if self.markers || (self.crc && sges.as_slice().iter().any(Sge::is_shared)) {
+            parts(sges, offset, len, |part| part.append_to(&mut self.control));
             return self.seal(start);
         }
         self.extend_control(start);
@@ -141,7 +150,7 @@ impl Stream {
         }
         parts(sges, offset, len, |part| {
             if self.crc {
-                sum.update(part.bytes());
+                part.visit(|bytes| sum.update(bytes));
             }
             self.pieces.push_back(Piece::Memory(part));
         });
@@ -153,7 +162,7 @@ impl Stream {
         self.extend_control(trailer);
     }
 
-    /// Adds an untagged FPDU with a payload that is no user's memory.
+    /// Adds an untagged FPDU whose payload is not memory of the user.
     pub(crate) fn untagged(&mut self, header: &Untagged, payload: &[u8]) {
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
         header.emit_into((UNTAGGED_HEADER_LEN + payload.len()) as u16, &mut bytes);
@@ -175,25 +184,25 @@ impl Stream {
 
     /// The unsent bytes of a piece.
     #[inline]
-    fn piece(&self, index: usize) -> &[u8] {
+    fn piece(&self, index: usize) -> SendSlice<'_> {
         let bytes = match self.pieces.get(index) {
-            Some(Piece::Control { start, end }) => self.control.get(*start..*end).unwrap_or_default(),
-            Some(Piece::Memory(sge)) => sge.bytes(),
-            None => &[],
+            Some(Piece::Control { start, end }) => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),
+            Some(Piece::Memory(sge)) => sge.send_slice(),
+            None => SendSlice::new(&[]),
         };
-        if index == 0 { bytes.get(self.head..).unwrap_or_default() } else { bytes }
+        if index == 0 { bytes.skip(self.head) } else { bytes }
     }
 
-    /// Hands over what is framed, in one call; whether that was all of it.
+    /// Hands what is framed to TCP, in one call. Returns whether TCP has taken all of it.
     #[inline]
-    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
+    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
         let taken = if self.pieces.len() == 1 {
-            send(&[IoSlice::new(self.piece(0))])?
+            send(&[self.piece(0)])?
         } else {
-            let mut slices = [IoSlice::new(&[]); MAX_PIECES];
-            let count = self.pieces.len().min(MAX_PIECES);
+            let mut slices = [SendSlice::new(&[]); MAX_SLICES];
+            let count = self.pieces.len().min(MAX_SLICES);
             for (index, slice) in slices[..count].iter_mut().enumerate() {
-                *slice = IoSlice::new(self.piece(index));
+                *slice = self.piece(index);
             }
             send(&slices[..count])?
         };
@@ -231,14 +240,18 @@ impl Stream {
         self.head = 0;
     }
 
-    /// Ends the stream behind the last FPDU begun: a copy of what is framed and not sent, and then a Terminate.
+    /// Ends the stream behind the last FPDU that was begun. Returns a copy of what is framed and not sent, and the
+    /// Terminate behind it.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         if let Some((cause, quote)) = terminate {
             let mut payload = [0; MAX_TERMINATE_LEN];
             let len = Terminate::new(cause, quote).emit_into(&mut payload);
             self.untagged(&Untagged::TERMINATE, &payload[..len]);
         }
-        let rest = (0..self.pieces.len()).flat_map(|index| self.piece(index).iter().copied()).collect();
+        let mut rest = Vec::with_capacity(self.unsent());
+        for index in 0..self.pieces.len() {
+            self.piece(index).append_to(&mut rest, usize::MAX);
+        }
         self.clear();
         self.control = Vec::new();
         self.sent = self.framed;
@@ -246,7 +259,7 @@ impl Stream {
     }
 }
 
-/// The parts of `sges` that hold `len` bytes from `offset` on.
+/// Shows `each` the parts of `sges` that hold `len` bytes from `offset` on.
 #[inline]
 pub(crate) fn parts(sges: &SgeList, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
     if len == 0 {

@@ -1,9 +1,9 @@
 //! The sockets of the embedded provider: TCP, with one inner epoll set for each of the two channels.
 
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io;
 use std::net::{Ipv6Addr, Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use mio::unix::SourceFd;
@@ -11,6 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::net::{Channel, Net, Ready, SocketId};
+use crate::mem::{self, RecvSlice, SendSlice};
 use crate::slab::{Key, Slab};
 
 /// Edges taken from a channel at a time.
@@ -21,7 +22,7 @@ const WAKE: Token = Token(usize::MAX);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// Silence after which the peer is probed; `None` never probes.
+    /// Silence after which TCP probes the peer (`SO_KEEPALIVE`); `None` never probes.
     pub keepalive: Option<Duration>,
     /// How long sent bytes may stay unacknowledged before the connection is given up (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
@@ -187,7 +188,7 @@ impl Net for TcpNet {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // The wildcard takes IPv4 too, whatever the system's default is.
+            // The wildcard address accepts IPv4 too, whatever the system's default is.
             socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
         }
         if let Some(size) = self.config.recv_buffer {
@@ -257,34 +258,26 @@ impl Net for TcpNet {
         Ok(self.socket(socket)?.tcp_mss()? as usize)
     }
 
-    /// Not asked: `TCP_INFO` has no safe wrapper, and the caller waits a grace time besides.
+    /// Always `true`: `TCP_INFO` has no safe wrapper, and the caller waits for a grace time besides.
     fn all_acknowledged(&self, _socket: SocketId) -> bool {
         true
     }
 
     #[inline]
-    fn recv(&mut self, socket: SocketId, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let mut socket = self.socket(socket)?;
-        match bufs {
-            [one] => socket.read(one),
-            many => socket.read_vectored(many),
-        }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        mem::receive(self.socket(socket)?.as_fd(), bufs)
     }
 
     #[inline]
-    fn send(&mut self, socket: SocketId, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let socket = self.socket(socket)?;
-        match bufs {
-            [one] => socket.send_with_flags(one, libc::MSG_NOSIGNAL),
-            many => socket.send_vectored_with_flags(many, libc::MSG_NOSIGNAL),
-        }
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
+        mem::send(self.socket(socket)?.as_fd(), bufs)
     }
 
     fn shutdown(&mut self, socket: SocketId) {
         if let Ok(socket) = self.socket(socket)
             && let Err(error) = socket.shutdown(Shutdown::Write)
         {
-            log::debug!("shutdown: {error}");
+            log::debug!("cannot end a stream: {error}");
         }
     }
 
@@ -292,7 +285,7 @@ impl Net for TcpNet {
         if let Some(entry) = self.sockets.remove(socket.0)
             && reset
         {
-            // Closing resets the stream when it has no time to linger.
+            // A socket with no time to linger resets its stream when it is closed.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
     }

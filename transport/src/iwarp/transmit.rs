@@ -1,10 +1,11 @@
-//! The transmit side of a queue pair: the send queue and the answers to the peer's requests are cut into FPDUs.
+//! The transmit side of a queue pair, which cuts the send queue and the answers to the peer's requests into FPDUs.
 //!
-//! The send queue goes out in order and completes in order. A Read goes out when the peer has room for one more, and
-//! holds back what is behind it until then; it completes with its answer. Answers alternate with own messages.
+//! The send queue goes out in order and completes in order. A Read goes out when the peer may have one more
+//! outstanding; until then, it and all work requests behind it wait. It completes with its answer. Answers to the peer
+//! alternate with messages of this side.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 
 use super::fault::Fault;
 use super::requester::{Kind, Outstanding, Requester};
@@ -13,12 +14,12 @@ use super::stag::{Miss, StagTable};
 use super::startup::{Agreement, ReadyToReceive};
 use super::stream::{Stream, max_ulpdu, parts};
 use super::wire::atomic::emit_response;
-use super::wire::ddp::{
-    MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, TAGGED_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN, UNTAGGED_HEADER_LEN,
+use super::wire::ddp::{MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use super::wire::opcode::{
+    ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN,
 };
-use super::wire::rdmap::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE};
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCause, Untagged};
-use crate::mem::Sge;
+use crate::mem::{SendSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WcStatus};
@@ -26,11 +27,11 @@ use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 
 /// Payloads up to this length are copied next to their header.
 const COPY_MAX: usize = 256;
-/// Largest inline send: its payload is always small enough to be copied into the control buffer.
+/// Largest inline send, bytes. Its payload is always small enough for the control buffer.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// Smallest segment size believed (RFC 5044 §4.5).
+/// The least segment size, bytes; if TCP reports less, this is used (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
-/// Bytes handed to TCP in one go before others have their turn.
+/// The most bytes that are handed to TCP before other connections have their turn.
 const BUDGET: u64 = 4 << 20;
 const ATOMIC_LEN: u32 = 8;
 
@@ -42,14 +43,14 @@ struct Entry {
     flags: SendFlags,
     len: usize,
     sges: SgeList,
-    /// Where its payload is in the inline buffer.
+    /// Where the payload of an inline send is in the inline buffer.
     inline: usize,
-    /// Stream offset behind its last byte, once framed.
+    /// Stream offset behind its last byte, after it is framed.
     end: u64,
 }
 
 impl Entry {
-    /// Whether it completes with an answer of the peer. A Read of nothing has none: it never leaves.
+    /// Whether it completes with an answer of the peer. A Read of nothing does not: it is never sent.
     #[inline]
     fn is_answered(&self) -> bool {
         match self.op {
@@ -71,7 +72,7 @@ impl Entry {
             (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
             (SendOp::Read(_), _) => Opcode::ReadRequest,
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
-            // Refused when posted.
+            // These were refused when they were posted.
             (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
         }
     }
@@ -107,11 +108,11 @@ impl Done {
 /// How a transmission ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Nothing is left that could go.
+    /// Nothing is left that could be sent.
     All,
-    /// TCP takes no more: a writable edge will come.
+    /// TCP takes no more. A writable edge will come.
     Blocked,
-    /// Others have their turn first.
+    /// More could be sent, but other connections have their turn first.
     More,
 }
 
@@ -121,24 +122,25 @@ pub(crate) struct Transmitter {
     /// Payload of one untagged and of one tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
-    /// Nothing of our own may be sent yet.
+    /// Whether messages of this side are held back.
     held: bool,
     queue: VecDeque<Entry>,
-    /// Work requests that are done: the front of the queue has this number.
+    /// Number of work requests that are done, which is the number of the one at the front of the queue.
     first: u64,
-    /// Entries at the front of the queue that are framed, and bytes framed of the one behind them.
+    /// Number of entries at the front of the queue that are framed, and of bytes that are framed of the one behind
+    /// them.
     framed: usize,
     framed_part: usize,
-    /// The data of a Write with Immediate is framed, the immediate is next.
+    /// Whether the data of a Write with Immediate is framed and its immediate data is next.
     immediate_next: bool,
     msn: u32,
     inline: Vec<u8>,
     inline_max: usize,
     inline_next: usize,
     inline_slots: usize,
-    /// The next message is an answer, if one is owed.
+    /// Whether the next message is an answer to the peer, if one is owed.
     answer_next: bool,
-    /// What the peer is to be told, or the work request that cannot be done.
+    /// The fault to end the stream with.
     fault: Option<Fault>,
 }
 
@@ -170,14 +172,15 @@ impl Transmitter {
         self.set_max_segment(max_segment);
     }
 
-    /// Cuts segments so that an FPDU is a TCP segment, in multiples of 4 or 8 so that no pad is needed.
+    /// Adapts segments to TCP's, so that an FPDU is a TCP segment. Their payload is a multiple of 4 or 8, so that no
+    /// pad is needed.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
         let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
         self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
         self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
-    /// Lets queued sends go.
+    /// Lets messages of this side be sent.
     pub(crate) fn release(&mut self) {
         self.held = false;
     }
@@ -215,7 +218,8 @@ impl Transmitter {
         if requester.is_idle() && !entry.is_answered() {
             return true;
         }
-        (!entry.flags.contains(SendFlags::FENCE) || self.framed_part > 0 || requester.is_idle())
+        let fenced = entry.flags.contains(SendFlags::FENCE) && !cfg!(planted = "fence-ignored");
+        (!fenced || self.framed_part > 0 || requester.is_idle())
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
@@ -226,7 +230,7 @@ impl Transmitter {
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
             if self.inline.is_empty() {
-                // Most never send inline, and the room is per connection.
+                // Made for the first inline send: most connections never have one.
                 self.inline.resize(self.inline_slots * self.inline_max, 0);
             }
             inline = self.inline_next * self.inline_max;
@@ -234,30 +238,31 @@ impl Transmitter {
             let mut room = self.inline.get_mut(inline..inline + len).unwrap_or_default();
             for sge in wr.sges.as_slice() {
                 let (now, rest) = room.split_at_mut(sge.len().min(room.len()));
-                now.copy_from_slice(&sge.bytes()[..now.len()]);
+                sge.copy_to(now);
                 room = rest;
             }
         }
         self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline, end: 0 });
     }
 
-    /// Puts the initiator's first message into the stream. STag 1, as siw: some adapters refuse 0.
+    /// Puts the initiator's ready-to-receive message into the stream. Its STag is 1, as that of siw, since some
+    /// adapters refuse 0.
     pub(crate) fn ready_to_receive(&mut self, rtr: ReadyToReceive, requester: &mut Requester) {
         match rtr {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let request =
-                    Outstanding { kind: Kind::Read, stag: 1, offset: 0, len: 0, done: 0, sequence: None, msn: 0 };
+                let (kind, sink) = (Kind::Read, Sge::default());
+                let request = Outstanding { kind, stag: 1, offset: 0, sink, len: 0, done: 0, sequence: None, msn: 0 };
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
-            // We never offer it.
+            // This is never offered.
             ReadyToReceive::Send => {}
         }
     }
 
-    /// A tagged segment without payload.
+    /// Frames a tagged segment without payload.
     fn tagged(&mut self, header: &Tagged) {
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
         header.emit_into(TAGGED_HEADER_LEN as u16, &mut bytes);
@@ -265,14 +270,14 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// Frames what fits into a batch.
+    /// Frames as much as fits into a batch.
     #[inline]
     fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, stags: &StagTable, scope: Key) {
         while self.stream.has_room() {
             if self.fault.is_some() {
                 return;
             }
-            // Segments of two messages are never mixed.
+            // A message is finished before another one begins.
             let answer = responder.front().is_some_and(|pending| {
                 pending.done > 0 || (self.framed_part == 0 && !self.immediate_next && self.answer_next)
             });
@@ -287,7 +292,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames one segment of the send queue, which [`Transmitter::may_go`].
+    /// Frames one segment of the send queue, which [`Transmitter::may_go`] has allowed.
     #[inline]
     fn frame_own(&mut self, requester: &mut Requester) {
         let Self { stream, queue, framed, framed_part, msn, inline, .. } = self;
@@ -338,7 +343,7 @@ impl Transmitter {
         }
     }
 
-    /// The message that completes a receive of the peer behind a Write (RFC 7306 §6).
+    /// Frames the message that completes a receive of the peer behind a Write (RFC 7306 §6).
     #[inline(never)]
     fn frame_immediate(&mut self, data: u32) {
         let solicited = self.queue.get(self.framed).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
@@ -349,7 +354,7 @@ impl Transmitter {
         self.entry_framed();
     }
 
-    /// A Read Request or an Atomic Request.
+    /// Frames a Read Request or an Atomic Request.
     #[inline(never)]
     fn frame_request(&mut self, requester: &mut Requester) {
         let Some(entry) = self.queue.get(self.framed) else { return };
@@ -358,10 +363,9 @@ impl Transmitter {
             return;
         }
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
-        let (stag, offset) = (sink.local_key().0, address(&sink));
         let sequence = Some(self.first + self.framed as u64);
-        let mut request =
-            Outstanding { kind: Kind::Read, stag, offset, len: entry.len as u32, done: 0, sequence, msn: 0 };
+        let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
+        let mut request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
         let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
             SendOp::CompareSwap { expected, swap, .. } => {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
@@ -447,6 +451,8 @@ impl Transmitter {
             self.tagged(&header);
             return Ok(());
         }
+        #[cfg(planted = "read-one-byte-off")]
+        let done = done.saturating_sub(1);
         let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
         let span = stags.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
@@ -466,6 +472,8 @@ impl Transmitter {
     ) -> Result<(), Miss> {
         let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
+        #[cfg(planted = "atomic-done-twice")]
+        let old = if self.stream.is_empty() { old } else { span.update(|old| request.apply(old)).unwrap_or(old) };
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,
@@ -478,8 +486,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Frames and hands over until nothing is left, TCP takes no more, or it is the others' turn; `done` gets every
-    /// work request that is done.
+    /// Frames and hands to TCP until nothing is left, TCP takes no more, or other connections have their turn. `done`
+    /// gets every work request that is done.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -487,7 +495,7 @@ impl Transmitter {
         responder: &mut Responder,
         stags: &StagTable,
         scope: Key,
-        send: &mut impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         done: &mut impl FnMut(Done),
     ) -> io::Result<Sent> {
         let stop = self.stream.sent() + BUDGET;
@@ -528,15 +536,16 @@ impl Transmitter {
         }
     }
 
-    /// Ends the stream behind the last FPDU begun: what is still to be sent, and then a Terminate.
+    /// Ends the stream behind the last FPDU that was begun. Returns what is still to be sent, and the Terminate behind
+    /// it.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         self.fault = None;
         self.stream.end(terminate)
     }
 
-    /// Gives up all work requests after [`Transmitter::end`]: those are flushed, but for the one that `failed` names.
-    /// `failed` is counted from the start of the queue, and stands for the first that was not framed if there is no
-    /// number.
+    /// Gives up all work requests after [`Transmitter::end`]. They complete as flushed, except for the one that
+    /// `failed` gives a status for: the one with that number, counted from the first of the queue, or without a number
+    /// the first that was not framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed as u64;
         while let Some(entry) = self.queue.pop_front() {
@@ -561,14 +570,14 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
         stream.seal(start);
     } else if len <= COPY_MAX {
         let start = stream.begin(header);
-        parts(&entry.sges, offset, len, |part| stream.copy(part.bytes()));
+        parts(&entry.sges, offset, len, |part| stream.copy_entry(&part));
         stream.seal(start);
     } else {
         stream.refer(header, &entry.sges, offset, len);
     }
 }
 
-/// A sink's Tagged Offset.
+/// The Tagged Offset of an entry that an answer goes to.
 pub(crate) fn address(sge: &Sge) -> u64 {
     sge.address() as u64
 }

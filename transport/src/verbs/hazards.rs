@@ -125,7 +125,7 @@ fn reads_need_a_sink_that_is_open_to_the_answer() {
         [(Access::READ_SINK, WcStatus::Success), (Access::LOCAL_WRITE, WcStatus::LocalProtectionError)]
     {
         let region = world.verbs.register(device, &memory, access).unwrap();
-        let sges = SgeList::one(memory.entry(0, 8, region.local_key).unwrap());
+        let sges = SgeList::one(memory.sge(0, 8).with_key(region.local_key));
         let op = SendOp::Read(RemoteAddress { address: 0, key: RemoteKey(1) });
         world.verbs.post_send(end.qp, &[SendWr { wr_id: 9, op, sges, flags: SendFlags::SIGNALED }]).unwrap();
         let done = world.poll(end.cq);

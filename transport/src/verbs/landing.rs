@@ -87,8 +87,9 @@ impl Verbs {
     pub(super) fn remove(&mut self, key: Key) {
         self.leave_all(key);
         let Some(id) = self.ids.remove(key) else { return };
+        let mut stopped = false;
         if let Some(qp) = &id.qp {
-            self.give_up_room(key, qp, &id.raw);
+            stopped = self.give_up_room(key, qp, &id.raw);
             // A thread may still hold the queue pair; in the error state it touches no memory all the same.
             if (id.handshaking || Arc::strong_count(&id.raw) > 1)
                 && let Err(error) = id.raw.flush()
@@ -96,7 +97,7 @@ impl Verbs {
                 log::debug!("{error}");
             }
         }
-        if let Some(now) = self.now.filter(|_| self.must_retire(&id)) {
+        if let Some(now) = self.now.filter(|_| stopped && self.must_retire(&id)) {
             return self.retire(key, id, now);
         }
         let Id { raw, qp, device, handshaking, state, .. } = id;

@@ -59,7 +59,14 @@ impl Verbs {
     }
 }
 
-impl Provider for Verbs {
+// SAFETY: 1. and 2. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use what
+// a work request names until its completion, and nothing of a queue pair that is in the error state or destroyed. `destroy_id`
+// brings about one of the two before it returns: an id that is kept for its last shared receive or for its port is in the error
+// state. So no queue pair takes a receive from a shared queue once `destroy_srq` has returned, which it refuses while one could.
+// 3. Regions own a share of their memory, in `mr`, and give up theirs after
+// `ibv_dereg_mr` of each registration. 4. Objects are owned by the provider and destroyed before it. 5. Handles are keys of
+// slabs, which never reuse one.
+unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -219,8 +219,8 @@ impl Verbs {
         Ok(Qp::new(raw, &made, attr, srq, capabilities, device.limits.driver))
     }
 
-    /// Gives up the room of a queue pair that is about to go.
-    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) {
+    /// Gives up the room of a queue pair that is about to go. Returns whether it is on a shared queue and in the error state.
+    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) -> bool {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
         }
@@ -228,17 +228,16 @@ impl Verbs {
             if let Some(cq) = self.cqs.get_mut(qp.attr.recv_cq.0) {
                 cq.release(qp.attr.max_recv_wr);
             }
-            return;
+            return false;
         };
         // It stops first, so that the receive that it works on completes. Its completions are set aside, since some libraries
         // drop them with the queue pair, and the shared queue would count their receives for ever.
-        if let Err(error) = raw.flush() {
-            log::debug!("{error}");
-        }
+        let stopped = raw.flush().inspect_err(|error| log::debug!("{error}")).is_ok();
         self.set_aside(key, qp);
         if let Some(srq) = self.srqs.get_mut(srq.0) {
             srq.detach(qp.attr.recv_cq);
         }
+        stopped
     }
 
     /// Polls the queue on which a queue pair completes its shared receives, and keeps what is in it for the next polls of the

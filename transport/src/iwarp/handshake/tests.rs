@@ -1,118 +1,20 @@
 //! The handshake against peers that are nothing but sockets.
 
+use super::super::bench::{Bench, request_v1};
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause};
-use crate::iwarp::{CrcPolicy, IwarpConfig, TcpNet};
+use crate::iwarp::net::Ready;
+use crate::iwarp::{CrcPolicy, IwarpConfig};
+use crate::iwarp::{Iwarp, TcpNet};
 use crate::mem::Memory;
-use crate::provider::{CqId, Drive, Provider};
-use crate::qp::{QpAttr, QpId};
+use crate::provider::Provider;
+use crate::qp::QpId;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::RawFd;
 use std::time::Duration;
-
-/// The provider against a peer that is nothing but a socket.
-struct Bench {
-    iwarp: Iwarp<TcpNet>,
-    cq: CqId,
-    now: Instant,
-    events: Vec<CmEvent>,
-}
-
-impl Bench {
-    fn new(config: IwarpConfig) -> Self {
-        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
-        let cq = iwarp.create_cq(DeviceId(0), 64).unwrap();
-        Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
-    }
-
-    fn turn(&mut self) {
-        self.iwarp.progress(self.now, Drive::Full);
-        while let Some(event) = self.iwarp.next_cm_event(self.now).unwrap() {
-            self.events.push(event);
-        }
-    }
-
-    fn qp(&mut self, id: CmId) -> QpId {
-        let (send_cq, recv_cq) = (self.cq, self.cq);
-        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
-        self.iwarp.create_qp(id, &attr).unwrap()
-    }
-
-    fn listen(&mut self) -> (CmId, TcpStream) {
-        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
-        let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
-        peer.set_nonblocking(true).unwrap();
-        (id, peer)
-    }
-
-    /// Starts to connect to `listener`.
-    fn connect(&mut self, listener: &TcpListener) -> CmId {
-        let deadline = self.now + Duration::from_secs(60);
-        let id = self.iwarp.resolve(listener.local_addr().unwrap(), deadline).unwrap();
-        self.qp(id);
-        self.iwarp.connect(id, &ConnectParam::default()).unwrap();
-        id
-    }
-
-    fn accept(&mut self, listener: &TcpListener) -> TcpStream {
-        let (peer, _) = listener.accept().unwrap();
-        peer.set_nonblocking(true).unwrap();
-        peer
-    }
-
-    /// Reads exactly `len` bytes.
-    fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
-        let (mut bytes, mut at) = (vec![0; len], 0);
-        let end = Instant::now() + Duration::from_secs(10);
-        while at < len {
-            assert!(Instant::now() < end, "{at} of {len} bytes, {:?}", self.events);
-            self.turn();
-            match peer.read(&mut bytes[at..]) {
-                Ok(0) => panic!("end after {at} of {len} bytes"),
-                Ok(n) => at += n,
-                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
-            }
-        }
-        bytes
-    }
-
-    /// Awaits the end of the peer's stream.
-    fn end(&mut self, peer: &mut TcpStream) {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            assert!(Instant::now() < end);
-            self.turn();
-            match peer.read(&mut [0]) {
-                Ok(0) => return,
-                Ok(_) => panic!("bytes before the end"),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
-                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
-            }
-        }
-    }
-
-    fn event(&mut self) -> CmEvent {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.events.is_empty() {
-            assert!(Instant::now() < end, "no event: {:?}", self.iwarp);
-            self.turn();
-        }
-        self.events.remove(0)
-    }
-
-    fn request(&mut self) -> CmId {
-        let event = self.event();
-        assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
-        self.qp(event.id);
-        event.id
-    }
-}
-
-fn request_v1() -> Vec<u8> {
-    [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
-}
 
 #[test]
 fn a_server_may_send_first_to_an_old_client() {
@@ -229,6 +131,20 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     bench.iwarp.destroy_id(id, bench.now);
 }
 
+/// A peer that hangs up late and listens no more: that it hung up is why, not that the second try found nobody.
+#[test]
+fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::new(IwarpConfig::default());
+    bench.connect(&listener);
+    let mut peer = bench.accept(&listener);
+    bench.read(&mut peer, 24);
+    bench.now += Duration::from_secs(13);
+    drop((listener, peer));
+    bench.events.clear();
+    assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed)));
+}
+
 #[test]
 fn replies_of_all_kinds() {
     let reply = |tail: &[u8]| [b"MPA ID Rep Frame".as_slice(), tail].concat();
@@ -275,7 +191,7 @@ fn no_answer_and_nobody_there() {
 }
 
 #[test]
-fn data_behind_the_reply_and_a_reset_in_the_middle() {
+fn data_behind_the_reply_and_an_end_in_the_middle() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
     let id = bench.connect(&listener);
@@ -292,7 +208,7 @@ fn data_behind_the_reply_and_a_reset_in_the_middle() {
     drop(peer);
     bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
     assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
-    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Peer)));
+    assert!(matches!(bench.event().kind, CmEventKind::Disconnected(DisconnectCause::Truncated)));
     let mut done = Vec::new();
     bench.iwarp.poll_cq(bench.cq, 9, &mut done).unwrap();
     let statuses: Vec<_> = done.iter().map(|wc| wc.status).collect();
@@ -334,5 +250,198 @@ fn a_destroyed_connection_still_delivers() {
     while !bench.iwarp.lingers.is_empty() {
         assert!(Instant::now() < end);
         bench.turn();
+    }
+}
+
+/// Connects from an address of the loopback.
+fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.into()
+}
+
+/// A provider that listens, with a backlog for many.
+fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
+    let mut bench = Bench::new(config);
+    let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), 4096).unwrap();
+    let address = bench.iwarp.local_address(id).unwrap();
+    (bench, id, address)
+}
+
+/// Whether the peer's stream has ended.
+fn is_closed(peer: &mut TcpStream) -> bool {
+    match peer.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+#[test]
+fn a_new_client_is_served_though_silent_ones_hold_all_places() {
+    let config = IwarpConfig { max_handshakes: 32, ..Default::default() };
+    let (mut bench, _, address) = listening(config.clone());
+    let mut silent: Vec<_> = (0..400).map(|_| connect_from(1, address)).collect();
+    bench.turn();
+    assert_eq!(bench.iwarp.handshakes, config.handshakes_per_peer() + 1, "the rest waits in the backlog");
+    assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
+    let mut client = connect_from(1, address);
+    client.write_all(&request_v1()).unwrap();
+    // A place comes free per grace, not per timeout; the time is that of 400 silent ones.
+    let rounds = 400 / config.handshakes_per_peer() as u32 + 1;
+    let start = bench.now;
+    while bench.events.is_empty() {
+        bench.now += config.request_grace;
+        bench.turn();
+        assert!(
+            bench.now <= start + rounds * config.request_grace,
+            "{} are closed",
+            silent.iter_mut().map(is_closed).filter(|&c| c).count()
+        );
+        assert!(bench.iwarp.handshakes <= config.max_handshakes);
+    }
+    assert!(matches!(bench.events[0].kind, CmEventKind::ConnectRequest { .. }));
+    let closed: Vec<bool> = silent.iter_mut().map(is_closed).collect();
+    assert!(closed[0] && closed.is_sorted_by(|a, b| a >= b), "the oldest first");
+}
+
+#[test]
+fn one_address_does_not_keep_the_others_out() {
+    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 8, ..Default::default() });
+    let mut others: Vec<_> = (10..13).map(|host| connect_from(host, address)).collect();
+    bench.turn();
+    let mut crowd: Vec<_> = (0..50).map(|_| connect_from(1, address)).collect();
+    for _ in 0..20 {
+        bench.now += Duration::from_millis(51);
+        bench.turn();
+    }
+    assert_eq!(crowd.iter_mut().map(is_closed).filter(|&closed| closed).count(), 46, "all but its share");
+    for other in &mut others {
+        assert!(!is_closed(other), "older, and not too many");
+        other.write_all(&request_v1()).unwrap();
+    }
+    for _ in 0..3 {
+        assert!(matches!(bench.event().kind, CmEventKind::ConnectRequest { .. }));
+    }
+}
+
+#[test]
+fn a_burst_of_honest_clients_is_served_in_full() {
+    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 16, ..Default::default() });
+    let mut clients: Vec<_> = (0..100).map(|_| connect_from(1, address)).collect();
+    bench.turn();
+    // Their requests come a moment later.
+    bench.now += Duration::from_millis(1);
+    let mut served = 0;
+    clients.iter_mut().for_each(|client| client.write_all(&request_v1()).unwrap());
+    while served < 100 {
+        let id = bench.request();
+        bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+        bench.events.retain(|event| !matches!(event.kind, CmEventKind::Established { .. }));
+        bench.iwarp.destroy_id(id, bench.now);
+        served += 1;
+    }
+    assert_eq!((bench.iwarp.handshakes, bench.iwarp.paused.len()), (0, 0));
+}
+
+#[test]
+fn only_allowed_networks_may_connect() {
+    let networks = vec!["127.0.0.8/29".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
+    let (mut bench, _, address) = listening(IwarpConfig { allowed_peers: Some(networks), ..Default::default() });
+    let (mut stranger, mut friend) = (connect_from(7, address), connect_from(9, address));
+    for peer in [&mut stranger, &mut friend] {
+        peer.write_all(&request_v1()).unwrap();
+    }
+    assert!(
+        matches!(bench.event().kind, CmEventKind::ConnectRequest { peer, .. } if peer.ip() == IpAddr::from([127, 0, 0, 9]))
+    );
+    bench.end(&mut stranger);
+    assert_eq!((bench.iwarp.endpoints.len(), bench.events.len()), (2, 0));
+    let refused = Iwarp::new(
+        IwarpConfig { max_handshakes_per_peer: Some(0), ..Default::default() },
+        TcpNet::new().unwrap(),
+        Box::new(|_| {}),
+    );
+    assert!(matches!(refused, Err(Error::OutOfRange { what: "max_handshakes_per_peer", .. })));
+}
+
+#[test]
+fn a_half_open_handshake_takes_little() {
+    let bytes = size_of::<Endpoint>() + size_of::<FrameReader>() + 4 * size_of::<crate::iwarp::half_open::HalfOpen>();
+    assert!(bytes < 2048, "{bytes}");
+}
+
+/// Sockets of a system that has no descriptor left for connections.
+#[derive(Debug)]
+struct Exhausted {
+    inner: TcpNet,
+    attempts: usize,
+}
+
+impl Net for Exhausted {
+    fn channel(&self, channel: Channel) -> RawFd {
+        self.inner.channel(channel)
+    }
+    fn wake(&mut self, channel: Channel) {
+        self.inner.wake(channel);
+    }
+    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        self.inner.poll(channel, edges)
+    }
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        self.inner.listen(address, backlog)
+    }
+    fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        self.attempts += 1;
+        Err(io::Error::from_raw_os_error(libc::EMFILE))
+    }
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        self.inner.connect(peer)
+    }
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.connected(socket)
+    }
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.promote(socket)
+    }
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        self.inner.local_address(socket)
+    }
+    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
+        self.inner.max_segment(socket)
+    }
+    fn all_acknowledged(&self, socket: SocketId) -> bool {
+        self.inner.all_acknowledged(socket)
+    }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        self.inner.recv(socket, bufs)
+    }
+    fn send(&mut self, socket: SocketId, bufs: &[crate::mem::SendSlice<'_>]) -> io::Result<usize> {
+        self.inner.send(socket, bufs)
+    }
+    fn shutdown(&mut self, socket: SocketId) {
+        self.inner.shutdown(socket);
+    }
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.inner.close(socket, reset);
+    }
+}
+
+/// Each attempt without a descriptor logs a warning: there is one per back-off, however many peers knock.
+#[test]
+fn without_descriptors_it_tries_once_per_back_off() {
+    let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0 };
+    let mut iwarp = Iwarp::new(IwarpConfig::default(), net, Box::new(|_| {})).unwrap();
+    let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), 64).unwrap();
+    let address = iwarp.local_address(listener).unwrap();
+    let mut now = Instant::now();
+    let mut peers = Vec::new();
+    for step in 0..50 {
+        peers.push(connect_from(1, address));
+        assert!(iwarp.next_cm_event(now).unwrap().is_none());
+        assert_eq!(iwarp.net().attempts, 1 + step / 10, "step {step}");
+        assert!(iwarp.next_deadline().is_some_and(|at| at <= now + Duration::from_millis(100)));
+        now += Duration::from_millis(10);
     }
 }

@@ -57,7 +57,9 @@ impl End {
                         return Err(io::ErrorKind::WouldBlock.into());
                     }
                     let before = wire.len();
-                    bufs.iter().for_each(|buf| wire.extend_from_slice(buf));
+                    for buf in bufs {
+                        buf.append_to(wire, usize::MAX);
+                    }
                     wire.truncate(wire.len().min(before.saturating_add(window)));
                     Ok(wire.len() - before)
                 },
@@ -84,12 +86,7 @@ impl End {
 
     /// Takes bytes as a socket would give them.
     fn deliver(&mut self, bytes: &[u8]) -> std::result::Result<(), Fault> {
-        let direct = self.qp.direct(&self.resources.stags).map_or(0, |mut direct| {
-            let place = direct.as_iovec();
-            let n = place.len().min(bytes.len());
-            place[..n].copy_from_slice(&bytes[..n]);
-            n
-        });
+        let direct = self.qp.direct(&self.resources.stags).map_or(0, |mut direct| direct.receive_slice().fill(bytes));
         self.qp.input(direct, &bytes[direct..], &mut self.resources)
     }
 }
@@ -104,7 +101,7 @@ fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     let mut at = 0;
     for part in 0..parts {
         let n = if part + 1 == parts { len - at } else { (len - at) / 3 };
-        list.push(memory.sge(at, n)).unwrap();
+        list.push(if part % 2 == 1 { memory.shared_sge(at, n) } else { memory.sge(at, n) }).unwrap();
         at += n;
     }
     list
@@ -285,7 +282,10 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     let sent = a.qp.transmit(
         &mut |bufs| {
             calls += 1;
-            let all: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+            let mut all = Vec::new();
+            for buf in bufs {
+                buf.append_to(&mut all, usize::MAX);
+            }
             taken.extend_from_slice(&all[..3100]);
             Ok(3100)
         },

@@ -15,17 +15,17 @@ const COMPARE_SWAP: u32 = 2;
 pub struct AtomicRequest {
     /// The low four bits of the first word: the operation.
     pub operation: u32,
-    /// Comes back in the response.
+    /// Identifier that comes back in the response.
     pub request_id: u32,
     /// Region of the 8 bytes.
     pub stag: u32,
     /// Their Tagged Offset, a multiple of 8.
     pub offset: u64,
-    /// What is added, or put there.
+    /// What is added, or what is put there by a swap.
     pub operand: u64,
-    /// Bits after which no carry goes on; or bits that are replaced.
+    /// Of an addition, the bits whose carry is dropped; of a swap, the bits that are replaced.
     pub operand_mask: u64,
-    /// What must be there for a swap.
+    /// What must be there for a swap to be done.
     pub compare: u64,
     /// Bits that are compared.
     pub compare_mask: u64,
@@ -42,7 +42,7 @@ impl AtomicRequest {
             operand: add,
             operand_mask: 0,
             compare: 0,
-            // Says nothing, and is set (RFC 7306 §5.2.1).
+            // It has no meaning here, and all its bits are set (RFC 7306 §5.2.1).
             compare_mask: u64::MAX,
         }
     }
@@ -53,7 +53,7 @@ impl AtomicRequest {
         Self { operation: COMPARE_SWAP, request_id, stag, offset, operand, operand_mask, compare, compare_mask }
     }
 
-    /// Reads the header; any octets are one.
+    /// Reads the header. Any octets are a valid one.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Self {
         Self {
             operation: be32(bytes, 0) & 0xf,
@@ -85,7 +85,7 @@ impl AtomicRequest {
         matches!(self.operation, FETCH_ADD | COMPARE_SWAP)
     }
 
-    /// What becomes of `old` (RFC 7306 §5.1).
+    /// The new value of the 8 bytes, if `old` is there (RFC 7306 §5.1).
     pub const fn apply(&self, old: u64) -> u64 {
         match self.operation {
             FETCH_ADD if self.operand_mask == 0 => old.wrapping_add(self.operand),
@@ -107,7 +107,7 @@ impl AtomicRequest {
     }
 }
 
-/// An Atomic Response: the identifier of its request, and what was there before.
+/// The octets of an Atomic Response: the identifier of its request, and what was there before.
 pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
     let mut out = [0; ATOMIC_RESPONSE_LEN];
     out[..4].copy_from_slice(&request_id.to_be_bytes());

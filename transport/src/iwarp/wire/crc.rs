@@ -2,7 +2,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// A running CRC32c: four bytes of state, so that a connection carries one through a segment of any size.
+/// A running CRC32c. It is four bytes of state, so a connection can carry one through a segment of any size.
 ///
 /// On the wire the value is stored little-endian: `finish().to_le_bytes()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Crc32c {
 /// The register before the first octet (RFC 5044 §4.4).
 const INITIAL: u32 = !0;
 
-/// Below this a table beats setting up the wide implementation: pads and the odd ends of reads.
+/// Up to this many octets a table is faster than setting up the wide implementation: pads, and the ends of reads.
 const SMALL: usize = 8;
 
 /// One step per octet, reflected polynomial 0x1edc6f41.
@@ -35,7 +35,7 @@ const TABLE: [u32; 256] = {
 };
 
 impl Crc32c {
-    /// Over no octets yet.
+    /// The checksum of no octets.
     pub const fn new() -> Self {
         Self { state: INITIAL }
     }

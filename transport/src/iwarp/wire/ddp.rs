@@ -1,19 +1,17 @@
 //! DDP segment headers with the RDMAP control octet inside (RFC 5041 §4, RFC 5040 §4.1).
 
-use super::rdmap::{Opcode, READ_REQUEST_LEN, TERMINATE_QUEUE, TerminateCause};
+use super::cause::TerminateCause;
+use super::opcode::{Opcode, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
+use super::read::READ_REQUEST_LEN;
 use super::{be32, be64};
 
-/// A tagged header within the ULPDU: control octets, STag, Tagged Offset.
-pub const TAGGED_HEADER_LEN: usize = 14;
-/// An untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
-pub const UNTAGGED_HEADER_LEN: usize = 18;
 /// A tagged header with the ULPDU_Length field before it.
-pub const TAGGED_FPDU_HEADER_LEN: usize = 16;
+pub const TAGGED_FPDU_HEADER_LEN: usize = 2 + TAGGED_HEADER_LEN;
 /// An untagged header with the ULPDU_Length field before it.
-pub const UNTAGGED_FPDU_HEADER_LEN: usize = 20;
+pub const UNTAGGED_FPDU_HEADER_LEN: usize = 2 + UNTAGGED_HEADER_LEN;
 /// An untagged header with the ULPDU_Length field before it and the Read Request header behind it.
 pub const READ_REQUEST_FPDU_HEADER_LEN: usize = UNTAGGED_FPDU_HEADER_LEN + READ_REQUEST_LEN;
-/// What ULPDU_Length can say.
+/// The largest ULPDU_Length.
 pub const MAX_ULPDU_LEN: usize = u16::MAX as usize;
 
 const TAGGED: u8 = 0x80;
@@ -52,7 +50,8 @@ pub struct Untagged {
     pub last: bool,
     /// The operation.
     pub opcode: Opcode,
-    /// The STag to invalidate, in every segment of a Send with Invalidate; else reserved, carried as it came.
+    /// The STag to invalidate, in every segment of a Send with Invalidate. In others it is reserved, and kept as it
+    /// came.
     pub reserved_or_stag: u32,
     /// Queue Number (QN).
     pub queue: u32,
@@ -82,7 +81,7 @@ fn emit_prefix(ulpdu_len: u16, tagged: u8, last: bool, opcode: Opcode) -> [u8; 4
     [high, low, tagged | if last { LAST } else { 0 } | DDP_VERSION, RDMAP_VERSION | opcode.raw()]
 }
 
-/// Why a header was refused; [`cause`](Self::cause) is what the peer is told.
+/// Why a header was refused. [`cause`](Self::cause) says what the peer is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -144,12 +143,12 @@ pub enum HeaderError {
 impl HeaderError {
     /// The Terminate that answers this.
     ///
-    /// Where the extensions of RFC 7306 are off, their opcodes are unexpected whatever the length: check
+    /// Where the extensions of RFC 7306 are off, their opcodes are unexpected at any length. So check
     /// [`Opcode::is_extension`] of a [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong) first.
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
-            // Such a queue's buffer is the size of its one message (RFC 5041 §7.1).
+            // The buffer of such a queue is as large as its one kind of message (RFC 5041 §7.1).
             Self::TooLong { .. } => TerminateCause::DDP_UNTAGGED_TOO_LONG,
             Self::DdpVersion { tagged: true, .. } => TerminateCause::DDP_TAGGED_VERSION,
             Self::DdpVersion { tagged: false, .. } => TerminateCause::DDP_UNTAGGED_VERSION,
@@ -168,19 +167,40 @@ pub enum Header {
     Untagged(Untagged),
 }
 
-/// The octets of header to await, told from the length field and the control octets.
+/// The number of header octets to wait for, found from the length field and the control octets.
 ///
-/// 16 tagged, 20 untagged, 48 for a Read Request; all other payload, a Terminate's too, counts as payload.
+/// It is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. Everything else counts as payload,
+/// that of a Terminate too.
 pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
-    Ok(match parse_prefix(prefix)?.1 {
+    Ok(len_of(parse_prefix(prefix)?.1))
+}
+
+/// Octets of an operation's header.
+#[inline]
+const fn len_of(opcode: Opcode) -> usize {
+    match opcode {
         Opcode::ReadRequest => READ_REQUEST_FPDU_HEADER_LEN,
         opcode if opcode.is_tagged() => TAGGED_FPDU_HEADER_LEN,
         _ => UNTAGGED_FPDU_HEADER_LEN,
-    })
+    }
 }
 
-/// The L bit and the opcode, all checked: versions first, since they say what the rest means.
+/// Reads and checks the L bit and the opcode. The versions are checked first, since the meaning of the rest depends on
+/// them.
+#[inline]
 fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
+    let [high, low, ddp, rdmap] = *prefix;
+    let ulpdu_len = u16::from_be_bytes([high, low]);
+    // Most are plain Sends, for which this is the same as all that follows.
+    let is_send = ddp & (TAGGED | DDP_VERSION_MASK) == DDP_VERSION
+        && rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | Opcode::Send.raw();
+    if is_send && ulpdu_len >= UNTAGGED_HEADER_LEN as u16 {
+        return Ok((ddp & LAST != 0, Opcode::Send));
+    }
+    parse_other_prefix(prefix)
+}
+
+fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
     if ulpdu_len < 2 {
@@ -216,11 +236,12 @@ impl Header {
     /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
     ///
     /// Behind a Read Request's untagged header [`ReadRequest`](super::ReadRequest) reads the rest.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let truncated = |need| HeaderError::Truncated { have: bytes.len(), need };
         let prefix = bytes.first_chunk::<4>().ok_or(truncated(4))?;
         let (last, opcode) = parse_prefix(prefix)?;
-        let need = header_len(prefix)?;
+        let need = len_of(opcode);
         if bytes.len() < need {
             return Err(truncated(need));
         }
@@ -240,7 +261,14 @@ impl Header {
         }
     }
 
+    /// Octets of the header, as [`header_len`].
+    #[inline]
+    pub fn octets(&self) -> usize {
+        len_of(self.opcode())
+    }
+
     /// The operation.
+    #[inline]
     pub fn opcode(&self) -> Opcode {
         match self {
             Self::Tagged(tagged) => tagged.opcode,
@@ -259,7 +287,7 @@ impl Header {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rdmap::tests::any_known_opcode;
+    use super::super::opcode::tests::any_known_opcode;
     use super::*;
     use proptest::prelude::*;
 

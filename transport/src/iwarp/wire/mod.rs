@@ -1,20 +1,26 @@
-//! Pure parse and emit of iWARP: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
+//! The octets of iWARP, read and written: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
 //!
-//! No I/O, no clock, no allocation, and no bytes that panic. Reserved bits are ignored on the way in and zero on the
-//! way out, except where a field says that it carries them.
+//! There is no I/O, no clock and no allocation here, and no octets cause a panic. Reserved bits are ignored when read
+//! and zero when written, except where a field says that it keeps them.
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+pub mod cause;
 pub mod crc;
 pub mod ddp;
 pub mod mpa;
-pub mod rdmap;
+pub mod opcode;
+pub mod read;
+pub mod terminate;
 
 pub use atomic::AtomicRequest;
+pub use cause::{Layer, TerminateCause};
 pub use crc::{Crc32c, crc32c};
 pub use ddp::{Header, HeaderError, Tagged, Untagged, header_len};
 pub use mpa::{Enhanced, StartupError, StartupHeader, StartupKind};
-pub use rdmap::{Layer, Opcode, Quote, ReadRequest, Terminate, TerminateCause};
+pub use opcode::Opcode;
+pub use read::ReadRequest;
+pub use terminate::{Quote, Terminate};
 
 /// The big-endian word at `at`; the callers index fixed-size arrays with constants.
 fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {

@@ -8,13 +8,13 @@ pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
 /// The fixed part of a startup frame; private data follows.
 pub const STARTUP_HEADER_LEN: usize = 20;
-/// The most PD_Length may say (RFC 5044 §7.1.1): taken on input.
+/// The largest PD_Length that is accepted (RFC 5044 §7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// The most PD_Length that siw and cxgb4 take, the enhanced block included: the limit on output.
+/// The largest PD_Length that siw and cxgb4 accept, with the enhanced block; the limit for what is sent.
 pub const MAX_PRIVATE_DATA_TO_SIW: usize = 256;
 /// The IRD and ORD block at the start of the private data of an enhanced frame (RFC 6581 §6).
 pub const ENHANCED_LEN: usize = 4;
-/// The CRC field of an FPDU: there even when unused (RFC 5044 §4.1).
+/// The CRC field of an FPDU, which is there even when it is unused (RFC 5044 §4.1).
 pub const CRC_LEN: usize = 4;
 /// The ULPDU_Length field of an FPDU.
 pub const LENGTH_LEN: usize = 2;
@@ -48,19 +48,20 @@ pub enum StartupKind {
     Reply,
 }
 
-/// Why the fixed part of a startup frame was refused: all are [`TerminateCause::LLP_STARTUP`] to the peer.
+/// Why the fixed part of a startup frame was refused. To the peer, all of these are [`TerminateCause::LLP_STARTUP`].
 ///
 /// [`TerminateCause::LLP_STARTUP`]: super::TerminateCause::LLP_STARTUP
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartupError {
-    /// Neither key: the peer does not speak MPA.
+    /// The frame has neither key, so the peer does not speak MPA.
     #[error("not an MPA startup frame: unknown key")]
     BadKey,
     /// PD_Length above [`MAX_PRIVATE_DATA`].
     #[error("PD_Length {0} is above the {MAX_PRIVATE_DATA} of RFC 5044 §7.1.1")]
     PrivateDataTooLong(u16),
-    /// Enhanced, yet PD_Length leaves no room for IRD and ORD: siw sends this for 252 octets of private data.
+    /// The frame is enhanced, but PD_Length leaves no room for IRD and ORD. siw sends this for 252 octets of private
+    /// data.
     #[error("PD_Length {0} of an enhanced frame is below the {ENHANCED_LEN} of RFC 6581 §6")]
     EnhancedTooShort(u16),
 }
@@ -80,16 +81,16 @@ pub struct StartupHeader {
     pub enhanced: bool,
     /// The low four flag bits as they came. siw uses 0x08 and echoes any in a reply; send 0.
     pub reserved: u8,
-    /// Reported, not judged: 1 is RFC 5044, 2 is RFC 6581.
+    /// The MPA revision, not judged here: 1 is RFC 5044, 2 is RFC 6581.
     pub revision: u8,
     /// PD_Length: all that follows, the enhanced block included.
     pub private_data_len: u16,
 }
 
 impl StartupHeader {
-    /// Reads the fixed part; the caller then reads exactly `private_data_len` more.
+    /// Reads the fixed part. Exactly `private_data_len` octets follow it.
     ///
-    /// The length of an enhanced frame is judged from revision 2 on: before that the bit means nothing.
+    /// The length of an enhanced frame is judged from revision 2 on; before that, the bit has no meaning.
     pub fn parse(bytes: &[u8; STARTUP_HEADER_LEN]) -> Result<Self, StartupError> {
         let kind = if bytes.starts_with(&REQUEST_KEY) {
             StartupKind::Request
@@ -119,7 +120,7 @@ impl StartupHeader {
         })
     }
 
-    /// The octets of the fixed part; nothing is judged.
+    /// The octets of the fixed part, without judging it.
     pub fn emit(&self) -> [u8; STARTUP_HEADER_LEN] {
         let mut out = [0; STARTUP_HEADER_LEN];
         out[..16].copy_from_slice(match self.kind {
@@ -158,7 +159,7 @@ pub struct Enhanced {
 }
 
 impl Enhanced {
-    /// Reads the block; all bits are taken.
+    /// Reads the block. Any octets are a valid one.
     pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Self {
         let [i0, i1, o0, o1] = bytes;
         let (ird, ord) = (u16::from_be_bytes([i0, i1]), u16::from_be_bytes([o0, o1]));
@@ -172,7 +173,7 @@ impl Enhanced {
         }
     }
 
-    /// The octets of the block; bits of IRD and ORD above the 14 are dropped, so clamp before.
+    /// The octets of the block. Only the low 14 bits of IRD and ORD are written, so limit them before.
     pub fn emit(&self) -> [u8; ENHANCED_LEN] {
         let word = |high, low, value: u16| u16::from(high) << 15 | u16::from(low) << 14 | value & 0x3fff;
         let [i0, i1] = word(self.peer_to_peer, self.rtr_send, self.ird).to_be_bytes();

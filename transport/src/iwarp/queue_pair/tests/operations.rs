@@ -31,9 +31,11 @@ pub(super) const CANARY: usize = 64;
 impl Area {
     pub(super) fn sge(&self, offset: usize, len: usize) -> SgeList {
         assert!(offset + len <= self.len);
-        let plain = self.memory.sge(CANARY + offset, len);
-        // SAFETY is that of `Memory::sge`: the parts are the same, the key is added.
-        SgeList::one(plain.with_key(LocalKey(self.stag)))
+        // Entries of both kinds: what arrives must be the same.
+        let at = CANARY + offset;
+        let entry =
+            if self.stag.is_multiple_of(2) { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
+        SgeList::one(entry.with_key(LocalKey(self.stag)))
     }
 
     pub(super) fn remote(&self, offset: usize) -> RemoteAddress {
@@ -129,6 +131,41 @@ fn writes_and_reads_of_all_sizes() {
             }
             assert!(pair.b.done().is_empty());
         }
+    }
+}
+
+/// A program may change memory that others may use while a send or a write has it: the peer gets a mixture, and never an
+/// FPDU whose CRC is not that of its octets.
+#[test]
+fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
+    for one_sided in [false, true] {
+        let mut pair = Pair::new(agreement(true, None), 1448);
+        let remote = pair.b.area(9000, REMOTE, 77);
+        let (source, inbox) = (Memory::new(9000).unwrap(), Memory::new(9000).unwrap());
+        pair.b.recv(5, SgeList::one(inbox.sge(0, 9000)));
+        source.write(0, &[1; 9000]);
+        let op = if one_sided { SendOp::Write(remote.remote(0)) } else { SendOp::Send };
+        pair.a.post(0, op, SgeList::one(source.shared_sge(0, 9000)), SIGNALED).unwrap();
+        // TCP takes a part of it, which includes the header of the first FPDU, and the rest later.
+        let End { qp, resources, wire, .. } = &mut pair.a;
+        let mut room = 700;
+        let sent = qp.transmit(
+            &mut |bufs| {
+                for buf in bufs {
+                    room -= buf.append_to(wire, room);
+                }
+                if wire.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(wire.len()) }
+            },
+            resources,
+        );
+        assert_eq!(sent.unwrap(), Sent::Blocked);
+        source.write(0, &[2; 9000]);
+        pair.a.transmit(usize::MAX);
+        let wire = std::mem::take(&mut pair.a.wire);
+        pair.b.deliver(&wire).unwrap();
+        let got = if one_sided { remote.bytes() } else { inbox.read(0, 9000) };
+        assert!(got.iter().all(|byte| [1, 2].contains(byte)), "whatever it is, it was sent");
+        assert_eq!(pair.a.done().len(), 1);
     }
 }
 
@@ -408,7 +445,9 @@ fn regions_taken_back_in_the_middle() {
         let sent = qp.transmit(
             &mut |bufs| match out.len() {
                 0 => {
-                    bufs.iter().for_each(|buf| out.extend_from_slice(buf));
+                    for buf in bufs {
+                        buf.append_to(&mut out, usize::MAX);
+                    }
                     Ok(out.len())
                 }
                 _ => Err(io::ErrorKind::WouldBlock.into()),

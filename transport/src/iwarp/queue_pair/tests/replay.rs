@@ -14,6 +14,7 @@ use super::super::super::wire::mpa::fpdu_len;
 use super::super::super::wire::{Enhanced, Header, ReadRequest, StartupHeader, StartupKind};
 use super::*;
 use crate::iwarp::CrcPolicy;
+use crate::mem::Sge;
 use crate::mr::Access;
 use pcap::Capture;
 
@@ -203,7 +204,16 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
                     let (stag, offset, len) = (read.sink_stag, read.sink_offset, read.size);
                     let (kind, sequence) = (Kind::Read, None);
-                    end.qp.requester.push(Outstanding { kind, stag, offset, len, done: 0, sequence, msn: 0 });
+                    end.qp.requester.push(Outstanding {
+                        kind,
+                        stag,
+                        offset,
+                        sink: Sge::default(),
+                        len,
+                        done: 0,
+                        sequence,
+                        msn: 0,
+                    });
                     requested += 1;
                 }
             }

@@ -1,0 +1,114 @@
+//! The provider against a peer that is nothing but a socket, for the tests of this folder.
+#![allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
+
+use std::io::{self, Read};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::{Iwarp, IwarpConfig, TcpNet};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use crate::provider::{CqId, DeviceId, Drive, Provider};
+use crate::qp::{QpAttr, QpId};
+
+/// The provider against a peer that is nothing but a socket.
+pub(super) struct Bench {
+    pub(super) iwarp: Iwarp<TcpNet>,
+    pub(super) cq: CqId,
+    pub(super) now: Instant,
+    pub(super) events: Vec<CmEvent>,
+}
+
+impl Bench {
+    pub(super) fn new(config: IwarpConfig) -> Self {
+        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
+        let cq = iwarp.create_cq(DeviceId(0), 64).unwrap();
+        Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
+    }
+
+    pub(super) fn turn(&mut self) {
+        self.iwarp.progress(self.now, Drive::Full);
+        while let Some(event) = self.iwarp.next_cm_event(self.now).unwrap() {
+            self.events.push(event);
+        }
+    }
+
+    pub(super) fn qp(&mut self, id: CmId) -> QpId {
+        let (send_cq, recv_cq) = (self.cq, self.cq);
+        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+        self.iwarp.create_qp(id, &attr).unwrap()
+    }
+
+    pub(super) fn listen(&mut self) -> (CmId, TcpStream) {
+        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        (id, peer)
+    }
+
+    /// Starts to connect to `listener`.
+    pub(super) fn connect(&mut self, listener: &TcpListener) -> CmId {
+        let deadline = self.now + Duration::from_secs(60);
+        let id = self.iwarp.resolve(listener.local_addr().unwrap(), deadline).unwrap();
+        self.qp(id);
+        self.iwarp.connect(id, &ConnectParam::default()).unwrap();
+        id
+    }
+
+    pub(super) fn accept(&mut self, listener: &TcpListener) -> TcpStream {
+        let (peer, _) = listener.accept().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        peer
+    }
+
+    /// Reads exactly `len` bytes.
+    pub(super) fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
+        let (mut bytes, mut at) = (vec![0; len], 0);
+        let end = Instant::now() + Duration::from_secs(10);
+        while at < len {
+            assert!(Instant::now() < end, "{at} of {len} bytes, {:?}", self.events);
+            self.turn();
+            match peer.read(&mut bytes[at..]) {
+                Ok(0) => panic!("end after {at} of {len} bytes"),
+                Ok(n) => at += n,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        bytes
+    }
+
+    /// Awaits the end of the peer's stream.
+    pub(super) fn end(&mut self, peer: &mut TcpStream) {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            assert!(Instant::now() < end);
+            self.turn();
+            match peer.read(&mut [0]) {
+                Ok(0) => return,
+                Ok(_) => panic!("bytes before the end"),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    pub(super) fn event(&mut self) -> CmEvent {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.events.is_empty() {
+            assert!(Instant::now() < end, "no event: {:?}", self.iwarp);
+            self.turn();
+        }
+        self.events.remove(0)
+    }
+
+    pub(super) fn request(&mut self) -> CmId {
+        let event = self.event();
+        assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
+        self.qp(event.id);
+        event.id
+    }
+}
+
+/// A request of revision 1, without private data.
+pub(super) fn request_v1() -> Vec<u8> {
+    [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
+}

@@ -1,0 +1,112 @@
+//! Established connections against peers that are nothing but sockets.
+
+use std::io::{ErrorKind, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::super::bench::{Bench, request_v1};
+use super::super::{CrcPolicy, IwarpConfig};
+use super::*;
+use crate::cm::ConnectParam;
+use crate::mem::Memory;
+use crate::provider::Provider;
+use crate::qp::QpId;
+use crate::wr::{RecvWr, SgeList};
+
+/// A connection without CRC to a socket.
+fn connected(bench: &mut Bench) -> (QpId, TcpStream) {
+    let (_, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+    bench.read(&mut peer, 20);
+    bench.events.clear();
+    (QpId(id.0), peer)
+}
+
+fn bench() -> Bench {
+    Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..IwarpConfig::default() })
+}
+
+/// A Send of two octets without CRC.
+fn send(msn: u8) -> Vec<u8> {
+    vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
+}
+
+/// Goes on with a stream of equal frames of 20 octets, of which `sent` octets are written, as far as the socket takes it.
+fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
+    loop {
+        match peer.write(&frames[*sent % 20..]) {
+            Ok(n) => *sent += n,
+            Err(error) => return assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+}
+
+#[test]
+fn it_tells_when_it_last_heard_a_peer() {
+    let mut bench = bench();
+    let start = bench.now;
+    let (qp, mut peer) = connected(&mut bench);
+    assert_eq!((bench.iwarp.last_heard(qp), bench.iwarp.has_unread(qp)), (Some(start), false));
+    let memory = Memory::new(64).unwrap();
+    let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
+    bench.iwarp.post_recv(qp, &[wr]).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    // A part of a message is heard; what did not come is not.
+    for part in send(1).chunks(13) {
+        bench.now += Duration::from_secs(1);
+        peer.write_all(part).unwrap();
+        while bench.iwarp.last_heard(qp) != Some(bench.now) {
+            assert!(Instant::now() < end, "nothing heard");
+            bench.turn();
+        }
+        assert!(!bench.iwarp.has_unread(qp));
+    }
+    let heard = bench.now;
+    bench.now += Duration::from_secs(5);
+    bench.turn();
+    assert_eq!(bench.iwarp.last_heard(qp), Some(heard));
+    assert_eq!(
+        (bench.iwarp.last_heard(QpId(Key::new(99, 1))), bench.iwarp.has_unread(QpId(Key::new(99, 1)))),
+        (None, false)
+    );
+}
+
+/// RDMA Writes without payload need no receive and no STag, so only the budget stops them.
+#[test]
+fn empty_frames_are_bounded_and_keep_nobody_waiting() {
+    let mut bench = bench();
+    let (flooder, mut flooding) = connected(&mut bench);
+    let (other, mut quiet) = connected(&mut bench);
+    let memory = Memory::new(64).unwrap();
+    let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
+    bench.iwarp.post_recv(other, &[wr]).unwrap();
+    let empty = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4096);
+    let fpdus = |bench: &Bench| bench.iwarp.endpoints.get(flooder.0).unwrap().qp.as_ref().unwrap().fpdus();
+    let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
+    for round in 0..200 {
+        flood(&mut flooding, &empty, &mut sent);
+        bench.now += Duration::from_millis(1);
+        if round == 100 {
+            // One full round is enough for whoever else has something.
+            quiet.write_all(&send(1)).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            bench.iwarp.progress(bench.now, Drive::Full);
+            let mut done = Vec::new();
+            assert_eq!(bench.iwarp.poll_cq(bench.cq, 9, &mut done).unwrap(), 1);
+            assert_eq!(bench.iwarp.last_heard(other), Some(bench.now));
+            seen = fpdus(&bench);
+        }
+        bench.iwarp.progress(bench.now, Drive::Full);
+        busy += usize::from(bench.iwarp.has_unread(flooder));
+        let now = fpdus(&bench);
+        if round > 2 {
+            most = most.max(now - seen);
+        }
+        seen = now;
+    }
+    assert!(bench.events.is_empty() && seen > 20_000, "{seen} {:?}", bench.events);
+    assert!(most <= 1100, "{most} frames in one call");
+    assert!(busy > 100, "what was left counts as unread: {busy}");
+}

@@ -1,0 +1,92 @@
+//! How much of one connection's stream is taken at a time, so that none keeps the others waiting.
+//!
+//! A budget of octets alone would not do: an FPDU takes time by itself, and a peer may send any number of RDMA Writes
+//! without payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as some octets more. All that one receive call
+//! brings is processed, so the call must be small enough beforehand: the next one takes no more than the budget allows if
+//! the stream goes on as it did.
+
+/// Octets that an FPDU counts as, besides its own.
+const FPDU_COST: usize = 512;
+/// A receive call that brought fewer octets says nothing about the stream.
+const SAMPLE: usize = 4096;
+/// Room of the first receive call, and the least that it shrinks to; both hold any header.
+const FIRST: usize = 64 * 1024;
+const LEAST: usize = 4096;
+
+/// The pace of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    room: usize,
+}
+
+impl Pace {
+    pub(super) const fn new() -> Self {
+        Self { room: FIRST }
+    }
+
+    /// Octets that the next receive call may put into the staging buffer.
+    #[inline]
+    pub(super) const fn room(self) -> usize {
+        self.room
+    }
+
+    /// Takes note of a receive call that brought so many octets and FPDUs; returns what it cost. `budget` is what a
+    /// connection may cost per call of progress.
+    #[inline]
+    pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
+        let cost = octets + fpdus * FPDU_COST;
+        if octets >= SAMPLE {
+            let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
+            // It shrinks at once and grows by and by, or a few large FPDUs would make room for many small ones.
+            self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
+        }
+        cost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: usize = 512 * 1024;
+
+    /// Calls until the room stays, with FPDUs of a size; octets and cost of the last.
+    fn settle(pace: &mut Pace, fpdu: usize) -> (usize, usize) {
+        let mut last = (0, 0);
+        for _ in 0..20 {
+            let octets = pace.room().min(256 * 1024);
+            last = (octets, pace.cost(octets, octets / fpdu, BUDGET));
+        }
+        last
+    }
+
+    #[test]
+    fn large_fpdus_fill_the_buffer_and_empty_ones_do_not() {
+        let mut pace = Pace::new();
+        for fpdu in [65_540, 1448, 200] {
+            let (octets, cost) = settle(&mut pace, fpdu);
+            assert!(cost <= BUDGET + BUDGET / 100 && octets >= 128 * 1024, "{fpdu}: {octets}");
+        }
+        let (octets, cost) = settle(&mut pace, 20);
+        assert!(cost <= BUDGET + BUDGET / 100 && octets / 20 <= 1024, "{octets}");
+    }
+
+    #[test]
+    fn no_call_is_dear_for_long() {
+        let mut pace = Pace::new();
+        settle(&mut pace, 65_540);
+        // Large and empty FPDUs by turns, to mislead it.
+        let mut costs = Vec::new();
+        for round in 0..40 {
+            let octets = pace.room().min(256 * 1024);
+            costs.push(pace.cost(octets, if round % 2 == 0 { octets / 20 } else { octets / 65_540 }, BUDGET));
+        }
+        assert!(costs.iter().skip(1).all(|&cost| cost <= 3 * BUDGET), "{costs:?}");
+    }
+
+    #[test]
+    fn small_receives_change_nothing() {
+        let mut pace = Pace::new();
+        assert_eq!((pace.cost(88, 1, BUDGET), pace.room()), (600, FIRST));
+    }
+}

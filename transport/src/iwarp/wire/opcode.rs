@@ -1,0 +1,173 @@
+//! RDMAP operations: their codes on the wire, the queue each goes to, and how long its segments are.
+
+use super::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN};
+use super::read::READ_REQUEST_LEN;
+
+/// A tagged header within the ULPDU: control octets, STag, Tagged Offset.
+pub const TAGGED_HEADER_LEN: usize = 14;
+/// An untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
+pub const UNTAGGED_HEADER_LEN: usize = 18;
+/// The data of an Immediate Data message, behind the untagged header (RFC 7306 §6).
+pub const IMMEDIATE_LEN: usize = 8;
+/// The Terminate Control word, behind the untagged header (RFC 5040 §4.8).
+pub const TERMINATE_CONTROL_LEN: usize = 4;
+/// The queue of Sends and Immediate Data (RFC 5040 §4.1).
+pub const SEND_QUEUE: u32 = 0;
+/// The queue of Read and Atomic Requests (RFC 5040 §4.1, RFC 7306 §5).
+pub const READ_REQUEST_QUEUE: u32 = 1;
+/// The queue of the Terminate (RFC 5040 §4.1).
+pub const TERMINATE_QUEUE: u32 = 2;
+/// The queue of Atomic Responses (RFC 7306 §5).
+pub const ATOMIC_RESPONSE_QUEUE: u32 = 3;
+
+/// What a segment does (RFC 5040 §4.1, RFC 7306 §8.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Opcode {
+    /// RDMA Write, 0.
+    Write,
+    /// RDMA Read Request, 1.
+    ReadRequest,
+    /// RDMA Read Response, 2.
+    ReadResponse,
+    /// Send, 3.
+    Send,
+    /// Send with Invalidate, 4.
+    SendInvalidate,
+    /// Send with Solicited Event, 5.
+    SendSolicited,
+    /// Send with Solicited Event and Invalidate, 6.
+    SendSolicitedInvalidate,
+    /// Terminate, 7.
+    Terminate,
+    /// Immediate Data (RFC 7306 §6), 8.
+    Immediate,
+    /// Immediate Data with Solicited Event (RFC 7306 §6), 9.
+    ImmediateSolicited,
+    /// Atomic Request (RFC 7306 §5), 10.
+    AtomicRequest,
+    /// Atomic Response (RFC 7306 §5), 11.
+    AtomicResponse,
+    /// No meaning known: 12 to 15.
+    Other(u8),
+}
+
+impl Opcode {
+    /// From the low four bits of the RDMAP control octet.
+    pub const fn from_raw(raw: u8) -> Self {
+        match raw & 0x0f {
+            0 => Self::Write,
+            1 => Self::ReadRequest,
+            2 => Self::ReadResponse,
+            3 => Self::Send,
+            4 => Self::SendInvalidate,
+            5 => Self::SendSolicited,
+            6 => Self::SendSolicitedInvalidate,
+            7 => Self::Terminate,
+            8 => Self::Immediate,
+            9 => Self::ImmediateSolicited,
+            10 => Self::AtomicRequest,
+            11 => Self::AtomicResponse,
+            other => Self::Other(other),
+        }
+    }
+
+    /// The four bits on the wire.
+    pub const fn raw(self) -> u8 {
+        match self {
+            Self::Write => 0,
+            Self::ReadRequest => 1,
+            Self::ReadResponse => 2,
+            Self::Send => 3,
+            Self::SendInvalidate => 4,
+            Self::SendSolicited => 5,
+            Self::SendSolicitedInvalidate => 6,
+            Self::Terminate => 7,
+            Self::Immediate => 8,
+            Self::ImmediateSolicited => 9,
+            Self::AtomicRequest => 10,
+            Self::AtomicResponse => 11,
+            Self::Other(other) => other & 0x0f,
+        }
+    }
+
+    /// Whether the segment names its place by STag and offset. The opcode alone decides that (RFC 5040 §4.2).
+    pub const fn is_tagged(self) -> bool {
+        matches!(self, Self::Write | Self::ReadResponse)
+    }
+
+    /// Whether this is one of the four Sends, which share a queue and its MSNs.
+    pub const fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendInvalidate | Self::SendSolicited | Self::SendSolicitedInvalidate)
+    }
+
+    /// Whether this is a Send whose header names an STag to invalidate.
+    pub const fn invalidates(self) -> bool {
+        matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
+    }
+
+    /// Whether it asks for an event at the receiver.
+    pub const fn solicited(self) -> bool {
+        matches!(self, Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited)
+    }
+
+    /// Whether this is an extension of RFC 7306, unexpected unless both sides agreed. siw ends the stream for these.
+    pub const fn is_extension(self) -> bool {
+        matches!(self, Self::Immediate | Self::ImmediateSolicited | Self::AtomicRequest | Self::AtomicResponse)
+    }
+
+    /// The least ULPDU_Length that holds the headers.
+    pub const fn min_ulpdu_len(self) -> u16 {
+        (match self {
+            Self::Write | Self::ReadResponse => TAGGED_HEADER_LEN,
+            Self::ReadRequest => UNTAGGED_HEADER_LEN + READ_REQUEST_LEN,
+            Self::Terminate => UNTAGGED_HEADER_LEN + TERMINATE_CONTROL_LEN,
+            Self::Immediate | Self::ImmediateSolicited => UNTAGGED_HEADER_LEN + IMMEDIATE_LEN,
+            Self::AtomicRequest => UNTAGGED_HEADER_LEN + ATOMIC_REQUEST_LEN,
+            Self::AtomicResponse => UNTAGGED_HEADER_LEN + ATOMIC_RESPONSE_LEN,
+            _ => UNTAGGED_HEADER_LEN,
+        }) as u16
+    }
+
+    /// The ULPDU_Length of operations whose message has one size.
+    pub const fn max_ulpdu_len(self) -> Option<u16> {
+        match self {
+            Self::ReadRequest
+            | Self::Immediate
+            | Self::ImmediateSolicited
+            | Self::AtomicRequest
+            | Self::AtomicResponse => Some(self.min_ulpdu_len()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(in super::super) fn any_known_opcode() -> impl Strategy<Value = Opcode> {
+        (0u8..12).prop_map(Opcode::from_raw)
+    }
+
+    #[test]
+    fn opcodes() {
+        for raw in 0..=u8::MAX {
+            assert_eq!(Opcode::from_raw(raw).raw(), raw & 0x0f);
+            assert_eq!(matches!(Opcode::from_raw(raw), Opcode::Other(_)), raw & 0x0f > 11);
+        }
+        let which = |test: fn(Opcode) -> bool| (0..16).filter(|&raw| test(Opcode::from_raw(raw))).collect::<Vec<u8>>();
+        assert_eq!(which(Opcode::is_tagged), [0, 2]);
+        assert_eq!(which(Opcode::is_send), [3, 4, 5, 6]);
+        assert_eq!(which(Opcode::invalidates), [4, 6]);
+        assert_eq!(which(Opcode::solicited), [5, 6, 9]);
+        assert_eq!(which(Opcode::is_extension), [8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn least_lengths() {
+        let lengths: Vec<u16> = (0..12).map(|raw| Opcode::from_raw(raw).min_ulpdu_len()).collect();
+        assert_eq!(lengths, [14, 46, 14, 18, 18, 18, 18, 22, 26, 26, 70, 30]);
+    }
+}

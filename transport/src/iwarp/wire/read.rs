@@ -1,0 +1,64 @@
+//! The header of an RDMA Read Request (RFC 5040 §4.4).
+
+use super::{be32, be64};
+
+/// Octets of the Read Request header, behind the untagged header (RFC 5040 §4.4).
+pub const READ_REQUEST_LEN: usize = 28;
+
+/// The header of an RDMA Read Request (RFC 5040 §4.4), behind the untagged header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Data Sink STag: where the requester wants the data.
+    pub sink_stag: u32,
+    /// Data Sink Tagged Offset.
+    pub sink_offset: u64,
+    /// RDMA Read Message Size. If it is 0, no STag may be checked (RFC 5040 §5.2.1).
+    pub size: u32,
+    /// Data Source STag: what the responder reads.
+    pub source_stag: u32,
+    /// Data Source Tagged Offset.
+    pub source_offset: u64,
+}
+
+impl ReadRequest {
+    /// Reads the header. Any octets are a valid one.
+    pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
+        Self {
+            sink_stag: be32(bytes, 0),
+            sink_offset: be64(bytes, 4),
+            size: be32(bytes, 12),
+            source_stag: be32(bytes, 16),
+            source_offset: be64(bytes, 20),
+        }
+    }
+
+    /// The octets of the header.
+    pub fn emit(&self) -> [u8; READ_REQUEST_LEN] {
+        let mut out = [0; READ_REQUEST_LEN];
+        out[..4].copy_from_slice(&self.sink_stag.to_be_bytes());
+        out[4..12].copy_from_slice(&self.sink_offset.to_be_bytes());
+        out[12..16].copy_from_slice(&self.size.to_be_bytes());
+        out[16..20].copy_from_slice(&self.source_stag.to_be_bytes());
+        out[20..].copy_from_slice(&self.source_offset.to_be_bytes());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn read_request_round_trip(bytes: [u8; READ_REQUEST_LEN]) {
+            prop_assert_eq!(ReadRequest::parse(&bytes).emit(), bytes);
+        }
+
+        #[test]
+        fn read_request_fields(sink_stag: u32, sink_offset: u64, size: u32, source_stag: u32, source_offset: u64) {
+            let request = ReadRequest { sink_stag, sink_offset, size, source_stag, source_offset };
+            prop_assert_eq!(ReadRequest::parse(&request.emit()), request);
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Memory that devices read and write: the region itself, the entries that name parts of it, and buffers of system calls.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race |
+//! | `sge.rs` | [`Sge`]: what a work request names, with a promise about who else uses it |
+//! | `span.rs` | parts of a region that a peer may reach |
+//! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
+//! | `words.rs` | copies by atomic operations |
+//!
+//! All unsafe code of the embedded provider is in this folder, and rests on one rule: each aligned word of 8 bytes of a
+//! [`Memory`] is, at any time, used in one of two ways.
+//!
+//! - *By one side alone.* The program has it as a reference, or a work request has it by an entry of [`Sge::new`]. Whoever
+//!   makes the reference or the entry promises that nobody else uses the word meanwhile; that is unsafe code.
+//! - *By anybody.* The program uses it through the functions of [`Memory`], on any thread; peers and work requests use it
+//!   through a device, which here is the embedded provider or the kernel. All of them are atomic on whole words, or not
+//!   accesses of this program at all, so they are no data race. A copy made while somebody else writes is a mixture: each
+//!   word of it is what was there at some moment.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use crate::mr::LocalKey;
+
+mod iovec;
+mod sge;
+mod span;
+mod words;
+
+pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
+pub use sge::Sge;
+pub(crate) use span::Span;
+
+/// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's. It begins at a
+/// multiple of 8 bytes and consists of whole words.
+#[derive(Debug)]
+pub struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+    backing: Backing,
+}
+
+/// Where the memory is from.
+#[derive(Clone, Copy, Debug)]
+enum Backing {
+    /// A mapping of so many bytes.
+    Mapping(usize),
+    /// A vector with so many bytes of capacity, of which all whole words that hold one of `len` bytes are initialised.
+    Vector(usize),
+}
+
+// SAFETY: `Memory` owns its bytes, and what it lets anybody do with them does not depend on the thread.
+unsafe impl Send for Memory {}
+// SAFETY: through `&Memory` the bytes are read and written by relaxed atomic operations only, each on a whole aligned word.
+// Whoever makes references or entries from its address promises not to break the rule of the module.
+unsafe impl Sync for Memory {}
+
+/// Size and alignment of a huge page, bytes.
+const HUGE_PAGE: usize = 2 << 20;
+
+impl Memory {
+    /// Maps `len` bytes, rounded up to whole pages; from 2 MiB on, at a multiple of that.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the system has none; `InvalidInput` for a length of 0 or past `isize::MAX`.
+    pub fn new(len: usize) -> io::Result<Self> {
+        const PAGE: usize = 4096;
+        let len = len.checked_next_multiple_of(PAGE).filter(|&n| n > 0 && isize::try_from(n).is_ok());
+        let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // Room to move the beginning to where a huge page may begin.
+        let spare = if len >= HUGE_PAGE { HUGE_PAGE - PAGE } else { 0 };
+        let all = len.checked_add(spare).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        let start = unsafe { libc::mmap(ptr::null_mut(), all, rights, kind, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let head = if spare > 0 { start.align_offset(HUGE_PAGE).min(spare) } else { 0 };
+        let base = start.wrapping_byte_add(head);
+        for (part, len) in [(start, head), (base.wrapping_byte_add(len), spare - head)] {
+            // SAFETY: whole pages at the ends of the mapping just made, which nobody knows of.
+            if len > 0 && unsafe { libc::munmap(part, len) } != 0 {
+                log::warn!("{len} bytes beside a mapping cannot be given back: {}", io::Error::last_os_error());
+            }
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { base, len, backing: Backing::Mapping(len) })
+    }
+
+    /// Takes a vector's bytes. They are copied if the vector does not begin at a multiple of 8 or cannot grow to a whole
+    /// number of words where it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an empty one; `ENOMEM` when a copy is needed and the system has no memory.
+    pub fn from_vec(mut bytes: Vec<u8>) -> io::Result<Self> {
+        let len = bytes.len();
+        if len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        bytes.resize(len.next_multiple_of(words::WORD), 0);
+        if !bytes.as_ptr().addr().is_multiple_of(words::WORD) {
+            let mut memory = Self::new(len)?;
+            let copied = memory.copy_in(0, &bytes[..len]);
+            debug_assert!(copied, "the mapping is as long as the vector at least");
+            memory.len = len;
+            return Ok(memory);
+        }
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()) })
+    }
+
+    /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be used
+    /// whole, and 2 MiB at once for memory that is not. Nothing happens below 2 MiB, to vectors, and on systems without.
+    pub fn prefer_huge_pages(&self) {
+        if matches!(self.backing, Backing::Mapping(_)) && self.len >= HUGE_PAGE {
+            // SAFETY: advice on a whole mapping of ours, which changes none of its bytes. Its failure changes nothing.
+            let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+        }
+    }
+
+    /// Has pages that are not touched yet come from a NUMA node while that has some. Nothing happens to vectors, and where
+    /// there is no such node.
+    pub fn prefer_node(&self, node: u32) {
+        const NODES: usize = 1024;
+        let mut mask = [0_u64; NODES / 64];
+        let Backing::Mapping(len) = self.backing else { return };
+        let Some(word) = mask.get_mut(node as usize / 64) else { return };
+        *word |= 1 << (node % 64);
+        let base = self.base.as_ptr();
+        // SAFETY: advice on a whole mapping of ours, which changes none of its bytes, with a mask of as many bits as said.
+        // Its failure changes nothing.
+        let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a region has at least one page.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte. Using what is there, as by a reference, is up to the rule of the [module](self).
+    #[must_use]
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Copies the bytes from `offset` on to `out`; `false`, and nothing is copied, if they are not wholly inside.
+    ///
+    /// Any thread may call it, whoever else uses the memory by the functions of this type, a peer's operations or work
+    /// requests with shared entries: then `out` is a mixture of old and new, word by word. It never blocks.
+    #[must_use]
+    #[inline]
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> bool {
+        self.span(offset, out.len()).map(|span| span.copy_to(out)).is_some()
+    }
+
+    /// Copies `bytes` to `offset`; `false`, and nothing is copied, if that is not wholly inside.
+    ///
+    /// Any thread may call it, whoever else uses the memory by the functions of this type, a peer's operations or work
+    /// requests with shared entries. Who reads at the same time finds a mixture of old and new, word by word; of two that
+    /// write, each byte is one's or the other's. Bytes beside those written are not changed. It never blocks.
+    #[must_use]
+    #[inline]
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.span(offset, bytes.len()).map(|span| span.fill(bytes)).is_some()
+    }
+
+    /// The word at `offset`, for loads, stores and atomic operations of the program's own; `None` if `offset` is not a
+    /// multiple of 8 or the word is not wholly inside.
+    ///
+    /// The number is in the byte order of this machine. The embedded provider does a peer's atomic operations so that they
+    /// are atomic with those on this reference; devices need not ([`crate::Features::ATOMICS`]).
+    #[must_use]
+    #[inline]
+    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        self.span(offset, words::WORD)?.word()
+    }
+
+    /// An entry for a part of the memory that others may use while a work request has it; `None` if the part is not wholly
+    /// inside or longer than [`Sge::MAX_LEN`].
+    ///
+    /// # Safety
+    /// From the post of a work request with this entry until its completion has been polled, or until
+    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and its words in this
+    /// part are used by the functions of this type, by peers and by other work requests only. References to them are
+    /// allowed while nobody writes, this work request included.
+    #[must_use]
+    #[inline]
+    pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
+        let span = self.span(range.start, range.end.checked_sub(range.start)?)?;
+        let len = u32::try_from(span.len()).ok().filter(|&len| len <= Sge::MAX_LEN)?;
+        // SAFETY: a part of this memory; the caller promises the rest.
+        Some(unsafe { Sge::shared(span.base(), len, key) })
+    }
+
+    /// A part of it for as long as it is borrowed; `None` if that is not wholly inside.
+    #[inline]
+    pub(crate) fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
+        Span::new(self, offset, len)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match self.backing {
+            // SAFETY: the parts of the vector that `from_vec` took apart, which nobody can name any more.
+            Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
+            Backing::Mapping(len) => {
+                // SAFETY: the mapping that `new` made, which is ours alone and which nobody can name any more.
+                let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
+                debug_assert_eq!(rc, 0, "munmap of a whole mapping");
+            }
+        }
+    }
+}
+
+/// Shorthands for the tests of this crate, which post an entry only while its memory lives.
+#[cfg(test)]
+impl Memory {
+    /// An entry that nobody else uses.
+    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
+        let base = self.span(offset, len).expect("a part of the memory").base();
+        // SAFETY: inside the memory, which the test leaves alone while the entry is posted.
+        unsafe { Sge::new(base, len as u32, LocalKey(0)) }
+    }
+
+    /// An entry that others may use.
+    pub(crate) fn shared_sge(&self, offset: usize, len: usize) -> Sge {
+        // SAFETY: the test uses the memory by the functions of `Memory` only.
+        unsafe { self.shared_entry(offset..offset + len, LocalKey(0)) }.expect("a part of the memory")
+    }
+
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(self.copy_in(offset, bytes));
+    }
+
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        assert!(self.copy_out(offset, &mut out));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the system says of the mapping that an address is in.
+    fn account_of(memory: &Memory) -> String {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let address = memory.as_ptr() as usize;
+        let mut inside = false;
+        let lines = text.lines().filter(|line| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let hex = |text| usize::from_str_radix(text, 16).ok();
+            if let Some((from, to)) = range.and_then(|(from, to)| Some((hex(from)?, hex(to)?))) {
+                inside = (from..to).contains(&address);
+            }
+            inside
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn large_mappings_are_aligned_and_take_huge_pages() {
+        for len in [HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 4096] {
+            let memory = Memory::new(len).unwrap();
+            assert_eq!((memory.as_ptr() as usize % HUGE_PAGE, memory.len()), (0, len.next_multiple_of(4096)));
+            memory.prefer_huge_pages();
+            memory.write(memory.len() - 1, &[7]);
+            assert_eq!(memory.read(0, 1), [0]);
+            if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+                let account = account_of(&memory);
+                let flags = account.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+                assert!(flags.split(' ').any(|flag| flag == "hg"), "{account}");
+            }
+        }
+    }
+
+    /// A vector of any length at any address becomes whole words, with its bytes.
+    #[test]
+    fn vectors_become_whole_words() {
+        for len in 1..40 {
+            let memory = Memory::from_vec((0..len).collect()).unwrap();
+            assert_eq!(memory.as_ptr().addr() % 8, 0);
+            assert_eq!((memory.len(), memory.read(0, len.into())), (len.into(), (0..len).collect()));
+            assert!(!memory.copy_out(len.into(), &mut [0]) && !memory.copy_in(usize::MAX, &[0, 0]));
+            assert!(memory.word(usize::from(len / 8) * 8).is_none() && memory.word(4).is_none());
+            assert_eq!(memory.word(0).is_some(), len >= 8);
+        }
+        assert!(Memory::from_vec(Vec::new()).is_err());
+    }
+
+    /// Under Miri this test fails when a copy is not atomic, or not on whole words.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
+    fn threads_copy_and_count_at_the_same_time() {
+        const ROUNDS: u64 = if cfg!(miri) { 30 } else { 20_000 };
+        let memory = Memory::from_vec(vec![0; 4096]).unwrap();
+        std::thread::scope(|scope| {
+            for (at, value) in [(3, 0x11), (8, 0x22), (1, 0x33)] {
+                let memory = &memory;
+                scope.spawn(move || {
+                    // Not whole words: what is beside it stays.
+                    let bytes = vec![value; 2000 + at];
+                    (0..ROUNDS).for_each(|_| assert!(memory.copy_in(16 + at, &bytes)));
+                });
+            }
+            scope.spawn(|| {
+                let word = memory.word(0).unwrap();
+                for _ in 0..ROUNDS {
+                    word.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+            let mut out = vec![0; 2100];
+            for _ in 0..ROUNDS {
+                assert!(memory.copy_out(13, &mut out));
+                assert!(out.iter().all(|byte| [0, 0x11, 0x22, 0x33].contains(byte)), "{out:x?}");
+                // A device's view of the same.
+                memory.span(9, 2000).unwrap().append_to(&mut Vec::new());
+                memory.shared_sge(5, 1999).append_to(&mut Vec::new());
+            }
+        });
+        assert_eq!(memory.word(0).unwrap().load(std::sync::atomic::Ordering::Relaxed), ROUNDS);
+        assert_eq!((memory.read(8, 9), memory.read(16 + 2008 + 8, 8)), (vec![0; 9], vec![0; 8]));
+    }
+
+    #[test]
+    fn what_cannot_be_preferred_changes_nothing() {
+        let small = Memory::new(HUGE_PAGE - 4096).unwrap();
+        let vector = Memory::from_vec(vec![1; 2 * HUGE_PAGE]).unwrap();
+        for memory in [&small, &vector] {
+            memory.prefer_huge_pages();
+            for node in [0, 63, 1023, 1024, u32::MAX] {
+                memory.prefer_node(node);
+            }
+            memory.write(5, &[9]);
+            assert_eq!(memory.read(5, 1), [9]);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Scatter/gather entries: the parts of registered memory that a work request names.
+
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use super::iovec::{RecvSlice, SendSlice};
+use super::words;
+use crate::mr::LocalKey;
+
+/// A scatter/gather entry (`ibv_sge` in `ibv_post_send`(3)): a part of registered memory, with a promise about it.
+///
+/// There are two kinds, which differ in who else may use the memory while a work request has it: nobody ([`Sge::new`]),
+/// or peers and the program itself through the functions of [`super::Memory`] ([`super::Memory::shared_entry`]). The
+/// embedded provider copies from the first kind as a program does, and sends large payloads of it from where they are.
+/// From the second it copies by atomic operations, and it sends a copy where the payload has a CRC, so that the CRC is
+/// that of the octets sent. Devices do not tell the two apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Sge {
+    base: NonNull<u8>,
+    /// The length, and the kind in the highest bit.
+    len: u32,
+    key: LocalKey,
+}
+
+/// The bit of `Sge::len` that tells the kind.
+const SHARED: u32 = 1 << 31;
+/// Bytes of an entry that others may write which are looked at at a time.
+const CHUNK: usize = 4096;
+
+impl Default for Sge {
+    fn default() -> Self {
+        Self { base: NonNull::dangling(), len: 0, key: LocalKey(0) }
+    }
+}
+
+// SAFETY: an entry is an address with a promise (`Sge::new`, `Memory::shared_entry`) that does not depend on the thread.
+unsafe impl Send for Sge {}
+
+impl Sge {
+    /// Longest entry, bytes: 2 GiB less one, as adapters have it.
+    pub const MAX_LEN: u32 = SHARED - 1;
+
+    /// An entry for `len` bytes at `base`, at most [`Sge::MAX_LEN`], that nobody else uses.
+    ///
+    /// # Safety
+    /// From the post of a work request with this entry until its completion has been polled, or until
+    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the bytes are valid and initialised.
+    /// In that time nobody writes them if the work request is a send or a write; if it is a receive, a read or an atomic
+    /// operation, nobody reads or writes them but the provider. The same holds for bytes that share an aligned word of 8
+    /// bytes with them and belong to a [`super::Memory`].
+    #[must_use]
+    #[inline]
+    pub const unsafe fn new(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
+        debug_assert!(len <= Self::MAX_LEN);
+        Self { base, len: len & Self::MAX_LEN, key }
+    }
+
+    /// The entry behind [`super::Memory::shared_entry`].
+    ///
+    /// # Safety
+    /// As there; the bytes are a part of a `Memory`.
+    #[inline]
+    pub(super) const unsafe fn shared(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
+        debug_assert!(len <= Self::MAX_LEN);
+        Self { base, len: len & Self::MAX_LEN | SHARED, key }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[inline]
+    pub const fn len(&self) -> usize {
+        (self.len & Self::MAX_LEN) as usize
+    }
+
+    /// Whether it names no memory.
+    #[must_use]
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether others may use the memory while a work request has it.
+    #[must_use]
+    #[inline]
+    pub const fn is_shared(&self) -> bool {
+        self.len & SHARED != 0
+    }
+
+    /// Its address.
+    #[must_use]
+    #[inline]
+    pub const fn address(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Its key.
+    #[must_use]
+    #[inline]
+    pub const fn local_key(&self) -> LocalKey {
+        self.key
+    }
+
+    /// The part from `offset`, at most `len` long; empty past the end.
+    #[must_use]
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len());
+        let len = len.min(self.len() - offset);
+        // SAFETY: offset is within the entry.
+        let base = unsafe { self.base.add(offset) };
+        Self { base, len: len as u32 | self.len & SHARED, key: self.key }
+    }
+
+    // What the embedded provider does with the entries of work requests that it has and has not completed.
+
+    /// Copies the first bytes to `out`, as many as fit.
+    #[inline]
+    pub(crate) fn copy_to(&self, out: &mut [u8]) {
+        // SAFETY: as many bytes of `out` may be written.
+        unsafe { self.copy(out.as_mut_ptr(), self.len().min(out.len())) };
+    }
+
+    /// Appends a copy of the bytes.
+    #[inline]
+    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
+        let (start, len) = (out.len(), self.len());
+        out.reserve(len);
+        // SAFETY: the vector has room for as many bytes behind its end, and they are written before they count.
+        unsafe {
+            self.copy(out.as_mut_ptr().add(start), len);
+            out.set_len(start + len);
+        }
+    }
+
+    /// Copies the first `len` bytes to `to`.
+    ///
+    /// # Safety
+    /// There are as many, and as many at `to` are the caller's to write.
+    #[inline]
+    unsafe fn copy(&self, to: *mut u8, len: usize) {
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` is of a posted send, which nobody
+        // writes, or of a posted receive, which only the provider writes, and not now. One of `shared_entry` is a part of
+        // a `Memory`, used by atomic operations and devices. What is the caller's is no part of posted memory.
+        unsafe {
+            if self.is_shared() {
+                words::load(self.base, to, len);
+            } else {
+                ptr::copy_nonoverlapping(self.base.as_ptr(), to, len);
+            }
+        }
+    }
+
+    /// Copies `bytes` to the start, as many as fit.
+    #[inline]
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        let len = self.len().min(bytes.len());
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` that is filled is of a posted receive
+        // or read, which nobody else uses on any thread until it has completed; the provider holds no reference to it
+        // between its calls. One of `shared_entry` is a part of a `Memory`, used by atomic operations and devices.
+        unsafe {
+            if self.is_shared() {
+                words::store(bytes.as_ptr(), self.base, len);
+            } else {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr(), len);
+            }
+        }
+    }
+
+    /// Shows the bytes to `each`, in order: all at once where nobody may write them, else copies of parts.
+    #[inline]
+    pub(crate) fn visit(&self, mut each: impl FnMut(&[u8])) {
+        if self.is_shared() {
+            // SAFETY: the bytes are a part of a `Memory` by the promise of `shared_entry`.
+            return unsafe { visit_copies(self.base, self.len(), each) };
+        }
+        // SAFETY: as in `copy`; the slice ends with this call, in which the provider writes no posted memory.
+        each(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len()) });
+    }
+
+    /// The bytes, for a send call.
+    #[inline]
+    pub(crate) fn send_slice(&self) -> SendSlice<'_> {
+        // SAFETY: valid by the promise of the entry, for as long as the provider has its work request.
+        unsafe { SendSlice::from_parts(self.base, self.len(), self.is_shared()) }
+    }
+
+    /// The bytes, for a receive call.
+    #[inline]
+    pub(crate) fn receive_slice(&self) -> RecvSlice<'_> {
+        // SAFETY: valid by the promise of the entry, for as long as the provider has its work request.
+        unsafe { RecvSlice::from_parts(self.base, self.len(), self.is_shared()) }
+    }
+}
+
+/// Shows copies of `len` bytes at `base` to `each`, part by part.
+///
+/// # Safety
+/// They are a part of a `Memory` that is alive, used by atomic operations, devices and the kernel only.
+pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl FnMut(&[u8])) {
+    let mut copy = [0; CHUNK];
+    let mut done = 0;
+    while done < len {
+        let now = (len - done).min(CHUNK);
+        // SAFETY: a part of what the caller promises; the copy is ours.
+        unsafe { words::load(base.add(done), copy.as_mut_ptr(), now) };
+        each(&copy[..now]);
+        done += now;
+    }
+}
+
+#[cfg(test)]
+impl Sge {
+    /// The same bytes under another key.
+    pub(crate) fn with_key(self, key: LocalKey) -> Self {
+        Self { key, ..self }
+    }
+}

@@ -1,0 +1,109 @@
+//! Parts of memory regions that a peer may reach.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::iovec::RecvSlice;
+use super::{Memory, Sge, words};
+
+/// A part of a [`Memory`] for as long as that is borrowed. Others may use it at the same time: peers through the
+/// provider, the program on any thread through the functions of [`Memory`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl<'a> Span<'a> {
+    /// A part of `memory`; `None` if it is not wholly inside.
+    #[inline]
+    pub(super) fn new(memory: &'a Memory, start: usize, len: usize) -> Option<Self> {
+        if start.checked_add(len)? > memory.len() {
+            return None;
+        }
+        // SAFETY: the start is within the memory, or one past its end with a length of 0.
+        let base = unsafe { memory.base.add(start) };
+        Some(Self { base, len, memory: PhantomData })
+    }
+
+    /// Its first byte.
+    #[inline]
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies the first bytes to `out`, as many as fit.
+    #[inline]
+    pub(super) fn copy_to(self, out: &mut [u8]) {
+        // SAFETY: a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic operations, devices
+        // and the kernel (see `Memory`); `out` is a reference and so no part of it.
+        unsafe { words::load(self.base, out.as_mut_ptr(), self.len.min(out.len())) };
+    }
+
+    /// Appends a copy of the bytes.
+    #[inline]
+    pub(crate) fn append_to(self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.reserve(self.len);
+        // SAFETY: as in `copy_to`; the vector has room for as many bytes behind its end, and they are written before they
+        // count.
+        unsafe {
+            words::load(self.base, out.as_mut_ptr().add(start), self.len);
+            out.set_len(start + self.len);
+        }
+    }
+
+    /// Copies `bytes` to the start, as many as fit.
+    #[inline]
+    pub(crate) fn fill(self, bytes: &[u8]) {
+        // SAFETY: as in `copy_to`.
+        unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
+    }
+
+    /// Shows the first `len` bytes, of the sink of a read of ours that begins with `entry`, to `each`: where they are if
+    /// the entry promises that nobody else uses them, else copies of parts.
+    pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
+        let len = len.min(self.len);
+        if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
+            return entry.part(0, len).visit(each);
+        }
+        // SAFETY: a part of a borrowed `Memory`, as in `copy_to`.
+        unsafe { super::sge::visit_copies(self.base, len, each) };
+    }
+
+    /// The bytes, for a receive call.
+    pub(crate) fn receive_slice(self) -> RecvSlice<'a> {
+        // SAFETY: a part of a `Memory` that is borrowed for as long as the slice lives.
+        unsafe { RecvSlice::from_parts(self.base, self.len, true) }
+    }
+
+    /// The 8 bytes at its start, in the order of this machine; `None` if it is not 8 bytes at a multiple of 8.
+    #[inline]
+    pub(super) fn word(self) -> Option<&'a AtomicU64> {
+        if self.len != words::WORD || !self.base.addr().get().is_multiple_of(words::WORD) {
+            return None;
+        }
+        // SAFETY: a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, used by atomic
+        // operations, devices and the kernel.
+        Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
+    }
+
+    /// Replaces the word by what `update` makes of it; returns what was there. `None` as of [`Span::word`].
+    pub(crate) fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
+        let word = self.word()?;
+        let mut old = word.load(Ordering::SeqCst);
+        // Each round means that another thread of the program changed the word.
+        while let Err(now) = word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
+            old = now;
+        }
+        Some(old)
+    }
+}
