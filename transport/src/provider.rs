@@ -38,7 +38,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::caps::{Capabilities, Moderation};
+pub use crate::caps::DeviceInfo;
+use crate::caps::Moderation;
 use crate::cm::{CmEvent, ConnectParam, Detached, ListenOptions, PathOptions, Source};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
@@ -51,15 +52,6 @@ use crate::qp::QpAttr;
 use crate::registrar::{Registrar, Registration};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
-
-/// A device.
-#[derive(Clone, Debug)]
-pub struct DeviceInfo {
-    /// Its name, such as `mlx5_0` or `iwarp0`.
-    pub name: String,
-    /// What it can do.
-    pub capabilities: Capabilities,
-}
 
 const DATAGRAMS: &str = "datagrams";
 const HANDING_OVER: &str = "connect requests to hand over";
@@ -248,7 +240,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     }
 
     /// As [`Provider::create_cq`], on one of the device's completion vectors, 0 to
-    /// [`Capabilities::completion_vectors`] - 1. Queues on different vectors raise their events on different processors.
+    /// [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on different vectors raise their events on different processors.
     fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
         if vector > 0 {
             let range = "below the device's completion_vectors";
@@ -332,7 +324,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
     }
 
-    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
+    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation).
     fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
         let _ = (cq, to);
         Err(Error::Unsupported { provider: self.name(), feature: "completion moderation" })
@@ -343,6 +335,13 @@ pub unsafe trait Provider: Send + fmt::Debug {
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
         let _ = (device, max_wr);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// As [`Provider::create_srq`], for receives of up to `max_sge` scatter/gather entries; 0 for as many as the device has. With
+    /// 1 the entries of an adapter's queue are a quarter as long.
+    fn create_srq_of(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> Result<SrqId> {
+        let _ = max_sge;
+        self.create_srq(device, max_wr)
     }
 
     /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without

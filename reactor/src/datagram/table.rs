@@ -143,6 +143,7 @@ impl Core {
             max_send_wr: send_depth,
             max_recv_wr: receive_depth,
             max_inline: 0,
+            max_recv_sge: 0,
         };
         let provider = &mut *self.provider;
         let made = pool

@@ -73,7 +73,7 @@ impl World {
 
     fn connect(&mut self, id: CmId, device: DeviceId, srq: Option<SrqId>, cq: Option<CqId>) -> End {
         let cq = cq.unwrap_or_else(|| self.verbs.create_cq(device, 64).unwrap());
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
         let qp = match srq {
             Some(srq) => self.verbs.create_qp_with_srq(id, &attr, srq).unwrap(),
             None => self.verbs.create_qp(id, &attr).unwrap(),
@@ -429,7 +429,7 @@ fn settings_reach_the_library() {
     let cq = world.verbs.create_cq_on(device, 16, 1).unwrap();
     assert!(world.fake.noted().contains(&"queue on vector 1".to_owned()));
     assert!(matches!(world.verbs.create_cq_on(device, 16, 2), Err(Error::OutOfRange { value: 2, .. })));
-    let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+    let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
     world.verbs.create_qp(id, &attr).unwrap();
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
     let wrong = ConnectParam { retries: Retries { path: 8, ..retries }, ..ConnectParam::default() };

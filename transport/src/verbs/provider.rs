@@ -373,7 +373,11 @@ unsafe impl Provider for Verbs {
     }
 
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
-        self.make_srq(device, max_wr)
+        self.make_srq(device, max_wr, 0)
+    }
+
+    fn create_srq_of(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> Result<SrqId> {
+        self.make_srq(device, max_wr, max_sge)
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {

@@ -38,6 +38,11 @@ pub(super) struct Qp {
 // as this.
 unsafe impl Send for Qp {}
 
+/// Scatter/gather entries of a receive.
+fn recv_sge(attr: &QpAttr, capabilities: &Capabilities) -> u32 {
+    if attr.max_recv_sge == 0 { capabilities.max_sge } else { attr.max_recv_sge.min(capabilities.max_sge) }
+}
+
 /// The attributes that a queue pair is made with.
 pub(super) fn init_attr(
     service: Service,
@@ -55,7 +60,7 @@ pub(super) fn init_attr(
             max_send_wr: attr.max_send_wr,
             max_recv_wr: if queues.shared.is_some() { 0 } else { attr.max_recv_wr },
             max_send_sge: capabilities.max_sge,
-            max_recv_sge: capabilities.max_sge,
+            max_recv_sge: recv_sge(attr, capabilities),
             max_inline_data: attr.max_inline.min(capabilities.max_inline),
         },
         qp_type: match service {
@@ -77,6 +82,7 @@ impl Qp {
         driver: Driver,
     ) -> Self {
         let mut attr = *attr;
+        attr.max_recv_sge = recv_sge(&attr, capabilities);
         attr.max_inline = attr.max_inline.min(capabilities.max_inline).min(made.cap.max_inline_data);
         let invalidate = if driver == Driver::Siw { 0 } else { attr.max_inline };
         let inline = InlineLimits { send: attr.max_inline, invalidate };
@@ -140,7 +146,7 @@ impl Qp {
             let state = "on a shared receive queue";
             return Err(PostError { posted: 0, error: Error::InvalidState { call: "post_recv", state } });
         }
-        let (taken, refused) = split(chain, |wr| check_request(wr.wr_id, &wr.sges, self.max_sge));
+        let (taken, refused) = split(chain, |wr| check_request(wr.wr_id, &wr.sges, self.attr.max_recv_sge));
         if !taken.is_empty() {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();

@@ -78,7 +78,8 @@ impl Verbs {
         Ok(())
     }
 
-    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+    /// Makes a shared queue whose receives have up to `wanted_sge` entries; 0 for as many as the device has.
+    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32, wanted_sge: u32) -> Result<SrqId> {
         let entry = self.live_device(device)?;
         let capabilities = &entry.info.capabilities;
         if !capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE) {
@@ -89,6 +90,7 @@ impl Verbs {
             return Err(Error::OutOfRange { what: "depth of the shared receive queue", value, range });
         }
         let (open, max_sge) = (Arc::clone(entry.live()?), capabilities.max_sge.min(entry.limits.shared_sge));
+        let max_sge = if wanted_sge == 0 { max_sge } else { wanted_sge.min(max_sge) };
         let key = self.srqs.insert(Srq::new(device.0, max_wr, max_sge));
         match RawSrq::create(&open, max_wr, max_sge, key) {
             Ok(raw) => {

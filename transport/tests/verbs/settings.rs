@@ -215,7 +215,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         world.provider.connect(id, &ConnectParam::default()).unwrap();
         let (id, ..) = world.connect_request();
         let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
         (passive.id, passive.cq, passive.qp) = (id, cq, world.provider.create_qp(id, &attr).unwrap());
         let receive = rdma_transport::RecvWr { wr_id: 1, sges: SgeList::one(area.sge(0, SLOT)) };
         world.provider.post_recv(passive.qp, &[receive]).unwrap();
@@ -231,6 +231,22 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         world.provider.destroy_id(passive.id, Instant::now());
         world.provider.destroy_cq(cq).unwrap();
     }
+}
+
+/// A queue pair made for receives of one piece refuses others; adapters have smaller queue entries for them.
+fn receives_of_one_piece_take_one(kind: Kind) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let (id, device) = world.resolved(to);
+    let cq = world.provider.create_cq(device, 64).unwrap();
+    let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
+    let attr = QpAttr { max_recv_sge: 1, ..QpAttr::new(cq, cq, 4, 4) };
+    let qp = world.provider.create_qp(id, &attr).unwrap();
+    let mut sges = SgeList::one(area.sge(0, 8));
+    world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 1, sges }]).unwrap();
+    sges.push(area.sge(8, 8)).unwrap();
+    let refused = world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 2, sges }]).unwrap_err().error;
+    assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
 }
 
 /// Depths past the device's are used as the device has them; ranges that no device has are refused.
@@ -294,6 +310,38 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
     }
 }
 
+/// Memory that other processes see, and memory of the program's own, are regions like any other.
+fn foreign_memory_is_read_and_written(kind: Kind) {
+    const LEN: usize = 1 << 16;
+    let mut world = World::new();
+    world.access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let (_, to) = world.listen(kind.address());
+    let (active, passive) = world.pair(to);
+    let (shared, file) = Memory::new_file(LEN).unwrap();
+    let shared = Arc::new(shared);
+    let mut own = vec![0_u64; LEN / 8];
+    let base = std::ptr::NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: the vector outlives the region, and is not used meanwhile.
+    let raw = Arc::new(unsafe { Memory::from_raw(base, LEN) }.unwrap());
+    let other = Memory::map_file(file.as_fd(), 0, LEN).unwrap();
+    let source = world.area(&active, LEN, Access::LOCAL_WRITE);
+    source.fill(3);
+    for memory in [&shared, &raw] {
+        let region = world.provider.register(passive.device, memory, Access::REMOTE_WRITE).unwrap();
+        let target = Area { memory: Arc::clone(memory), region };
+        world.good(&active, SendOp::Write(target.remote(0)), source.sge(0, LEN));
+        // A write without a message behind it is there when a message that follows it is.
+        world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 1));
+        world.completion(passive.cq);
+        assert!(target.bytes() == source.bytes());
+        world.provider.deregister(region.id).unwrap();
+    }
+    let mut seen = vec![0; LEN];
+    assert!(other.copy_out(0, &mut seen) && seen == source.bytes());
+    drop((shared, raw));
+    assert_ne!(own[100], 0, "the program has its memory back");
+}
+
 /// The software devices reach no memory of others; they say so by name.
 fn a_dma_buf_is_refused_by_name(kind: Kind) {
     let mut world = World::new();
@@ -349,6 +397,8 @@ on_each_device! {
     events_come_on_every_completion_vector
     depths_of_reads_are_cut_to_the_device
     every_kind_of_region_is_read_into
+    foreign_memory_is_read_and_written
+    receives_of_one_piece_take_one
     a_dma_buf_is_refused_by_name
     a_small_send_with_invalidate_leaves_the_queue_whole
 }

@@ -253,8 +253,14 @@ impl World {
         let base = NonNull::new(memory.as_ptr()).unwrap();
         self.memories.push(memory);
         let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
-        let attr =
-            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: self.max_inline };
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: self.max_inline,
+            max_recv_sge: 0,
+        };
         let qp = self.provider.create_qp(id, &attr).unwrap();
         let end = End { id, device, qp, cq, region, base };
         let receives: Vec<_> = (0..DEPTH as usize).map(|slot| end.recv(slot)).collect();
