@@ -30,6 +30,12 @@ pub enum Error {
         /// Which library or function is missing, and what to install.
         reason: String,
     },
+    /// A text is no address.
+    #[error("{text:?} is no address: give one as 192.0.2.1:7471, [2001:db8::1]:7471 or ib:[fe80::1]:7471")]
+    Address {
+        /// The text.
+        text: String,
+    },
     /// A call to a device failed.
     #[error("{device}: {call} failed: {source}")]
     Device {

@@ -9,6 +9,7 @@
 //! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
+//! | [`place`] | where a connection goes: an IP address, or one of InfiniBand |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
@@ -25,6 +26,7 @@ pub mod handle;
 pub mod iwarp;
 pub mod mem;
 pub mod mr;
+pub mod place;
 pub mod provider;
 pub mod qp;
 pub mod registrar;
@@ -46,6 +48,7 @@ pub use error::{Error, Result};
 pub use event::{DeviceEvent, DeviceEventKind};
 pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
+pub use place::{IbAddress, Place};
 pub use provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
 pub use registrar::{Registrar, Registration};

@@ -48,12 +48,14 @@ use crate::handle::{CmId, MrId, QpId, SrqId};
 pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
 use crate::mr::{Access, MemoryRegion};
+use crate::place::Place;
 use crate::qp::QpAttr;
 use crate::registrar::{Registrar, Registration};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
 const DATAGRAMS: &str = "datagrams";
+const IB_ADDRESSES: &str = "addresses of InfiniBand";
 const HANDING_OVER: &str = "connect requests to hand over";
 
 /// What a queue pair uses to reach its peer (`ibv_query_qp`(3)).
@@ -237,6 +239,22 @@ pub unsafe trait Provider: Send + fmt::Debug {
         }
         options.note_ignored(self.name());
         self.resolve(peer, deadline)
+    }
+
+    /// As [`Provider::listen_with`], at an address of any kind.
+    fn listen_at(&mut self, place: Place, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        match place {
+            Place::Ip(address) => self.listen_with(address, backlog, options),
+            Place::Ib(_) => Err(Error::Unsupported { provider: self.name(), feature: IB_ADDRESSES }),
+        }
+    }
+
+    /// As [`Provider::resolve_with`], for an address of any kind.
+    fn resolve_to(&mut self, place: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        match place {
+            Place::Ip(address) => self.resolve_with(address, options, deadline),
+            Place::Ib(_) => Err(Error::Unsupported { provider: self.name(), feature: IB_ADDRESSES }),
+        }
     }
 
     /// As [`Provider::create_cq`], on one of the device's completion vectors, 0 to

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::NAME;
 use super::core::{Verbs, milliseconds_to};
 use super::entry::{Id, State};
 use super::ffi::{RawAddress, local_addresses};
@@ -11,28 +12,32 @@ use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, PathOptions, Source};
 use crate::error::{Error, Result};
+use crate::place::Place;
 
 impl Verbs {
     pub(super) fn listen_for(
         &mut self,
         service: Service,
-        address: SocketAddr,
+        place: Place,
         backlog: u32,
         options: &ListenOptions,
     ) -> Result<CmId> {
-        let listen = |error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
-            other => other,
+        let listen = |error| match (error, place) {
+            (Error::Io { source, .. }, Place::Ip(address)) => Error::Listen { address, source },
+            (Error::Io { source, .. }, Place::Ib(address)) => Error::NoDevice {
+                reason: format!("cannot listen on {address}: {source}; `ibv_devinfo -v` shows the GIDs"),
+            },
+            (other, _) => other,
         };
         let ListenOptions { type_of_service, ack_timeout, ipv6_only } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         let raw = RawId::create(&self.channel, service)?;
         raw.reuse_address().map_err(listen)?;
-        if let Some(only) = ipv6_only.filter(|_| address.is_ipv6()) {
+        if let Some(only) = ipv6_only.filter(|_| matches!(place, Place::Ip(address) if address.is_ipv6())) {
             raw.ipv6_only(only).map_err(listen)?;
         }
         set_path(&raw, type_of_service, ack_timeout);
-        raw.bind(&RawAddress::new(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
+        raw.bind(&RawAddress::of(place)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
         let on_device = !raw.context().is_null();
         let mut id = Id::new(Arc::new(raw), State::Listening);
         id.inherited = (type_of_service, ack_timeout);
@@ -44,7 +49,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    pub(super) fn resolve_from(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+    pub(super) fn resolve_from(&mut self, peer: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         options.check()?;
         let raw = match &options.source {
             Source::Any => RawId::create(&self.channel, Service::Connected)?,
@@ -62,7 +67,13 @@ impl Verbs {
     }
 
     /// An id that is bound to an address of a device, of the kind that `peer` has.
-    fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
+    fn id_on(&mut self, name: &str, port: Option<u8>, peer: Place) -> Result<RawId> {
+        let Place::Ip(peer) = peer else {
+            return Err(Error::Unsupported {
+                provider: NAME,
+                feature: "choice of the device for an address of InfiniBand",
+            });
+        };
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {
                 continue;
@@ -85,14 +96,16 @@ impl Verbs {
         })
     }
 
-    pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+    pub(super) fn resolve_on(&mut self, raw: RawId, peer: Place, deadline: Instant) -> Result<CmId> {
         let raw = Arc::new(raw);
         let mut id = Id::new(Arc::clone(&raw), State::Resolving);
         id.deadline = Some(deadline);
         let key = self.add(id);
-        let failure = match raw.resolve_address(&RawAddress::new(peer), milliseconds_to(Some(deadline), self.now)) {
+        let failure = match raw.resolve_address(&RawAddress::of(peer), milliseconds_to(Some(deadline), self.now)) {
             Ok(()) => return Ok(CmId(key)),
-            Err(_) if peer.ip().is_loopback() => ConnectFailure::Unreachable(NO_LOOPBACK.into()),
+            Err(_) if matches!(peer, Place::Ip(peer) if peer.ip().is_loopback()) => {
+                ConnectFailure::Unreachable(NO_LOOPBACK.into())
+            }
             Err(Error::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
             Err(error) => {
                 drop(raw);

@@ -87,7 +87,7 @@ impl Verbs {
         if let Some(from) = from {
             raw.bind(&RawAddress::new(from))?;
         }
-        self.resolve_on(raw, peer, deadline)
+        self.resolve_on(raw, peer.into(), deadline)
     }
 
     fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut Id> {

@@ -439,6 +439,17 @@ unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
     forever(ptr::null_mut())
 }
 
+unsafe extern "C" fn getaddrinfo(
+    _: *const std::ffi::c_char,
+    _: *const std::ffi::c_char,
+    _: *const rdma_addrinfo,
+    _: *mut *mut rdma_addrinfo,
+) -> c_int {
+    errno(libc::ENODEV)
+}
+
+unsafe extern "C" fn freeaddrinfo(_: *mut rdma_addrinfo) {}
+
 unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
 
 // --- devices
@@ -783,6 +794,8 @@ fn table() -> Calls {
         rdma_leave_multicast: leave,
         rdma_get_devices: no_devices,
         rdma_free_devices: free_devices,
+        rdma_getaddrinfo: getaddrinfo,
+        rdma_freeaddrinfo: freeaddrinfo,
         ibv_reg_mr_iova2: None,
         ibv_reg_dmabuf_mr: None,
     }

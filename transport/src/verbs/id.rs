@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use super::channel::EventChannel;
 use super::cq::RawCq;
 use super::device::RawDevice;
-use super::ffi::{RawAddress, address, check, context_of};
+use super::ffi::{RawAddress, address, check, context_of, place};
 use super::srq::RawSrq;
 use super::sys::{
     RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
@@ -20,6 +20,7 @@ use super::sys::{
 };
 use crate::cm::ReadDepth;
 use crate::error::{Error, Result};
+use crate::place::Place;
 use crate::slab::Key;
 
 /// What an id is for.
@@ -141,6 +142,18 @@ impl RawId {
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the id is live, and the union has room for every family.
         unsafe { address((&raw const (*self.raw).route.addr.src_addr_union).cast()) }
+    }
+
+    /// The local address, of whatever kind, with port 0.
+    pub(super) fn local_place(&self) -> Option<Place> {
+        // SAFETY: as for the local address.
+        let mut place = unsafe { place((&raw const (*self.raw).route.addr.src_addr_union).cast()) };
+        match &mut place {
+            Some(Place::Ip(address)) => address.set_port(0),
+            Some(Place::Ib(address)) => address.port = 0,
+            None => {}
+        }
+        place
     }
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {

@@ -43,12 +43,11 @@ impl Verbs {
             return Ok(DeviceId(index as u32));
         }
         // An id of our own comes first, at the same address: it keeps the context open, and hears of the device's removal.
-        let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
-        address.set_port(0);
+        let place = id.local_place().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
-        watch.bind(&RawAddress::new(address))?;
+        watch.bind(&RawAddress::of(place))?;
         if watch.context() != context {
-            return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
+            return Err(Error::NoDevice { reason: format!("{place} is on more than one device") });
         }
         let anchor: Anchor = Arc::clone(&watch) as Anchor;
         // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.

@@ -18,7 +18,7 @@
 //! | `core` | [`Verbs`]: the tables of all these |
 //! | `landing`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | what [`Verbs`] does, by subject |
 //! | `events` | what an event does |
-//! | `open` | [`Verbs::open`], and which provider reaches an address |
+//! | `open`, `lookup` | [`Verbs::open`], which provider reaches an address, and names |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
 //! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which destroys it on
@@ -80,6 +80,7 @@ mod handover;
 mod hazards;
 mod id;
 mod landing;
+mod lookup;
 mod moderation;
 mod mr;
 mod numbers;
@@ -95,6 +96,7 @@ mod status;
 mod sys;
 
 pub use self::core::Verbs;
+pub use lookup::Lookup;
 pub use open::Reach;
 
 /// Name of the provider.

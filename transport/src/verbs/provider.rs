@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::place::Place;
 use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, PostError, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::registrar::{Registrar, Registration};
@@ -106,7 +107,15 @@ unsafe impl Provider for Verbs {
     }
 
     fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
-        self.listen_for(Service::Connected, address, backlog, options)
+        self.listen_for(Service::Connected, address.into(), backlog, options)
+    }
+
+    fn listen_at(&mut self, place: Place, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        self.listen_for(Service::Connected, place, backlog, options)
+    }
+
+    fn resolve_to(&mut self, place: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.resolve_from(place, options, deadline)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
@@ -118,7 +127,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.resolve_from(peer, options, deadline)
+        self.resolve_from(peer.into(), options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -398,7 +407,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_for(Service::Datagram, address, backlog, &ListenOptions::default())
+        self.listen_for(Service::Datagram, address.into(), backlog, &ListenOptions::default())
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use rdma_transport::verbs::{Lookup, Verbs};
 use rdma_transport::{
-    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Provider, QpAttr,
+    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Place, Provider, QpAttr,
     ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
 };
 
@@ -249,6 +250,33 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
 }
 
+/// Names and addresses are looked up by the library; an address of InfiniBand is asked for, and these devices have none.
+fn places_are_looked_up(kind: Kind) {
+    let (node, port) = (kind.variable("ADDR"), 7471);
+    let wanted = Place::Ip(SocketAddr::new(kind.address(), port));
+    for usage in [Lookup::Connect, Lookup::Listen] {
+        let found = Verbs::lookup(&node, &port.to_string(), usage).unwrap();
+        println!("{usage:?}: {found:?}");
+        assert!(found.contains(&wanted), "{found:?}");
+    }
+    assert!(matches!(Verbs::lookup("nowhere.invalid", "1", Lookup::Connect), Err(Error::Io { .. })));
+    assert!(matches!(Verbs::lookup("a\0b", "1", Lookup::Connect), Err(Error::Address { .. })));
+    let mut world = World::new();
+    let place: Place = "ib:[fe80::1]:7471".parse().unwrap();
+    let refused = world.provider.listen_at(place, 4, &ListenOptions::default()).unwrap_err();
+    println!("{refused}");
+    assert!(refused.to_string().contains("ib:[fe80::1]:7471"), "{refused}");
+    let outcome = world.provider.resolve_to(place, &PathOptions::default(), Instant::now() + TIMEOUT);
+    match outcome {
+        Ok(_) => {
+            let event = world.news();
+            println!("{event:?}");
+            assert!(matches!(event.kind, CmEventKind::ConnectFailed(_)), "{event:?}");
+        }
+        Err(error) => println!("{error}"),
+    }
+}
+
 /// Depths past the device's are used as the device has them; ranges that no device has are refused.
 fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
     let mut world = World::new();
@@ -398,6 +426,7 @@ on_each_device! {
     depths_of_reads_are_cut_to_the_device
     every_kind_of_region_is_read_into
     foreign_memory_is_read_and_written
+    places_are_looked_up
     receives_of_one_piece_take_one
     a_dma_buf_is_refused_by_name
     a_small_send_with_invalidate_leaves_the_queue_whole

@@ -9,13 +9,13 @@
 //! The libraries stay loaded until the process ends (`RTLD_NODELETE`), whatever else in it opens and closes them: they have
 //! threads' data, handlers for `fork` and open devices that nothing takes back.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::cma::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
+use super::cma::{rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
 use super::ibv::{
     _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
     ibv_device_attr, ibv_event_type, ibv_grh, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq,
@@ -251,6 +251,13 @@ functions! {
         cm fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
         cm fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
         cm fn rdma_free_devices(list: *mut *mut ibv_context);
+        cm fn rdma_getaddrinfo(
+            node: *const c_char,
+            service: *const c_char,
+            hints: *const rdma_addrinfo,
+            found: *mut *mut rdma_addrinfo
+        ) -> c_int;
+        cm fn rdma_freeaddrinfo(found: *mut rdma_addrinfo);
     }
     optional {
         verbs fn ibv_reg_mr_iova2(
