@@ -150,7 +150,9 @@ impl Verbs {
                     id.raw.local_address(),
                     id.state.name()
                 );
-                self.push(key, CmEventKind::AddressChange);
+                if id.state != State::Watching {
+                    self.push(key, CmEventKind::AddressChange);
+                }
             }
             other => self.push(key, CmEventKind::Other(other)),
         }

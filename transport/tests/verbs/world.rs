@@ -42,9 +42,19 @@ impl Kind {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run this with tests/vm/run.sh"))
     }
 
+    /// Name of a test on this kind of device, to run it in another process.
+    pub(crate) fn test(self, module: &str, test: &str) -> String {
+        format!("{module}::{}::{test}", self.name().to_lowercase())
+    }
+
     pub(crate) fn address(self) -> IpAddr {
         self.variable("ADDR").parse().unwrap()
     }
+}
+
+/// The address that another process of a test works with; `None` in the process that was started by hand.
+pub(crate) fn other_process() -> Option<IpAddr> {
+    Some(std::env::var("RDMA_TEST_PEER").ok()?.parse().unwrap())
 }
 
 /// One test at a time: they share the context of a device, count descriptors, and remove devices.
