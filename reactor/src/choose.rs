@@ -56,7 +56,8 @@ fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> 
     let net = TcpNet::new().map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
     let mut settings = IwarpConfig::default();
     settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
-    settings.max_handshakes = config.max_pending as usize;
+    // Those that are complete are counted and rejected by this side; what is still silent gives way in there.
+    settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
     // Only where the greetings agree on them.
     settings.extensions = true;
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))

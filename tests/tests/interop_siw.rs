@@ -558,7 +558,10 @@ fn gone_in_the_middle() {
             // What was handed over before may be all of it.
             assert!(matches!(wc.status, WcStatus::Flushed | WcStatus::Success), "{wc:?}");
             let cause = pair.disconnected(stayed);
-            assert_eq!(cause, DisconnectCause::Peer);
+            // The embedded provider tells whether the message was cut off; the kernel does not.
+            let cut = stayed == ours && wc.status == WcStatus::Flushed;
+            let truncated = cut && cause == DisconnectCause::Truncated;
+            assert!(truncated || cause == DisconnectCause::Peer, "{wc:?}: {cause:?}");
             thread::sleep(Duration::ZERO);
         }
     }

@@ -5,31 +5,31 @@
 //! *Thread.* One thread drives a provider. No call blocks. Time is an argument and never runs backwards.
 //!
 //! *Channels.* Each channel is one descriptor for an edge-triggered registration. It becomes readable when there is
-//! something to get from it that was not there when the getter last said `None`. Spurious edges are allowed, lost ones are
-//! not. Call a getter until it says `None`. A getter copies an event and acknowledges it before it returns, so destroying
-//! an object never waits for the caller.
+//! something to get from it that was not there when the getter last said `None`. Spurious edges are allowed, lost ones
+//! are not. Call a getter until it says `None`. A getter copies an event and acknowledges it before it returns, so
+//! destroying an object never waits for the caller.
 //!
-//! *Arming.* [`Provider::req_notify`] asks for one event on the completion queue's next completion. A completion that is
-//! already in the queue raises none: arm, poll once more, and only then sleep.
+//! *Arming.* [`Provider::req_notify`] asks for one event on the completion queue's next completion. A completion that
+//! is already in the queue raises none: arm, poll once more, and only then sleep.
 //!
-//! *Driving.* [`Provider::progress`] moves bytes where the data path runs on the caller's thread, and runs the provider's
-//! timers; on hardware it does nothing. Call it when a channel had an edge, when [`Provider::next_deadline`] has passed,
-//! while spinning, and again soon when it says that there is more.
+//! *Driving.* [`Provider::progress`] moves bytes where the data path runs on the caller's thread, and runs the
+//! provider's timers; on hardware it does nothing. Call it when a channel had an edge, when [`Provider::next_deadline`]
+//! has passed, while spinning, and again soon when it says that there is more.
 //!
-//! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled send
-//! is done when a later one of its queue completes. Reads and atomics are an exception on some devices (siw), where later
-//! sends may complete before them: signal each of them, and wait for its own completion. A receive may complete before
-//! `Established` is delivered.
+//! *Order.* Completions of one send queue come in posting order, and so do those of one receive queue. An unsignaled
+//! send is done when a later one of its queue completes. Reads and atomics are an exception on some devices (siw),
+//! where later sends may complete before them: signal each of them, and wait for its own completion. A receive may
+//! complete before `Established` is delivered.
 //!
-//! *Posting.* A chain is taken from front to back; on failure [`PostError::posted`] says how many were taken. Post receives
-//! before `connect` and `accept`.
+//! *Posting.* A chain is taken from front to back; on failure [`PostError::posted`] says how many were taken. Post
+//! receives before `connect` and `accept`.
 //!
 //! *Teardown.* [`Provider::disconnect`] flushes: every work request that is not done completes, with
-//! [`crate::WcStatus::Flushed`] if it was not started. What was handed to the network before is still delivered to the peer
-//! if possible. [`Provider::destroy_id`] drops the queue pair and the work requests that are left on it, without further
-//! completions. A receive that the queue pair had taken from a shared queue and not filled completes as flushed, or is
-//! posted to the shared queue again. `Disconnected` may be delivered late, twice or never. Completions of a destroyed queue
-//! pair may still be polled from its completion queue.
+//! [`crate::WcStatus::Flushed`] if it was not started. What was handed to the network before is still delivered to the
+//! peer if possible. [`Provider::destroy_id`] drops the queue pair and the work requests that are left on it, without
+//! further completions. A receive that the queue pair had taken from a shared queue and not filled completes as
+//! flushed, or is posted to the shared queue again. `Disconnected` may be delivered late, twice or never. Completions
+//! of a destroyed queue pair may still be polled from its completion queue.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -103,24 +103,24 @@ pub struct PostError {
 /// A source of queue pairs: see the [module](self) for the contract.
 ///
 /// # Safety
-/// Programs give memory away when they post a work request or register a region, and take it back, as references, when the
-/// provider says so. An implementation, one that forwards to another included, therefore guarantees:
+/// Programs give memory away when they post a work request or register a region, and take it back, as references, when
+/// the provider says so. An implementation, one that forwards to another included, therefore guarantees:
 ///
-/// 1. *Work requests.* The provider and its device use the bytes that a work request's entries name from its post until it
-///    is done, and at no other time. They only read them for sends and writes, and only write them for receives, reads and
-///    atomics. A work request is done when [`poll_cq`](Provider::poll_cq) has returned its completion; an unsignaled send or
-///    write, when it has returned the completion of a later send or write of the same queue pair; each one at the latest
-///    when [`destroy_id`](Provider::destroy_id) of its queue pair has returned; a receive of a shared queue that no queue pair
-///    has taken, when [`destroy_srq`](Provider::destroy_srq) has returned. The bytes of an inline send are not used after
-///    [`post_send`](Provider::post_send) has returned. What a failed post did not take ([`PostError::posted`]) is not used
-///    at all.
-/// 2. *Completions.* `poll_cq` returns a completion only for a work request that was posted and is done, at most one for
-///    each, with its `wr_id`, its queue pair, and of a receive a `byte_len` of at most the length of its entries.
+/// 1. *Work requests.* The provider and its device use the bytes that a work request's entries name from its post until
+///    it is done, and at no other time. They only read them for sends and writes, and only write them for receives,
+///    reads and atomics. A work request is done when [`poll_cq`](Provider::poll_cq) has returned its completion; an
+///    unsignaled send or write, when it has returned the completion of a later send or write of the same queue pair;
+///    each one at the latest when [`destroy_id`](Provider::destroy_id) of its queue pair has returned; a receive of a
+///    shared queue that no queue pair has taken, when [`destroy_srq`](Provider::destroy_srq) has returned. The bytes of
+///    an inline send are not used after [`post_send`](Provider::post_send) has returned. What a failed post did not
+///    take ([`PostError::posted`]) is not used at all.
+/// 2. *Completions.* `poll_cq` returns a completion only for a work request that was posted and is done, at most one
+///    for each, with its `wr_id`, its queue pair, and of a receive a `byte_len` of at most the length of its entries.
 /// 3. *Regions.* The provider holds a share of the registered [`Memory`] until [`deregister`](Provider::deregister) has
-///    returned or the provider is dropped, and longer if a device can still reach it. Besides work requests, only peers use
-///    the memory: within the registered range, with the rights that were given, and those peers only that
-///    [`restrict`](Provider::restrict) leaves. They do not use it after [`invalidate`](Provider::invalidate) or `deregister`
-///    has returned. No reference to a region's bytes is ever made for them: see [`crate::mem`].
+///    returned or the provider is dropped, and longer if a device can still reach it. Besides work requests, only peers
+///    use the memory: within the registered range, with the rights that were given, and those peers only that
+///    [`restrict`](Provider::restrict) leaves. They do not use it after [`invalidate`](Provider::invalidate) or
+///    `deregister` has returned. No reference to a region's bytes is ever made for them: see [`crate::mem`].
 /// 4. *The end.* After the provider is dropped nothing uses memory that was posted or registered there.
 /// 5. *Handles.* A handle names one object. Once that is gone no other object gets it.
 ///
@@ -383,8 +383,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
     }
 
-    /// Asks for one [`crate::DeviceEventKind::SharedReceivesLow`] when the shared queue holds fewer than `limit` receives:
-    /// 1 to its `max_wr`, or 0 to ask no more. With fewer in it already, the event comes at once or with the next receive.
+    /// Asks for one [`crate::DeviceEventKind::SharedReceivesLow`] when the shared queue holds fewer than `limit`
+    /// receives: 1 to its `max_wr`, or 0 to ask no more. With fewer in it already, the event comes at once or with the
+    /// next receive.
     fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
         let _ = (srq, limit);
         Err(Error::Unsupported { provider: self.name(), feature: "limits of shared receive queues" })
@@ -420,8 +421,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// Joins a multicast group with a datagram id that was bound, or resolved for a group, and has a queue pair; ends in
-    /// `Joined` or `JoinFailed`.
+    /// Joins a multicast group with a datagram id that was bound, or resolved for a group, and has a queue pair; ends
+    /// in `Joined` or `JoinFailed`.
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
         let _ = (id, group);
         Err(Error::Unsupported { provider: self.name(), feature: "multicast groups" })
@@ -458,8 +459,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call that
-    /// read them, first of the one that connected it. `None` where the device does not tell, and before.
+    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call
+    /// that read them, first of the one that connected it. `None` where the device does not tell, and before.
     fn last_heard(&self, qp: QpId) -> Option<Instant> {
         let _ = qp;
         None
@@ -467,8 +468,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     /// Whether something has come for a queue pair that is not read and processed yet. While that is so, an old
     /// [`Provider::last_heard`] does not mean that the peer is silent. It is complete when [`Provider::progress`] has
-    /// returned from a full round ([`Drive::Full`]), for what had come before that was called; every queue pair that has
-    /// something is read from in each full round, whatever the others have. `false` always where the device does not tell.
+    /// returned from a full round ([`Drive::Full`]), for what had come before that was called; every queue pair that
+    /// has something is read from in each full round, whatever the others have. `false` always where the device does
+    /// not tell.
     fn has_unread(&self, qp: QpId) -> bool {
         let _ = qp;
         false

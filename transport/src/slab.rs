@@ -192,8 +192,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map: no key is given twice, whatever happens, and every key that was ever given finds its own value
-        /// or none.
+        /// Against a map: no key is given twice, whatever happens, and every key that was ever given finds its own
+        /// value or none.
         #[test]
         fn as_a_map(bits in 1u32..4, steps in prop::collection::vec((0usize..4, any::<prop::sample::Index>()), 1..200)) {
             let mut slab = Slab::with_generation_bits(bits);

@@ -27,8 +27,8 @@ pub struct IwarpConfig {
     /// Whether to ask for a CRC of FPDUs.
     pub crc: CrcPolicy,
     /// Incoming connections whose handshake is not finished, 1 or more. At the limit, the oldest that has not sent its
-    /// request gives way to a new one once it has had its `request_grace`; connections that wait for the user's accept or
-    /// reject do not give way, and while there are only those, new ones wait in the listener's backlog. Each takes a
+    /// request gives way to a new one once it has had its `request_grace`; connections that wait for the user's accept
+    /// or reject do not give way, and while there are only those, new ones wait in the listener's backlog. Each takes a
     /// descriptor and less than 2 KiB.
     pub max_handshakes: usize,
     /// How many of these connections may be from one address and without a request, 1 or more; IPv6 addresses with the
@@ -43,7 +43,9 @@ pub struct IwarpConfig {
     pub max_lingering: usize,
     /// The time from a TCP connection to its complete MPA request; then it is reset.
     pub request_timeout: Duration,
-    /// The time that a new connection has for sending its request before it may have to give way to others.
+    /// The time that a new connection has for sending its request before it may have to give way to others. Longer is
+    /// kinder to clients that are slow in a burst of more than the limits allow; shorter lets new ones in faster while
+    /// somebody holds all places with silent connections.
     pub request_grace: Duration,
     /// The time from the request to the user's accept or reject; then the peer is rejected.
     pub accept_timeout: Duration,
@@ -64,8 +66,8 @@ pub struct IwarpConfig {
     /// Whether to allow the extensions of RFC 7306, immediate data and atomics, on connections for which
     /// [`crate::Provider::enable_extensions`] was called.
     pub extensions: bool,
-    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as 512
-    /// bytes more than it has, so that those without payload are bounded, too.
+    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as
+    /// 512 bytes more than it has, so that those without payload are bounded, too.
     pub receive_budget: usize,
 }
 
@@ -73,12 +75,12 @@ impl Default for IwarpConfig {
     fn default() -> Self {
         Self {
             crc: CrcPolicy::default(),
-            max_handshakes: 128,
+            max_handshakes: 4096,
             max_handshakes_per_peer: None,
             allowed_peers: None,
             max_lingering: 1024,
             request_timeout: Duration::from_secs(5),
-            request_grace: Duration::from_millis(50),
+            request_grace: Duration::from_millis(500),
             accept_timeout: Duration::from_secs(10),
             ready_timeout: Duration::from_secs(10),
             linger: Duration::from_secs(1),

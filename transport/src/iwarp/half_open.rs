@@ -1,8 +1,8 @@
 //! Connections whose peers have not sent a complete request yet, by age and by address.
 //!
-//! A peer that connects and says nothing costs a socket, an endpoint and the room for one startup frame, and may not keep
-//! others from connecting. So their number is limited, altogether and per address; at a limit the oldest gives way once it
-//! has had a short time to send its request.
+//! A peer that connects and says nothing costs a socket, an endpoint and the room for one startup frame, and may not
+//! keep others from connecting. So their number is limited, altogether and per address; at a limit the oldest gives way
+//! once it has had a short time to send its request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};

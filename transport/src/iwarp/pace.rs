@@ -1,9 +1,9 @@
 //! How much of one connection's stream is taken at a time, so that none keeps the others waiting.
 //!
 //! A budget of octets alone would not do: an FPDU takes time by itself, and a peer may send any number of RDMA Writes
-//! without payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as some octets more. All that one receive call
-//! brings is processed, so the call must be small enough beforehand: the next one takes no more than the budget allows if
-//! the stream goes on as it did.
+//! without payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as some octets more. All that one receive
+//! call brings is processed, so the call must be small enough beforehand: the next one takes no more than the budget
+//! allows if the stream goes on as it did.
 
 /// Octets that an FPDU counts as, besides its own.
 const FPDU_COST: usize = 512;

@@ -309,12 +309,13 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post until
-// the call that puts the completion into the ring; an FPDU that still names one is sent or copied before. `destroy_id` and
-// `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for receives, reads and
-// atomics only. 2. Each completion is made where a work request leaves its queue, and receives are filled within their
-// entries. 3. The table of STags holds the memory; every use by a peer is looked up there and ends with the call. 4. All
-// of this is owned by the provider and used within its calls only. 5. Handles are keys of slabs, which never reuse one.
+// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post
+// until the call that puts the completion into the ring; an FPDU that still names one is sent or copied before.
+// `destroy_id` and `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for
+// receives, reads and atomics only. 2. Each completion is made where a work request leaves its queue, and receives are
+// filled within their entries. 3. The table of STags holds the memory; every use by a peer is looked up there and ends
+// with the call. 4. All of this is owned by the provider and used within its calls only. 5. Handles are keys of slabs,
+// which never reuse one.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {

@@ -36,8 +36,8 @@ impl<'a> SendSlice<'a> {
     /// Bytes of a work request.
     ///
     /// # Safety
-    /// They are valid and initialised for `'a`. If they are `shared`, they are a part of a `Memory` that is used by atomic
-    /// operations, devices and the kernel only; if not, nobody writes them.
+    /// They are valid and initialised for `'a`. If they are `shared`, they are a part of a `Memory` that is used by
+    /// atomic operations, devices and the kernel only; if not, nobody writes them.
     #[inline]
     pub(super) const unsafe fn from_parts(base: NonNull<u8>, len: usize, shared: bool) -> Self {
         Self { base, len, shared, life: PhantomData }
@@ -71,8 +71,8 @@ impl<'a> SendSlice<'a> {
     pub fn append_to(&self, out: &mut Vec<u8>, most: usize) -> usize {
         let (start, len) = (out.len(), self.len.min(most));
         out.reserve(len);
-        // SAFETY: valid as `new` and `from_parts` demand; the vector has room for as many bytes behind its end, and they
-        // are written before they count.
+        // SAFETY: valid as `new` and `from_parts` demand; the vector has room for as many bytes behind its end, and
+        // they are written before they count.
         unsafe {
             let to = out.as_mut_ptr().add(start);
             if self.shared {

@@ -1,4 +1,5 @@
-//! Memory that devices read and write: the region itself, the entries that name parts of it, and buffers of system calls.
+//! Memory that devices read and write: the region itself, the entries that name parts of it, and buffers of system
+//! calls.
 //!
 //! | file | holds |
 //! |---|---|
@@ -12,12 +13,12 @@
 //! All unsafe code of the embedded provider is in this folder, and rests on one rule: each aligned word of 8 bytes of a
 //! [`Memory`] is, at any time, used in one of two ways.
 //!
-//! - *By one side alone.* The program has it as a reference, or a work request has it by an entry of [`Sge::new`]. Whoever
-//!   makes the reference or the entry promises that nobody else uses the word meanwhile; that is unsafe code.
-//! - *By anybody.* The program uses it through the functions of [`Memory`], on any thread; peers and work requests use it
-//!   through a device, which here is the embedded provider or the kernel. All of them are atomic on whole words, or not
-//!   accesses of this program at all, so they are no data race. A copy made while somebody else writes is a mixture: each
-//!   word of it is what was there at some moment.
+//! - *By one side alone.* The program has it as a reference, or a work request has it by an entry of [`Sge::new`].
+//!   Whoever makes the reference or the entry promises that nobody else uses the word meanwhile; that is unsafe code.
+//! - *By anybody.* The program uses it through the functions of [`Memory`], on any thread; peers and work requests use
+//!   it through a device, which here is the embedded provider or the kernel. All of them are atomic on whole words, or
+//!   not accesses of this program at all, so they are no data race. A copy made while somebody else writes is a
+//!   mixture: each word of it is what was there at some moment.
 
 use std::io;
 use std::ops::Range;
@@ -36,8 +37,8 @@ pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
 pub use sge::Sge;
 pub(crate) use span::Span;
 
-/// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's. It begins at a
-/// multiple of 8 bytes and consists of whole words.
+/// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's. It begins at
+/// a multiple of 8 bytes and consists of whole words.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
@@ -58,8 +59,8 @@ enum Backing {
 
 // SAFETY: `Memory` owns its bytes, and what it lets anybody do with them does not depend on the thread.
 unsafe impl Send for Memory {}
-// SAFETY: through `&Memory` the bytes are read and written by relaxed atomic operations only, each on a whole aligned word.
-// Whoever makes references or entries from its address promises not to break the rule of the module.
+// SAFETY: through `&Memory` the bytes are read and written by relaxed atomic operations only, each on a whole aligned
+// word. Whoever makes references or entries from its address promises not to break the rule of the module.
 unsafe impl Sync for Memory {}
 
 /// Size and alignment of a huge page, bytes.
@@ -95,8 +96,8 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Mapping(len) })
     }
 
-    /// Takes a vector's bytes. They are copied if the vector does not begin at a multiple of 8 or cannot grow to a whole
-    /// number of words where it is.
+    /// Takes a vector's bytes. They are copied if the vector does not begin at a multiple of 8 or cannot grow to a
+    /// whole number of words where it is.
     ///
     /// # Errors
     /// `InvalidInput` for an empty one; `ENOMEM` when a copy is needed and the system has no memory.
@@ -118,8 +119,9 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()) })
     }
 
-    /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be used
-    /// whole, and 2 MiB at once for memory that is not. Nothing happens below 2 MiB, to vectors, and on systems without.
+    /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be
+    /// used whole, and 2 MiB at once for memory that is not. Nothing happens below 2 MiB, to vectors, and on systems
+    /// without.
     pub fn prefer_huge_pages(&self) {
         if matches!(self.backing, Backing::Mapping(_)) && self.len >= HUGE_PAGE {
             // SAFETY: advice on a whole mapping of ours, which changes none of its bytes. Its failure changes nothing.
@@ -127,8 +129,8 @@ impl Memory {
         }
     }
 
-    /// Has pages that are not touched yet come from a NUMA node while that has some. Nothing happens to vectors, and where
-    /// there is no such node.
+    /// Has pages that are not touched yet come from a NUMA node while that has some. Nothing happens to vectors, and
+    /// where there is no such node.
     pub fn prefer_node(&self, node: u32) {
         const NODES: usize = 1024;
         let mut mask = [0_u64; NODES / 64];
@@ -136,8 +138,8 @@ impl Memory {
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word |= 1 << (node % 64);
         let base = self.base.as_ptr();
-        // SAFETY: advice on a whole mapping of ours, which changes none of its bytes, with a mask of as many bits as said.
-        // Its failure changes nothing.
+        // SAFETY: advice on a whole mapping of ours, which changes none of its bytes, with a mask of as many bits as
+        // said. Its failure changes nothing.
         let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
     }
 
@@ -172,8 +174,8 @@ impl Memory {
     /// Copies `bytes` to `offset`; `false`, and nothing is copied, if that is not wholly inside.
     ///
     /// Any thread may call it, whoever else uses the memory by the functions of this type, a peer's operations or work
-    /// requests with shared entries. Who reads at the same time finds a mixture of old and new, word by word; of two that
-    /// write, each byte is one's or the other's. Bytes beside those written are not changed. It never blocks.
+    /// requests with shared entries. Who reads at the same time finds a mixture of old and new, word by word; of two
+    /// that write, each byte is one's or the other's. Bytes beside those written are not changed. It never blocks.
     #[must_use]
     #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
@@ -183,22 +185,22 @@ impl Memory {
     /// The word at `offset`, for loads, stores and atomic operations of the program's own; `None` if `offset` is not a
     /// multiple of 8 or the word is not wholly inside.
     ///
-    /// The number is in the byte order of this machine. The embedded provider does a peer's atomic operations so that they
-    /// are atomic with those on this reference; devices need not ([`crate::Features::ATOMICS`]).
+    /// The number is in the byte order of this machine. The embedded provider does a peer's atomic operations so that
+    /// they are atomic with those on this reference; devices need not ([`crate::Features::ATOMICS`]).
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.span(offset, words::WORD)?.word()
     }
 
-    /// An entry for a part of the memory that others may use while a work request has it; `None` if the part is not wholly
-    /// inside or longer than [`Sge::MAX_LEN`].
+    /// An entry for a part of the memory that others may use while a work request has it; `None` if the part is not
+    /// wholly inside or longer than [`Sge::MAX_LEN`].
     ///
     /// # Safety
     /// From the post of a work request with this entry until its completion has been polled, or until
-    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and its words in this
-    /// part are used by the functions of this type, by peers and by other work requests only. References to them are
-    /// allowed while nobody writes, this work request included.
+    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and its words in
+    /// this part are used by the functions of this type, by peers and by other work requests only. References to them
+    /// are allowed while nobody writes, this work request included.
     #[must_use]
     #[inline]
     pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {

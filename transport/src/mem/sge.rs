@@ -33,7 +33,8 @@ impl Default for Sge {
     }
 }
 
-// SAFETY: an entry is an address with a promise (`Sge::new`, `Memory::shared_entry`) that does not depend on the thread.
+// SAFETY: an entry is an address with a promise (`Sge::new`, `Memory::shared_entry`) that does not depend on the
+// thread.
 unsafe impl Send for Sge {}
 
 impl Sge {
@@ -45,9 +46,9 @@ impl Sge {
     /// # Safety
     /// From the post of a work request with this entry until its completion has been polled, or until
     /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the bytes are valid and initialised.
-    /// In that time nobody writes them if the work request is a send or a write; if it is a receive, a read or an atomic
-    /// operation, nobody reads or writes them but the provider. The same holds for bytes that share an aligned word of 8
-    /// bytes with them and belong to a [`super::Memory`].
+    /// In that time nobody writes them if the work request is a send or a write; if it is a receive, a read or an
+    /// atomic operation, nobody reads or writes them but the provider. The same holds for bytes that share an aligned
+    /// word of 8 bytes with them and belong to a [`super::Memory`].
     #[must_use]
     #[inline]
     pub const unsafe fn new(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
@@ -139,8 +140,8 @@ impl Sge {
     #[inline]
     unsafe fn copy(&self, to: *mut u8, len: usize) {
         // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` is of a posted send, which nobody
-        // writes, or of a posted receive, which only the provider writes, and not now. One of `shared_entry` is a part of
-        // a `Memory`, used by atomic operations and devices. What is the caller's is no part of posted memory.
+        // writes, or of a posted receive, which only the provider writes, and not now. One of `shared_entry` is a part
+        // of a `Memory`, used by atomic operations and devices. What is the caller's is no part of posted memory.
         unsafe {
             if self.is_shared() {
                 words::load(self.base, to, len);
@@ -154,9 +155,10 @@ impl Sge {
     #[inline]
     pub(crate) fn fill(&self, bytes: &[u8]) {
         let len = self.len().min(bytes.len());
-        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` that is filled is of a posted receive
-        // or read, which nobody else uses on any thread until it has completed; the provider holds no reference to it
-        // between its calls. One of `shared_entry` is a part of a `Memory`, used by atomic operations and devices.
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` that is filled is of a posted
+        // receive or read, which nobody else uses on any thread until it has completed; the provider holds no reference
+        // to it between its calls. One of `shared_entry` is a part of a `Memory`, used by atomic operations and
+        // devices.
         unsafe {
             if self.is_shared() {
                 words::store(bytes.as_ptr(), self.base, len);

@@ -43,8 +43,8 @@ impl<'a> Span<'a> {
     /// Copies the first bytes to `out`, as many as fit.
     #[inline]
     pub(super) fn copy_to(self, out: &mut [u8]) {
-        // SAFETY: a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic operations, devices
-        // and the kernel (see `Memory`); `out` is a reference and so no part of it.
+        // SAFETY: a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic operations,
+        // devices and the kernel (see `Memory`); `out` is a reference and so no part of it.
         unsafe { words::load(self.base, out.as_mut_ptr(), self.len.min(out.len())) };
     }
 
@@ -53,8 +53,8 @@ impl<'a> Span<'a> {
     pub(crate) fn append_to(self, out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(self.len);
-        // SAFETY: as in `copy_to`; the vector has room for as many bytes behind its end, and they are written before they
-        // count.
+        // SAFETY: as in `copy_to`; the vector has room for as many bytes behind its end, and they are written before
+        // they count.
         unsafe {
             words::load(self.base, out.as_mut_ptr().add(start), self.len);
             out.set_len(start + self.len);
@@ -68,8 +68,8 @@ impl<'a> Span<'a> {
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
     }
 
-    /// Shows the first `len` bytes, of the sink of a read of ours that begins with `entry`, to `each`: where they are if
-    /// the entry promises that nobody else uses them, else copies of parts.
+    /// Shows the first `len` bytes, of the sink of a read of ours that begins with `entry`, to `each`: where they are
+    /// if the entry promises that nobody else uses them, else copies of parts.
     pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
@@ -91,8 +91,8 @@ impl<'a> Span<'a> {
         if self.len != words::WORD || !self.base.addr().get().is_multiple_of(words::WORD) {
             return None;
         }
-        // SAFETY: a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, used by atomic
-        // operations, devices and the kernel.
+        // SAFETY: a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, used by
+        // atomic operations, devices and the kernel.
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 

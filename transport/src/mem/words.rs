@@ -30,8 +30,8 @@ unsafe fn word<'a>(at: NonNull<u8>) -> (&'a AtomicU64, usize) {
 /// Copies `len` bytes at `from` to `to`.
 ///
 /// # Safety
-/// Every word that holds one of the bytes at `from` is as [`word`] demands until the call returns. The `len` bytes at `to`
-/// are the caller's to write, and no part of those words.
+/// Every word that holds one of the bytes at `from` is as [`word`] demands until the call returns. The `len` bytes at
+/// `to` are the caller's to write, and no part of those words.
 #[inline]
 pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     let head = from.addr().get().wrapping_neg() % WORD;
@@ -62,8 +62,8 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
 /// them at the same time.
 ///
 /// # Safety
-/// Every word that holds one of the bytes at `to` is as [`word`] demands until the call returns. The `len` bytes at `from`
-/// are the caller's to read, and no part of those words.
+/// Every word that holds one of the bytes at `to` is as [`word`] demands until the call returns. The `len` bytes at
+/// `from` are the caller's to read, and no part of those words.
 #[inline]
 pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
     let head = to.addr().get().wrapping_neg() % WORD;
@@ -148,9 +148,9 @@ unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
 /// As [`load_words`] or [`store_words`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both sides are valid for `count` words and do not overlap. The instruction reads and writes each word as a
-    // relaxed atomic access of x86-64 does: an aligned quadword, undivided, in no order relative to the other words. The
-    // compiler takes an asm block for one that may do such accesses.
+    // SAFETY: both sides are valid for `count` words and do not overlap. The instruction reads and writes each word as
+    // a relaxed atomic access of x86-64 does: an aligned quadword, undivided, in no order relative to the other words.
+    // The compiler takes an asm block for one that may do such accesses.
     unsafe {
         std::arch::asm!(
             "rep movsq",

@@ -33,7 +33,8 @@ fn send(msn: u8) -> Vec<u8> {
     vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
 }
 
-/// Goes on with a stream of equal frames of 20 octets, of which `sent` octets are written, as far as the socket takes it.
+/// Goes on with a stream of equal frames of 20 octets, of which `sent` octets are written, as far as the socket takes
+/// it.
 fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
     loop {
         match peer.write(&frames[*sent % 20..]) {

@@ -280,7 +280,8 @@ fn is_closed(peer: &mut TcpStream) -> bool {
 
 #[test]
 fn a_new_client_is_served_though_silent_ones_hold_all_places() {
-    let config = IwarpConfig { max_handshakes: 32, ..Default::default() };
+    let request_grace = Duration::from_millis(50);
+    let config = IwarpConfig { max_handshakes: 32, request_grace, ..Default::default() };
     let (mut bench, _, address) = listening(config.clone());
     let mut silent: Vec<_> = (0..400).map(|_| connect_from(1, address)).collect();
     bench.turn();
@@ -308,7 +309,8 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
 
 #[test]
 fn one_address_does_not_keep_the_others_out() {
-    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 8, ..Default::default() });
+    let request_grace = Duration::from_millis(50);
+    let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 8, request_grace, ..Default::default() });
     let mut others: Vec<_> = (10..13).map(|host| connect_from(host, address)).collect();
     bench.turn();
     let mut crowd: Vec<_> = (0..50).map(|_| connect_from(1, address)).collect();

@@ -134,8 +134,8 @@ fn writes_and_reads_of_all_sizes() {
     }
 }
 
-/// A program may change memory that others may use while a send or a write has it: the peer gets a mixture, and never an
-/// FPDU whose CRC is not that of its octets.
+/// A program may change memory that others may use while a send or a write has it: the peer gets a mixture, and never
+/// an FPDU whose CRC is not that of its octets.
 #[test]
 fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     for one_sided in [false, true] {
