@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout test-debian13 test-rdma lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-layout test-debian13 test-aarch64 test-rdma lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test-host: ## What needs no RDMA device
 
 test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rdma-sys and the C headers
 	$(VERBS_ENV) timeout 900 tests/layout.sh
+
+test-aarch64: ## The library for aarch64: checked, and the transport's unit tests under qemu-user
+	timeout 1800 tests/aarch64.sh
 
 test-debian13: ## A build in a clean Debian 13, without -dev packages and libclang
 	timeout 1800 tests/debian13.sh

@@ -5,8 +5,7 @@ use super::sys::{ibv_async_event, ibv_event_type as ty};
 use crate::event::DeviceEventKind;
 use crate::slab::Key;
 
-/// An asynchronous event. What it concerns is named by the key that the provider gave the object, and by the object's
-/// address: other providers of the process give the same keys.
+/// An asynchronous event. Its object is named by the key that the provider gave it, and by its address: other providers of the process give the same keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncEvent {
     /// Something about a queue pair.

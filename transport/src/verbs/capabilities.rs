@@ -1,4 +1,4 @@
-//! What a device can do, as the project names it, from what the libraries say.
+//! Capabilities of a device, from the attributes that the libraries report.
 
 use std::ffi::c_int;
 use std::ptr;

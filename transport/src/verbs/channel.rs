@@ -34,7 +34,7 @@ pub(super) struct RawEvent {
     pub(super) status: c_int,
     /// The id that it concerns; of a connect request, the listener.
     pub(super) key: Key,
-    /// What a connect request brings.
+    /// The new id of a connect request.
     pub(super) request: Option<Request>,
     pub(super) private_data: Box<[u8]>,
     /// As seen from here: in a connect request, what the peer asks for; on an active connection, what was agreed on.
@@ -45,7 +45,7 @@ pub(super) struct RawEvent {
     pub(super) join: usize,
 }
 
-/// What a connect request brings.
+/// The new id of a connect request.
 #[derive(Debug)]
 pub(super) struct Request {
     /// The new id, which nobody owns yet.

@@ -1,4 +1,4 @@
-//! [`RawDevice`]: what the provider has opened on a device, and its one owner.
+//! [`RawDevice`]: the one owner of everything that the provider has opened on a device.
 
 use std::any::Any;
 use std::ffi::{CStr, c_int};
@@ -241,7 +241,7 @@ impl RawDevice {
                 _ => Err(Error::io("ibv_get_async_event", error)),
             };
         }
-        // SAFETY: the call has filled the event. What it concerns lives until the event is acknowledged, which is below.
+        // SAFETY: the call has filled the event. Its object lives until the event is acknowledged, which is below.
         let copy = unsafe { AsyncEvent::copy(event) };
         // SAFETY: acknowledged once, and not used any more.
         unsafe { ibv_ack_async_event(event) }
@@ -306,7 +306,7 @@ impl OpenFiles {
         Self([cmd, events].map(|fd| (fd, Self::behind(fd))))
     }
 
-    /// What is open under a descriptor, whether or not its name still exists.
+    /// The file that is open under a descriptor, whether or not its name still exists.
     fn behind(fd: c_int) -> Option<String> {
         let name = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?.to_string_lossy().into_owned();
         Some(name.trim_end_matches(" (deleted)").to_owned())

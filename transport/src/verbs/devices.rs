@@ -16,7 +16,7 @@ use crate::slab::Key;
 pub(super) struct Device {
     pub(super) info: DeviceInfo,
     pub(super) limits: Limits,
-    /// What is open; `None` once a removed device was closed.
+    /// The open device; `None` once a removed device was closed.
     pub(super) raw: Option<Arc<RawDevice>>,
     /// Whether the device is going away, or gone.
     pub(super) removed: bool,
@@ -59,7 +59,7 @@ impl Device {
         })
     }
 
-    /// What is open, while the device is there.
+    /// The open device, as long as it is not removed.
     pub(super) fn live(&self) -> Result<&Arc<RawDevice>> {
         self.raw
             .as_ref()

@@ -68,11 +68,11 @@ pub(super) struct Id {
     pub(super) qp: Option<Qp>,
     /// When an active connection must be up.
     pub(super) deadline: Option<Instant>,
-    /// What the peer asked for, and later what was agreed on.
+    /// The read depths that the peer asked for, and later those that were agreed on.
     pub(super) read_depth: ReadDepth,
     /// The code of the receiver-not-ready timer to set when the connection is up.
     pub(super) min_rnr_timer: u8,
-    /// What a listener sets on the ids of its connect requests: type of service and ack timeout.
+    /// Type of service and ack timeout that a listener sets on the ids of its connect requests.
     pub(super) inherited: (Option<u8>, Option<u8>),
     /// Set on iWARP while destroying the id may block until its handshake is over.
     pub(super) handshaking: bool,

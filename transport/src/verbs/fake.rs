@@ -26,7 +26,7 @@ pub(super) struct Personality {
     pub(super) thread_domains: bool,
 }
 
-/// What the fake keeps of a queue pair.
+/// The state of a queue pair in the fake.
 #[derive(Debug, Default)]
 pub(super) struct QpState {
     pub(super) in_error: bool,
@@ -169,7 +169,7 @@ impl Fake {
         self.state().log.push(what.into());
     }
 
-    /// What was noted since the last time.
+    /// The notes since the last time.
     pub(super) fn noted(&self) -> Vec<String> {
         std::mem::take(&mut self.state().log)
     }

@@ -1,4 +1,5 @@
-//! What all calls into the libraries share: how they report failure, how they carry a key for us, and the form of addresses.
+//! Conventions that all calls into the libraries share: how a call reports failure, how an object carries a key for us, and the
+//! form of addresses.
 
 use std::ffi::{c_int, c_void};
 use std::io;

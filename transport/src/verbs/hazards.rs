@@ -415,7 +415,7 @@ fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
     assert_eq!(freed, ["parent domain freed", "thread domain freed", "domain freed"]);
 }
 
-/// What a program sets reaches the library.
+/// Settings of a program reach the library.
 #[test]
 fn settings_reach_the_library() {
     let mut world = World::new(Personality::default());

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::place::Place;
 use crate::slab::Key;
 
-/// What an id is for.
+/// The kind of service that an id is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     /// Reliable connections.
@@ -44,7 +44,7 @@ pub(super) struct RawId {
     _channel: Arc<EventChannel>,
 }
 
-// SAFETY: the library locks what ids share. What is in the id itself is written by the calls below, and two threads call on
+// SAFETY: the library locks what ids share. The id's own fields are written by the calls below, and two threads call on
 // one id only while one of them is inside `connect` (see `connector`); then the other makes no call but `abandon`, `flush`
 // and those that post, none of which touches what `rdma_connect` writes.
 unsafe impl Send for RawId {}
@@ -100,7 +100,7 @@ impl RawId {
         check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
     }
 
-    /// Moves an id without a queue pair to another event channel, and off its device. Whoever calls this reads neither
+    /// Moves an id without a queue pair to another event channel, and off its device. The caller reads neither
     /// channel meanwhile.
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
         // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. The call waits until

@@ -10,7 +10,7 @@ use super::sys::{self, RAI_PASSIVE, rdma_addrinfo, rdma_freeaddrinfo, rdma_getad
 use crate::error::{Error, Result};
 use crate::place::Place;
 
-/// What addresses are looked up for.
+/// The purpose of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// To connect there.

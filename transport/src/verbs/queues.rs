@@ -249,7 +249,7 @@ impl Verbs {
         let Some(entry) = self.cqs.get(cq.0) else { return };
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
         let mut aside = Vec::new();
-        // A queue holds no more than its entries. What comes later is left for later polls.
+        // A queue holds no more than its entries. Later completions are left for later polls.
         while aside.len() < entry.entries() as usize {
             match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}

@@ -1,10 +1,9 @@
 //! The functions of libibverbs and librdmacm: their types, the table of their addresses, and how it is filled.
 //!
 //! `dlsym` takes no symbol version, and gives the default one (`ibv_create_cq@@IBVERBS_1.1`): the one that a program links
-//! with, whose structures are those declared here. The old versions that libibverbs keeps for programs of 2006
-//! (`@IBVERBS_1.0`, other structures) are hidden, and hidden versions are never given; glibc and musl agree on that. A
-//! library that is so old that its default is another one has no `ibv_query_device` under the versions below either, as
-//! IBVERBS_1.1 is from 2007. Functions that came later are optional: without one of them its feature is missing.
+//! with. Its structures are those declared here. libibverbs also keeps versions for programs from before 2007 (`@IBVERBS_1.0`),
+//! with other structures; these are hidden, and neither glibc nor musl gives a hidden version. Functions that came later than
+//! 2010 are optional: without one of them its feature is missing.
 //!
 //! The libraries stay loaded until the process ends (`RTLD_NODELETE`), whatever else in it opens and closes them: they have
 //! threads' data, handlers for `fork` and open devices that nothing takes back.
@@ -30,7 +29,7 @@ pub enum Missing {
     Library {
         /// Its file name.
         name: &'static str,
-        /// What the loader says.
+        /// The loader's message.
         why: String,
     },
     /// A library is there, and lacks a function.
@@ -67,7 +66,7 @@ fn open(name: &'static str) -> Result<Library, Missing> {
     library.map_err(|error| Missing::Library { name, why: reason(&error) })
 }
 
-/// What the loader says, without the name of its own call.
+/// The loader's message, without the name of its own call.
 fn reason(error: &libloading::Error) -> String {
     let text = error.to_string();
     text.strip_prefix("dlopen failed: ").map_or(text.clone(), str::to_owned)

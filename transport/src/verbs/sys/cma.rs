@@ -1,4 +1,4 @@
-//! What is used of `<rdma/rdma_cma.h>`, in the layout that every 64-bit Linux has.
+//! The parts of `<rdma/rdma_cma.h>` that are used, in the layout that every 64-bit Linux has.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! What is used of `<infiniband/verbs.h>`, in the layout that every 64-bit Linux has: structures, and the constants of
-//! enumerations. Names are the header's; unions without a name in C have the names that the crate rdma-sys gives them.
+//! The parts of `<infiniband/verbs.h>` that are used, in the layout that every 64-bit Linux has: structures, and the constants
+//! of enumerations. Names are the header's; unions without a name in C have the names that the crate rdma-sys gives them.
 //!
 //! The sizes of structures with a mutex in them differ by architecture, because the C library's mutex does; the places of all
 //! fields that are used do not.
