@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-rdma lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-layout test-debian13 test-aarch64 test-rdma lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,21 +17,31 @@ demo: build ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogra
 	target/release/rdma-pingpong demo --all --svg target/demo/latency.svg
 
 test: vm-setup ## All tests, about 13 minutes on two cores with what they build
-	$(VERBS_ENV) $(MAKE) test-host test-rdma FEATURES="--features verbs"
+	$(MAKE) test-host test-layout test-rdma
 
-# With FEATURES what needs a device is left to the guest, and both build the libraries once.
+# What needs a device is left to the guest.
 DEVICE_TESTS = rdma rdma_churn rdma_faults rdma_scale interop_siw misbehaviour_siw
-HOST_TESTS = $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
+HOST_TESTS = libraries $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device
-	timeout 1200 $(CARGO) test --workspace $(FEATURES) --lib --bins $(HOST_TESTS:%=--test %)
-	timeout 300 $(CARGO) test --workspace $(FEATURES) --doc
+	timeout 1200 $(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %)
+	timeout 300 $(CARGO) test --workspace --doc
 
-lint: vm-setup ## Format, clippy and documentation, warnings are errors; with and without the devices
+test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rdma-sys and the C headers
+	$(VERBS_ENV) timeout 900 tests/layout.sh
+
+test-aarch64: ## The library for aarch64: checked, and the transport's unit tests under qemu-user
+	timeout 1800 tests/aarch64.sh
+
+test-debian13: ## A build in a clean Debian 13, without -dev packages and libclang
+	timeout 1800 tests/debian13.sh
+
+lint: vm-setup ## Format, clippy and documentation, warnings are errors; also without the devices, and with rdma-sys
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(VERBS_ENV) $(CARGO) clippy --workspace --all-targets --features verbs -- -D warnings
-	$(VERBS_ENV) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --features verbs
+	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
+	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
 fmt: ## Format the code
 	$(CARGO) fmt --all
@@ -43,14 +53,14 @@ bench: build ## Against bare TCP, in one run
 	target/release/bench
 
 bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run of the guest
-	$(VERBS_ENV) tests/vm/bench.sh
+	tests/vm/bench.sh
 
 mutants: ## Plant defects; the simulation must find each
 	tests/mutants/run.sh
 
 soak: vm-setup ## 100,000 simulated worlds, longer property tests, 3,000,000 messages that must not be late, 10,000 connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
-	RDMA_CYCLES=10000 $(VERBS_ENV) tests/vm/faults.sh
+	RDMA_CYCLES=10000 tests/vm/faults.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
 
@@ -66,12 +76,13 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 	@tests/vm/run.sh "$$VM_CMD"
 
 test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, others' programs and ours, faults, refusals, Valgrind
-	$(VERBS_ENV) tests/vm/conformance.sh
-	$(VERBS_ENV) tests/vm/interop.sh
-	$(VERBS_ENV) tests/vm/interop_siw.sh
-	$(VERBS_ENV) tests/vm/faults.sh
-	$(VERBS_ENV) tests/vm/small.sh
-	$(VERBS_ENV) tests/vm/pingpong.sh
+	tests/vm/conformance.sh
+	$(VERBS_ENV) BINDING=rdma-sys tests/vm/conformance.sh
+	tests/vm/interop.sh
+	tests/vm/interop_siw.sh
+	tests/vm/faults.sh
+	tests/vm/small.sh
+	tests/vm/pingpong.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

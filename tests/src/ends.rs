@@ -100,7 +100,8 @@ impl End {
             self.station.use_key(region.local_key);
             self.region = Some(region);
         }
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
+        let attr =
+            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0, max_recv_sge: 0 };
         let provider = self.station.provider();
         self.qp = match self.srq {
             Some(srq) => provider.create_qp_with_srq(id, &attr, srq).expect("a queue pair"),
@@ -259,7 +260,12 @@ impl Pair {
     /// When that fails, or takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn join(&mut self, listener: CmId, to: SocketAddr, depth: u16) {
-        let param = ConnectParam { private_data: b"question", responder_resources: depth, initiator_depth: depth };
+        let param = ConnectParam {
+            private_data: b"question",
+            responder_resources: depth,
+            initiator_depth: depth,
+            ..ConnectParam::default()
+        };
         let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
         let device = self.until("address", |pair| {
             let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;

@@ -151,7 +151,14 @@ impl Target {
     /// # Panics
     /// When that fails.
     pub fn accept(&mut self, id: CmId, receives: usize) -> QpId {
-        let attr = QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: 4, max_recv_wr: 8, max_inline: 0 };
+        let attr = QpAttr {
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            max_send_wr: 4,
+            max_recv_wr: 8,
+            max_inline: 0,
+            max_recv_sge: 0,
+        };
         let qp = self.iwarp.create_qp(id, &attr).expect("a queue pair");
         for wr_id in 0..receives as u64 {
             self.iwarp.post_recv(qp, &[RecvWr { wr_id, sges: SgeList::default() }]).expect("room");

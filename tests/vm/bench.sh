@@ -16,7 +16,7 @@ if [ "${1:-}" != --inside ]; then
         *) echo "usage: bench.sh [latency|rate|ops|all] [siw|rxe]" >&2; exit 2 ;;
     esac
     cargo=${CARGO:-cargo}
-    build() { "$cargo" build --release -p rdma-reactor-examples --features verbs --bin rdma-pingpong "$@"; }
+    build() { "$cargo" build --release -p rdma-reactor-examples --bin rdma-pingpong "$@"; }
     build || exit 1
     program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
     test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }

@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # build.sh NAME...: builds the tests and programs for the guest, and prints the paths of these, one a line, in this order.
 # All at once and with the features that `make test` has on the host: a build of fewer packages would have other features
-# of the dependencies, and build the libraries once more.
+# of the dependencies, and build the libraries once more. With BINDING=rdma-sys the tests of devices are linked with the
+# libraries of RDMA instead of loading them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # Tests of the devices; and kv, which brings the programs with it.
-made=$("${CARGO:-cargo}" test --workspace --features verbs --no-run --message-format=json \
-    --test verbs --test 'rdma*' --test '*_siw' --test kv)
+if [ -n "${BINDING:-}" ]; then
+    what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" --test verbs --test 'rdma*')
+else
+    what=(--workspace --test verbs --test 'rdma*' --test '*_siw' --test kv)
+fi
+made=$("${CARGO:-cargo}" test --no-run --message-format=json "${what[@]}")
 for name in "$@"; do
     # Programs are in a directory that tests are not in: kv is both.
     for kind in bin test; do

@@ -32,6 +32,15 @@ bitflags! {
         /// Immediate data and atomics only on connections whose peer agreed
         /// ([`enable_extensions`](crate::Provider::enable_extensions)).
         const EXTENSIONS_BY_AGREEMENT = 1 << 11;
+        /// Regions whose writes the bus may reorder ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)).
+        const RELAXED_ORDERING = 1 << 12;
+        /// Regions whose pages are not pinned, but fetched when the device needs them
+        /// ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)).
+        const ON_DEMAND_PAGING = 1 << 13;
+        /// Regions over a dma-buf, such as memory of a GPU
+        /// ([`Provider::register_dmabuf`](crate::Provider::register_dmabuf)). The libraries can ask for one; whether the
+        /// driver and the exporter of the memory agree is known only when it is tried.
+        const DMABUF = 1 << 14;
     }
 }
 
@@ -73,6 +82,9 @@ pub struct Capabilities {
     pub max_datagram: u32,
     /// Outstanding RDMA Reads per queue pair, each direction.
     pub max_read_depth: u16,
+    /// Completion vectors, at least 1: interrupts, each served by a processor of its own, that the events of completion
+    /// queues can be spread over ([`Provider::create_cq_on`](crate::Provider::create_cq_on)).
+    pub completion_vectors: u32,
     /// The NUMA node that the device is attached to, if the system knows. Memory for it is best taken from that node,
     /// and its reactor is best run there.
     pub numa_node: Option<u32>,
@@ -96,7 +108,17 @@ impl Capabilities {
             completion_moderation: None,
             max_datagram: 0,
             max_read_depth: 16,
+            completion_vectors: 1,
             numa_node: None,
         }
     }
+}
+
+/// A device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name, such as `mlx5_0` or `iwarp0`.
+    pub name: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::datagram::DatagramPeer;
+use crate::error::{Error, Result};
 pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::WcStatus;
@@ -18,6 +19,105 @@ pub struct ConnectParam<'a> {
     pub responder_resources: u16,
     /// RDMA Reads that this side will have outstanding at the peer (ORD); 0 takes the device's default.
     pub initiator_depth: u16,
+    /// How often the device tries again before the connection fails. iWARP has none of this: TCP tries again.
+    pub retries: Retries,
+}
+
+/// How often a device sends a request again that nobody answers, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retries {
+    /// Times that either side sends a request again without an answer, 0 to 7; 7 by default. The side that connects decides;
+    /// `accept` ignores it. The time between two is the ack timeout ([`PathOptions::ack_timeout`]).
+    pub path: u8,
+    /// Times that the **peer** sends again what found no receive posted here, 0 to 6; 7, which is the default, is for ever. Each
+    /// side decides for the other (`rdma_connect`(3)).
+    pub receiver_not_ready: u8,
+    /// How long a peer waits before it sends again what found no receive posted here: a code from 0 to 31 (InfiniBand
+    /// Architecture Specification, volume 1, table 45: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491 ms, and 0 is 655 ms). 12 by
+    /// default.
+    pub min_rnr_timer: u8,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self { path: 7, receiver_not_ready: 7, min_rnr_timer: 12 }
+    }
+}
+
+impl Retries {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] names the first value that is outside of its range.
+    pub fn check(&self) -> Result<()> {
+        in_range("retry count", self.path.into(), 7, "0 to 7")?;
+        in_range("receiver-not-ready retry count", self.receiver_not_ready.into(), 7, "0 to 7")?;
+        in_range("minimum receiver-not-ready timer", self.min_rnr_timer.into(), 31, "0 to 31")
+    }
+}
+
+fn in_range(what: &'static str, value: u64, max: u64, range: &'static str) -> Result<()> {
+    if value > max { Err(Error::OutOfRange { what, value, range }) } else { Ok(()) }
+}
+
+/// Which way a connection takes: set before the peer's address is resolved. What is `None` is left to the system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathOptions {
+    /// The type of service of every packet: the DSCP in the upper six bits (RFC 2474). On InfiniBand the subnet manager
+    /// chooses the service level by it. Siw of Linux 6.1 takes the setting without using it.
+    pub type_of_service: Option<u8>,
+    /// Time after which the device sends a request again that is not answered: a code from 0 to 31, for 4.096 us times two to
+    /// its power; 0 is for ever. The connection manager takes about 2 s (19) or what the subnet manager says.
+    pub ack_timeout: Option<u8>,
+    /// The address or device of ours that the connection leaves from.
+    pub source: Source,
+}
+
+/// Where a connection leaves from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// The system's routes decide.
+    #[default]
+    Any,
+    /// An address of ours.
+    Address(IpAddr),
+    /// A device by its name, and one of its ports, from 1, or any of them.
+    Device {
+        /// The name, such as `mlx5_0`.
+        name: String,
+        /// The port.
+        port: Option<u8>,
+    },
+}
+
+impl PathOptions {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] names the value that is outside of its range.
+    pub fn check(&self) -> Result<()> {
+        in_range("ack timeout", self.ack_timeout.unwrap_or(0).into(), 31, "a code from 0 to 31")
+    }
+
+    /// Says that a provider cannot do what is asked for here; one line for all of it.
+    pub(crate) fn note_ignored(&self, provider: &str) {
+        let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
+        let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
+        if !ignored.is_empty() {
+            log::info!("the provider {provider} has no {}: ignored", ignored.join(" and no "));
+        }
+    }
+}
+
+/// How a listener takes connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// As for [`PathOptions::type_of_service`], for the connections that come in.
+    pub type_of_service: Option<u8>,
+    /// As for [`PathOptions::ack_timeout`], for the connections that come in.
+    pub ack_timeout: Option<u8>,
+    /// Whether an IPv6 address takes IPv6 only (`true`) or IPv4 too (`false`, which siw does not follow).
+    pub ipv6_only: Option<bool>,
 }
 
 /// RDMA Reads and atomics that may be outstanding on a connection. Those of this side that are more wait in the send
@@ -53,7 +153,7 @@ impl Detached {
     ///
     /// # Errors
     /// It comes back if it was made by a provider of another kind.
-    pub fn into_state<T: Any>(self) -> Result<T, Self> {
+    pub fn into_state<T: Any>(self) -> std::result::Result<T, Self> {
         let Self { provider, state } = self;
         state.downcast().map(|state| *state).map_err(|state| Self { provider, state })
     }
@@ -138,6 +238,9 @@ pub enum CmEventKind {
     DeviceRemoval,
     /// The queue pair's number may be used again. This event may never come.
     TimewaitExit,
+    /// A local address moved to another device or port, as a bond does when its link fails over. A listener there gets nothing
+    /// any more, although it is not told so: make it anew. A connection there is about to fail.
+    AddressChange,
     /// An event this library does not know.
     Other(u32),
 }

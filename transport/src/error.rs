@@ -24,6 +24,29 @@ pub enum Error {
         /// What is missing and how to get it.
         reason: String,
     },
+    /// The RDMA libraries are not installed, or too old.
+    #[error("no RDMA library: {reason}")]
+    NoLibrary {
+        /// Which library or function is missing, and what to install.
+        reason: String,
+    },
+    /// A text is no address.
+    #[error("{text:?} is no address: give one as 192.0.2.1:7471, [2001:db8::1]:7471 or ib:[fe80::1]:7471")]
+    Address {
+        /// The text.
+        text: String,
+    },
+    /// A call to a device failed.
+    #[error("{device}: {call} failed: {source}")]
+    Device {
+        /// Name of the device.
+        device: Box<str>,
+        /// The call.
+        call: &'static str,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
     /// A listener could not be opened.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -100,5 +123,14 @@ impl Error {
     #[must_use]
     pub const fn io(call: &'static str, source: io::Error) -> Self {
         Self::Io { call, source }
+    }
+
+    /// Names the device that a call failed on.
+    #[must_use]
+    pub fn on(self, device: &str) -> Self {
+        match self {
+            Self::Io { call, source } => Self::Device { device: device.into(), call, source },
+            other => other,
+        }
     }
 }

@@ -9,8 +9,10 @@
 //! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
+//! | [`place`] | where a connection goes: an IP address, or one of InfiniBand |
+//! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
-//! | `verbs` | feature `verbs`: RDMA devices, through librdmacm and libibverbs |
+//! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
 //!
 //! A program drives a provider from one thread. Nothing here blocks, starts a thread or reads a clock: time is an
 //! argument. The crate `rdma-reactor` is the loop on top.
@@ -24,8 +26,10 @@ pub mod handle;
 pub mod iwarp;
 pub mod mem;
 pub mod mr;
+pub mod place;
 pub mod provider;
 pub mod qp;
+pub mod registrar;
 pub mod slab;
 pub mod station;
 mod targets;
@@ -35,14 +39,19 @@ pub mod wc;
 pub mod wr;
 
 pub use caps::{Capabilities, Features};
-pub use cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause, ReadDepth};
+pub use cm::{
+    CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
+    Retries, Source,
+};
 pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};
 pub use error::{Error, Result};
 pub use event::{DeviceEvent, DeviceEventKind};
 pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
-pub use provider::{CqId, DeviceId, DeviceInfo, Drive, Provider};
+pub use place::{IbAddress, Place};
+pub use provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
+pub use registrar::{Registrar, Registration};
 pub use station::Station;
 pub use wc::{WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};

@@ -16,6 +16,16 @@ bitflags! {
         const REMOTE_READ = 4;
         /// The peer may do atomic operations here, where the device has them.
         const REMOTE_ATOMIC = 8;
+        /// The region receives the answers to RDMA Reads of our own. It brings `LOCAL_WRITE`. On iWARP adapters a Read into
+        /// a region without this right fails: there the sink of a Read must be open to writes of the peer (RFC 5040, section
+        /// 3.1: the answer names the sink by its STag), so give it to the sinks of Reads and to nothing else.
+        const READ_SINK = 16;
+        /// The bus may reorder what the device writes here (PCI Express relaxed ordering). Faster on some machines. Never for
+        /// memory that a program watches for a change instead of waiting for a completion. Ignored where there is none.
+        const RELAXED_ORDERING = 32;
+        /// The pages are not pinned: the device fetches them when it needs them (on-demand paging). Refused on devices
+        /// without [`Features::ON_DEMAND_PAGING`](crate::Features::ON_DEMAND_PAGING).
+        const ON_DEMAND = 64;
     }
 }
 
@@ -23,14 +33,13 @@ impl Access {
     /// The rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// The rights of the program itself. A right of peers to write brings the local right to write, as devices demand.
+    /// The rights of the program itself, without those of peers: a remote right that writes brings the local one, as devices
+    /// demand. How the device reaches the memory stays as it is.
     #[must_use]
     pub const fn local(self) -> Self {
-        if self.intersects(Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC)) {
-            Self::LOCAL_WRITE
-        } else {
-            Self::empty()
-        }
+        let kept = self.intersection(Self::READ_SINK.union(Self::RELAXED_ORDERING).union(Self::ON_DEMAND));
+        let writes = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC).union(Self::READ_SINK);
+        if self.intersects(writes) { kept.union(Self::LOCAL_WRITE) } else { kept }
     }
 }
 

@@ -34,12 +34,13 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::caps::{Capabilities, Moderation};
-use crate::cm::{CmEvent, ConnectParam, Detached};
+pub use crate::caps::DeviceInfo;
+use crate::caps::Moderation;
+use crate::cm::{CmEvent, ConnectParam, Detached, ListenOptions, PathOptions, Source};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
@@ -47,21 +48,38 @@ use crate::handle::{CmId, MrId, QpId, SrqId};
 pub use crate::handle::{CqId, DeviceId};
 use crate::mem::Memory;
 use crate::mr::{Access, MemoryRegion};
+use crate::place::Place;
 use crate::qp::QpAttr;
+use crate::registrar::{Registrar, Registration};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
-/// A device.
-#[derive(Clone, Debug)]
-pub struct DeviceInfo {
-    /// Its name, such as `mlx5_0` or `iwarp0`.
-    pub name: String,
-    /// What it can do.
-    pub capabilities: Capabilities,
-}
-
 const DATAGRAMS: &str = "datagrams";
+const IB_ADDRESSES: &str = "addresses of InfiniBand";
 const HANDING_OVER: &str = "connect requests to hand over";
+
+/// What a queue pair uses to reach its peer (`ibv_query_qp`(3)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathState {
+    /// Port of the device, from 1.
+    pub port: u8,
+    /// Payload of the largest packet, bytes; 0 where the device does not say.
+    pub mtu: u32,
+    /// Type of service of every packet, with the DSCP in the upper six bits.
+    pub type_of_service: u8,
+    /// Code of the ack timeout.
+    pub ack_timeout: u8,
+    /// Times that a request is sent again without an answer.
+    pub retry_count: u8,
+    /// Times that a request is sent again to a peer without a receive, as the peer has asked; 7 is for ever.
+    pub rnr_retry_count: u8,
+    /// Code of the receiver-not-ready timer.
+    pub min_rnr_timer: u8,
+    /// RDMA Reads that the peer may have outstanding here.
+    pub responder_resources: u8,
+    /// RDMA Reads that may be outstanding at the peer.
+    pub initiator_depth: u8,
+}
 
 /// Why [`Provider::progress`] is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +179,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
         None
     }
 
-    /// Registers memory. The region keeps the memory alive until it is deregistered.
+    /// Registers memory. The region keeps the memory alive until it is deregistered. On devices this **blocks** while the pages
+    /// are pinned: about a quarter of a second for a gibibyte, and several times as long when nothing has touched them yet.
+    /// For much memory see [`Provider::registrar`].
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion>;
 
     /// Takes a region back. No work request may name it any more.
@@ -197,6 +217,90 @@ pub unsafe trait Provider: Send + fmt::Debug {
     }
 
     // Not every provider has what follows. Where it is missing, the call is an error that names the provider.
+
+    /// As [`Provider::listen`], with options. Those that the provider cannot follow are ignored, with one line in the log.
+    fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        let ListenOptions { type_of_service, ack_timeout, .. } = *options;
+        let path = PathOptions { type_of_service, ack_timeout, source: Source::Any };
+        path.check()?;
+        path.note_ignored(self.name());
+        if options.ipv6_only.is_some() {
+            log::info!("the provider {} has no choice between IPv6 alone and both: ignored", self.name());
+        }
+        self.listen(address, backlog)
+    }
+
+    /// As [`Provider::resolve`], with options. Those that the provider cannot follow are ignored, with one line in the log; a
+    /// source that it cannot choose is an error, as the connection would leave from elsewhere.
+    fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        options.check()?;
+        if options.source != Source::Any {
+            return Err(Error::Unsupported { provider: self.name(), feature: "choice of the source of a connection" });
+        }
+        options.note_ignored(self.name());
+        self.resolve(peer, deadline)
+    }
+
+    /// As [`Provider::listen_with`], at an address of any kind.
+    fn listen_at(&mut self, place: Place, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        match place {
+            Place::Ip(address) => self.listen_with(address, backlog, options),
+            Place::Ib(_) => Err(Error::Unsupported { provider: self.name(), feature: IB_ADDRESSES }),
+        }
+    }
+
+    /// As [`Provider::resolve_with`], for an address of any kind.
+    fn resolve_to(&mut self, place: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        match place {
+            Place::Ip(address) => self.resolve_with(address, options, deadline),
+            Place::Ib(_) => Err(Error::Unsupported { provider: self.name(), feature: IB_ADDRESSES }),
+        }
+    }
+
+    /// As [`Provider::create_cq`], on one of the device's completion vectors, 0 to
+    /// [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on different vectors raise their events on different processors.
+    fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
+        if vector > 0 {
+            let range = "below the device's completion_vectors";
+            return Err(Error::OutOfRange { what: "completion vector", value: vector.into(), range });
+        }
+        self.create_cq(device, entries)
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on, such as memory of a GPU that its driver has exported. Work
+    /// requests name the bytes by addresses from `address` on, which need not be mapped. The descriptor may be closed
+    /// afterwards. May block as [`Provider::register`] does.
+    fn register_dmabuf(
+        &mut self,
+        device: DeviceId,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        let _ = (device, buffer, offset, len, address, access);
+        Err(Error::Unsupported { provider: self.name(), feature: "regions over a dma-buf" })
+    }
+
+    /// Registers memory of a device on other threads, for what takes too long for a turn of the loop. Memory registered in
+    /// pieces between turns ([`Provider::register_range`]) does as well, with a key for each piece.
+    fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>> {
+        let _ = device;
+        Err(Error::Unsupported { provider: self.name(), feature: "registration on other threads, nor a need for it" })
+    }
+
+    /// Makes a region of what a registrar of this provider's device has registered.
+    fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
+        let _ = registration;
+        Err(Error::Unsupported { provider: self.name(), feature: "registration on other threads" })
+    }
+
+    /// What the device really uses on a connection, where it can be asked.
+    fn path_of(&self, qp: QpId) -> Result<PathState> {
+        let _ = qp;
+        Err(Error::Unsupported { provider: self.name(), feature: "path to ask for" })
+    }
 
     /// Takes a connect request, which has no queue pair yet, out of this provider, to be attached to another of the
     /// same kind. The id is gone afterwards. On failure nothing has changed.
@@ -238,7 +342,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "local invalidation" })
     }
 
-    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`].
+    /// Lets the device hold events of a completion queue back, within [`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation).
     fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
         let _ = (cq, to);
         Err(Error::Unsupported { provider: self.name(), feature: "completion moderation" })
@@ -249,6 +353,13 @@ pub unsafe trait Provider: Send + fmt::Debug {
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
         let _ = (device, max_wr);
         Err(Error::Unsupported { provider: self.name(), feature: "shared receive queues" })
+    }
+
+    /// As [`Provider::create_srq`], for receives of up to `max_sge` scatter/gather entries; 0 for as many as the device has. With
+    /// 1 the entries of an adapter's queue are a quarter as long.
+    fn create_srq_of(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> Result<SrqId> {
+        let _ = max_sge;
+        self.create_srq(device, max_wr)
     }
 
     /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without

@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+use crate::caps::{Capabilities, DeviceInfo};
 use crate::handle::CqId;
 pub use crate::handle::{QpId, SrqId};
 
@@ -16,4 +17,52 @@ pub struct QpAttr {
     pub max_recv_wr: u32,
     /// Largest inline send, bytes.
     pub max_inline: u32,
+    /// Scatter/gather entries of a receive, 1 to the device's `max_sge`; 0 for as many as the device has. With 1 the entries of
+    /// an adapter's receive queue are a quarter as long. Not looked at with a shared receive queue, which has
+    /// [`Provider::create_srq_of`](crate::Provider::create_srq_of).
+    pub max_recv_sge: u32,
+}
+
+impl QpAttr {
+    /// Queues of these depths, without inline sends, and with as many entries for a receive as the device has.
+    #[must_use]
+    pub const fn new(send_cq: CqId, recv_cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> Self {
+        Self { send_cq, recv_cq, max_send_wr, max_recv_wr, max_inline: 0, max_recv_sge: 0 }
+    }
+
+    /// Cuts the depths and the inline size to what a device has, with a line in the log for each that was more.
+    #[must_use]
+    pub fn clamped(self, device: &DeviceInfo) -> Self {
+        let Capabilities { max_queue_depth, max_inline, max_sge, .. } = device.capabilities;
+        let cut = |what: &str, wanted: u32, limit: u32| {
+            if wanted > limit {
+                log::info!("{}: {what} is {wanted}; the device has {limit}, which is used", device.name);
+            }
+            wanted.min(limit)
+        };
+        Self {
+            max_send_wr: cut("the depth of the send queue", self.max_send_wr, max_queue_depth),
+            max_recv_wr: cut("the depth of the receive queue", self.max_recv_wr, max_queue_depth),
+            max_inline: cut("the size of inline sends", self.max_inline, max_inline),
+            max_recv_sge: cut("the number of entries of a receive", self.max_recv_sge, max_sge),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caps::Features;
+    use crate::slab::Key;
+
+    #[test]
+    fn depths_are_cut_to_the_device_and_no_further() {
+        let mut capabilities = Capabilities::portable(Features::empty());
+        (capabilities.max_queue_depth, capabilities.max_inline) = (100, 64);
+        let device = DeviceInfo { name: "small0".into(), capabilities };
+        let cq = CqId(Key::new(0, 1));
+        let attr = QpAttr { max_inline: 65, max_recv_sge: 9, ..QpAttr::new(cq, cq, 101, 100) }.clamped(&device);
+        assert_eq!((attr.max_send_wr, attr.max_recv_wr, attr.max_inline, attr.max_recv_sge), (100, 100, 64, 4));
+    }
 }

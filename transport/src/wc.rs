@@ -88,10 +88,12 @@ pub struct WorkCompletion {
     pub wr_id: u64,
     /// The queue pair it was posted to.
     pub qp: QpId,
-    /// How it ended. Without success only `wr_id` and `qp` are meaningful.
+    /// How it ended. Without success only `wr_id`, `qp`, `vendor_error`, and whether it was a receive are meaningful.
     pub status: WcStatus,
-    /// What completed.
+    /// What completed. Of a work request that failed: [`WcOpcode::Recv`] for a receive, and anything else for a send.
     pub opcode: WcOpcode,
+    /// The device's own code for a failure, which its vendor can explain; 0 where there is none.
+    pub vendor_error: u32,
     /// Bytes received or read.
     pub byte_len: u32,
     /// Immediate data that came with a receive.

@@ -114,7 +114,7 @@ pub enum SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// The number that comes back in the completion.
+    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
@@ -127,7 +127,7 @@ pub struct SendWr {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr {
-    /// The number that comes back in the completion.
+    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
     pub wr_id: u64,
     /// Where the message goes.
     pub sges: SgeList,

@@ -53,7 +53,14 @@ impl Side {
     }
 
     fn equip(&mut self, id: CmId) -> io::Result<QpId> {
-        let attr = QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: DEPTH, max_recv_wr: 1, max_inline: 0 };
+        let attr = QpAttr {
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: 1,
+            max_inline: 0,
+            max_recv_sge: 0,
+        };
         self.station.provider().create_qp(id, &attr).map_err(io::Error::other)
     }
 

@@ -98,7 +98,7 @@ impl Way {
             // A device is there and is not taken.
             Some(device) if self.provider == "iwarp" && !HAS_VERBS => {
                 Finding::note("address", format!("{text}; the device {device} leads there"))
-                    .mend("cargo build --release --features verbs")
+                    .mend("cargo build --release")
             }
             Some(device) if self.provider == "iwarp" => {
                 Finding::problem("address", format!("{text}; yet the device {device} is on the way"))

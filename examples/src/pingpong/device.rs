@@ -52,7 +52,7 @@ impl Carrier {
             return Err(Failure::new(format!("{name} is an RDMA device: leave --provider iwarp out, or --ib-dev")));
         }
         if !has_verbs {
-            let cure = "build it with --features verbs, or use --ib-dev iwarp0";
+            let cure = "build it with the feature verbs, or use --ib-dev iwarp0";
             return Err(Failure::new(format!("this program was built without RDMA devices such as {name}: {cure}")));
         }
         let carrier = Self { provider: ProviderChoice::Verbs, device: Some(device.clone()) };
@@ -186,7 +186,7 @@ mod tests {
         assert!(choose(Provider::Auto, "down0").unwrap_err().contains("active port"));
         let args = DeviceArgs { provider: Provider::Auto, ib_dev: Some("siw0".into()) };
         let failure = Carrier::among(&args, false, machine).unwrap_err().to_string();
-        assert!(failure.contains("--features verbs"), "{failure}");
+        assert!(failure.contains("the feature verbs"), "{failure}");
         let args = DeviceArgs { provider: Provider::Verbs, ib_dev: Some("siw0".into()) };
         assert!(Carrier::among(&args, true, Vec::new).unwrap_err().to_string().contains("no RDMA device at all"));
     }

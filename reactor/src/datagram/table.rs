@@ -199,6 +199,7 @@ impl Endpoints {
             max_send_wr: send_depth,
             max_recv_wr: receive_depth,
             max_inline: 0,
+            max_recv_sge: 1,
         };
         let provider = driver.provider_mut();
         let made = pool

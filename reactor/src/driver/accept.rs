@@ -221,6 +221,7 @@ impl Driver {
             max_send_wr: config.send_slots(),
             max_recv_wr: config.receive_depth,
             max_inline: device.max_inline.min(MAX_INLINE),
+            max_recv_sge: 1,
         };
         let made = match (&mut device.buffers.shared, sharing) {
             (Some(shared), Some(receives)) => match shared.claims.join(*now) {

@@ -146,6 +146,7 @@ mod tests {
             status: WcStatus::Success,
             opcode: WcOpcode::Recv,
             byte_len,
+            vendor_error: 0,
             immediate: None,
             invalidated: None,
             source: Default::default(),

@@ -34,7 +34,7 @@ impl Bench {
 
     pub(super) fn qp(&mut self, id: CmId) -> QpId {
         let (send_cq, recv_cq) = (self.cq, self.cq);
-        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0 };
+        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
         self.iwarp.create_qp(id, &attr).unwrap()
     }
 

@@ -128,6 +128,7 @@ mod tests {
             status: WcStatus::Success,
             opcode: WcOpcode::Send,
             byte_len: 0,
+            vendor_error: 0,
             immediate: None,
             invalidated: None,
             source: crate::datagram::DatagramSource::default(),

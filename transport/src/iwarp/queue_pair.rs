@@ -447,6 +447,7 @@ fn completion(qp: QpId, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len
         status,
         opcode,
         byte_len,
+        vendor_error: 0,
         immediate: None,
         invalidated: None,
         source: DatagramSource::default(),

@@ -228,7 +228,8 @@ impl StagTable {
     /// Memory that a request of this side has the peer fill.
     #[inline]
     pub(crate) fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
-        let region = self.find(stag).filter(|region| region.access.contains(Access::LOCAL_WRITE))?;
+        let region =
+            self.find(stag).filter(|region| region.access.intersects(Access::LOCAL_WRITE.union(Access::READ_SINK)))?;
         region.span(offset, len).ok()
     }
 

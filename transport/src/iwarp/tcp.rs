@@ -333,8 +333,14 @@ mod tests {
         }
 
         fn qp(&mut self, id: CmId) -> QpId {
-            let attr =
-                QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 64 };
+            let attr = QpAttr {
+                send_cq: self.cq,
+                recv_cq: self.cq,
+                max_send_wr: DEPTH,
+                max_recv_wr: DEPTH,
+                max_inline: 64,
+                max_recv_sge: 0,
+            };
             let qp = self.iwarp.create_qp(id, &attr).unwrap();
             for slot in 0..DEPTH as usize {
                 self.recv(qp, slot);
@@ -437,6 +443,27 @@ mod tests {
             counts.push(descriptors());
         }
         assert!(counts[19] <= counts[0] + 8, "{counts:?}");
+    }
+
+    /// A region over a memory file: what a peer writes, another mapping of the file has.
+    #[test]
+    fn a_peer_writes_into_a_memory_file() {
+        use std::os::fd::AsFd;
+        let (mut server, mut client) = (Side::new(IwarpConfig::default()), Side::new(IwarpConfig::default()));
+        let (_, out_id) = connect(&mut server, &mut client);
+        let (region, file) = Memory::new_file(8192).unwrap();
+        let region = std::sync::Arc::new(region);
+        let other = Memory::map_file(file.as_fd(), 0, 8192).unwrap();
+        let access = crate::Access::REMOTE_WRITE | crate::Access::REMOTE_READ;
+        let registered = server.iwarp.register(DeviceId(0), &region, access).unwrap();
+        client.memory.write(0, b"into another process");
+        let remote = crate::wr::RemoteAddress { address: region.as_ptr() as u64 + 100, key: registered.remote_key };
+        let sges = SgeList::one(client.memory.sge(0, 20));
+        let wr = SendWr { wr_id: 5, op: SendOp::Write(remote), sges, flags: SendFlags::SIGNALED };
+        client.iwarp.post_send(QpId(out_id.0), &[wr]).unwrap();
+        let mut seen = [0; 20];
+        until(&mut server, &mut client, |_, _| other.copy_out(100, &mut seen) && &seen == b"into another process");
+        server.iwarp.deregister(registered.id).unwrap();
     }
 
     #[test]

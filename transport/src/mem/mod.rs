@@ -4,6 +4,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race |
+//! | `foreign.rs` | pages of a memory file, and memory that the program has got on its own |
 //! | `sge.rs` | [`Sge`]: what a work request names, with a promise about who else uses it |
 //! | `span.rs` | parts of a region that a peer may reach |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
@@ -26,6 +27,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::mr::LocalKey;
 
+mod foreign;
 mod iovec;
 mod sge;
 mod span;
@@ -51,6 +53,8 @@ enum Backing {
     Mapping(usize),
     /// A vector with so many bytes of capacity, of which all whole words that hold one of `len` bytes are initialised.
     Vector(usize),
+    /// The program's own, which it keeps.
+    Foreign,
 }
 
 // SAFETY: `Memory` owns its bytes, and what it lets anybody do with them does not depend on the thread.
@@ -218,8 +222,9 @@ impl Drop for Memory {
         match self.backing {
             // SAFETY: the parts of the vector that `from_vec` took apart, which nobody can name any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
+            Backing::Foreign => {}
             Backing::Mapping(len) => {
-                // SAFETY: the mapping that `new` made, which is ours alone and which nobody can name any more.
+                // SAFETY: the mapping that a constructor made, which is ours alone and which nobody can name any more.
                 let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
                 debug_assert_eq!(rc, 0, "munmap of a whole mapping");
             }

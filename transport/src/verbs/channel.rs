@@ -1,16 +1,15 @@
-//! The connection manager's event channel, and its events copied out.
+//! [`EventChannel`]: the connection manager's event channel. Its events are copied out and acknowledged as they are read.
 
 use std::ffi::c_int;
 use std::io;
 use std::ptr;
 
-use rdma_sys::{
+use super::ffi::{check, key_of, non_null, set_nonblocking};
+use super::route::route;
+use super::sys::{
     rdma_ack_cm_event, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_create_event_channel,
     rdma_destroy_event_channel, rdma_event_channel, rdma_get_cm_event, rdma_port_space,
 };
-
-use super::datagram::route;
-use super::ffi::{check, key_of, non_null, set_nonblocking};
 use crate::cm::ReadDepth;
 use crate::datagram::DatagramPeer;
 use crate::error::{Error, Result};
@@ -33,20 +32,20 @@ unsafe impl Sync for EventChannel {}
 pub(super) struct RawEvent {
     pub(super) kind: rdma_cm_event_type::Type,
     pub(super) status: c_int,
-    /// Whom it concerns; of a connect request, the listener.
+    /// The id that it concerns; of a connect request, the listener.
     pub(super) key: Key,
-    /// The id that a connect request made.
+    /// The new id of a connect request.
     pub(super) request: Option<Request>,
     pub(super) private_data: Box<[u8]>,
-    /// Of a connect request what the peer asks for, of an active connection what was agreed on; seen from here.
+    /// As seen from here: in a connect request, what the peer asks for; on an active connection, what was agreed on.
     pub(super) read_depth: ReadDepth,
-    /// Of a datagram id: where the peer, or the group, is.
+    /// Of a datagram id: the way to the peer or the group.
     pub(super) peer: Option<DatagramPeer>,
-    /// Of an event about a multicast group: the number of the join.
+    /// In an event about a multicast group: the number of the join.
     pub(super) join: usize,
 }
 
-/// What a connect request brings.
+/// The new id of a connect request.
 #[derive(Debug)]
 pub(super) struct Request {
     /// The new id, which nobody owns yet.
@@ -86,7 +85,7 @@ impl EventChannel {
                 _ => return Err(Error::io("rdma_get_cm_event", error)),
             }
         }
-        // SAFETY: the call succeeded: the event is whole and ours until it is acknowledged, which is below.
+        // SAFETY: the call succeeded: the event is whole, and ours until it is acknowledged, which is below.
         let copy = unsafe { Self::copy(&*event) };
         // SAFETY: acknowledged once, and not used any more.
         if let Err(error) = check("rdma_ack_cm_event", unsafe { rdma_ack_cm_event(event) }) {
@@ -104,7 +103,7 @@ impl EventChannel {
         let key = key_of(unsafe { (*concerned).context });
         // SAFETY: the ids of an event live until it is acknowledged.
         if unsafe { (*concerned).ps } == rdma_port_space::RDMA_PS_UDP {
-            // SAFETY: of a datagram id, and the caller's promise.
+            // SAFETY: the event is of a datagram id; the rest is the caller's promise.
             return unsafe { Self::copy_datagram(event, key, is_request) };
         }
         // SAFETY: events of connected ids carry this variant.

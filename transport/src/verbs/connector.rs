@@ -1,14 +1,14 @@
-//! Threads for the calls that block on iWARP: `rdma_connect` until TCP has connected, and the destruction of an id
-//! until its handshake is over.
+//! Threads for the calls that block on iWARP: `rdma_connect` blocks until TCP has connected, and the destruction of an id
+//! blocks until its handshake is over.
 //!
-//! A thread is started when a call is to be made and none is idle, up to a bound; more calls wait for a thread. An
-//! idle thread goes after a while. Threads own the ids they work on together with the provider: whoever lets go last
-//! destroys. They are never waited for.
+//! A call starts a thread when no thread is idle, up to a bound; beyond it, calls wait for a thread. An idle thread ends after
+//! a while. A thread owns the id that it works on together with the provider, and the last of the two to let go destroys it.
+//! Nobody waits for a thread.
 //!
-//! A connect whose peer does not answer at all blocks for minutes, and with it the removal of its device. When its id
-//! is released it is interrupted, by a signal to its thread: `SIGURG`, which nothing else happens to when it is not
-//! in use. A handler that does nothing is installed for it when the first iWARP connect starts, unless the program
-//! has one of its own; then there is no interruption. All other signals are blocked in these threads.
+//! A connect to a peer that does not answer at all blocks for minutes, and so does the removal of its device. When the id is
+//! released, the connect is interrupted by a signal to its thread: `SIGURG`, which a program without a handler for it ignores.
+//! The first connect on iWARP installs a handler that does nothing, unless the program has a handler of its own; then there is
+//! no interruption. All other signals are blocked in these threads.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -25,13 +25,13 @@ use super::id::{RawId, Terms};
 use crate::error::Error;
 use crate::slab::Key;
 
-/// Connect calls that block at the same time; as many releases beside them.
+/// Number of connect calls that may block at the same time. As many releases may block beside them.
 const THREADS: usize = 64;
-/// Interrupts a call.
+/// The signal that interrupts a call.
 const SIGNAL: c_int = libc::SIGURG;
-/// A signal may come just before the call that it is to interrupt: it is sent again after this.
+/// Time after which the signal is sent again: it may have come just before the call that it is to interrupt.
 const AGAIN: Duration = Duration::from_millis(10);
-/// How long a thread waits for its next call.
+/// How long an idle thread waits for its next call.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK: usize = 256 * 1024;
 
@@ -53,7 +53,7 @@ struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
-    /// Threads inside a connect call, by the address of its id.
+    /// Threads inside a connect call, each with the address of its id.
     connecting: Vec<(usize, libc::pthread_t)>,
     failed: Vec<Failed>,
 }
@@ -94,7 +94,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next call to make; `None` when there was none for a while and the thread is to end.
+    /// The next call to make; `None` when there was none for a while, and the thread ends.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         if queue.jobs.is_empty() {
@@ -122,7 +122,7 @@ impl Shared {
         // SAFETY: no arguments.
         let thread = unsafe { libc::pthread_self() };
         self.lock().connecting.push((address_of(id), thread));
-        // Whoever abandons it from here on interrupts.
+        // If the id is abandoned from here on, this thread is interrupted.
         let result = if id.is_abandoned() { Ok(()) } else { id.connect(terms) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
         if let Err(Error::Io { source: error, .. }) = result {
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     fn release(&self, id: Arc<RawId>) {
-        // Only a thread inside its connect call can still hold it.
+        // Only a thread inside a connect call can still hold the id.
         while Arc::strong_count(&id) > 1 {
             self.lock().interrupt(&id);
             thread::park_timeout(AGAIN);
@@ -148,18 +148,18 @@ impl Shared {
 }
 
 impl Connector {
-    /// Failures wake `waker`.
+    /// A connector that wakes `waker` when a connect call has failed.
     pub(super) fn new(waker: Waker) -> Self {
         Self { shared: Arc::new(Shared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }
 
-    /// Calls `rdma_connect`; failure comes out of [`Connector::take_failed`], success as an event of the id.
+    /// Calls `rdma_connect`. A failure comes out of [`Connector::take_failed`]; success comes as an event of the id.
     pub(super) fn connect(&self, key: Key, id: Arc<RawId>, terms: Terms) -> io::Result<()> {
         signal_is_ours();
         self.submit(Job::Connect { key, id, terms })
     }
 
-    /// Destroys an id, when nobody else holds it any more.
+    /// Destroys an id as soon as nobody else holds it.
     pub(super) fn release(&self, id: Arc<RawId>) {
         id.abandon();
         {
@@ -174,7 +174,7 @@ impl Connector {
 
     fn submit(&self, job: Job) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        // A release ends, and lets others end: it goes first.
+        // A release goes first: it ends, and lets others end.
         let bound = match job {
             Job::Connect { .. } => {
                 queue.jobs.push_back(job);
@@ -196,10 +196,10 @@ impl Connector {
         let thread = thread::Builder::new().name("rdma-connect".into()).stack_size(STACK);
         match thread.spawn(move || shared.run()) {
             Ok(_) => queue.threads += 1,
-            // One of those there are takes it later.
+            // One of the threads that exist takes the call later.
             Err(_) if queue.threads > 0 => {}
             Err(error) => {
-                // No thread, so it is the only one. It may own an id: that is destroyed without the lock.
+                // Without threads this is the only call. It may own an id, which is destroyed without the lock.
                 let job = queue.jobs.pop_back();
                 drop(queue);
                 drop(job);
@@ -209,12 +209,12 @@ impl Connector {
         Ok(())
     }
 
-    /// Connect calls that failed since.
+    /// Connect calls that have failed since this was last asked.
     pub(super) fn take_failed(&self) -> Vec<Failed> {
         std::mem::take(&mut self.shared.lock().failed)
     }
 
-    /// Makes the channel readable for something that did not come from the system.
+    /// Makes the provider's channel readable for an event that did not come from the system.
     pub(super) fn wake(&self) {
         if let Err(error) = self.shared.waker.wake() {
             log::error!("waking the connection-manager channel: {error}");
@@ -224,7 +224,7 @@ impl Connector {
 
 extern "C" fn nothing(_: c_int) {}
 
-/// Whether the signal may be sent; on the first call, makes it so.
+/// Whether the signal may be sent. The first call installs the handler.
 fn signal_is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
     *OURS.get_or_init(|| {
@@ -246,7 +246,7 @@ fn signal_is_ours() -> bool {
     })
 }
 
-/// Leaves the program's signals to the program's threads.
+/// Blocks the program's signals in this thread, so that the program's own threads get them.
 fn mask_signals() {
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: a place for a mask, filled by the first call and used by the others; changes this thread only.

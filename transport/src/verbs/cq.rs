@@ -7,29 +7,30 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_sys::{
-    ibv_ack_cq_events, ibv_cq, ibv_create_cq, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
-    ibv_wc_flags,
-};
-
+use super::chains::RECEIVE;
 use super::device::RawDevice;
 use super::ffi::{check, context_of, failure, key_of, non_null};
 use super::moderation;
-use super::qp::Numbers;
+use super::numbers::Numbers;
 use super::status::{wc_opcode, wc_status};
+use super::sys::{
+    ibv_ack_cq_events, ibv_cq, ibv_create_cq, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
+    ibv_wc_flags,
+};
 use crate::caps::Moderation;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
 use crate::slab::Key;
-use crate::wc::WorkCompletion;
+use crate::wc::{WcOpcode, WorkCompletion};
 
 /// Completions taken from a queue by one call.
 const BATCH: usize = 32;
 /// Events acknowledged at a time: each time takes a lock.
 const ACK_BATCH: u32 = 64;
 
-/// Room for completions as the device gives them. It leaves out what does not apply: zero at first, then something old.
+/// Room for completions as the device gives them. A device leaves fields that do not apply as they are: zero, or what an earlier
+/// completion had there.
 pub(super) struct Batch([ibv_wc; BATCH]);
 
 impl Default for Batch {
@@ -54,10 +55,11 @@ unsafe impl Send for RawCq {}
 unsafe impl Sync for RawCq {}
 
 impl RawCq {
-    pub(super) fn create(device: &Arc<RawDevice>, entries: u32, key: Key) -> Result<Self> {
+    pub(super) fn create(device: &Arc<RawDevice>, entries: u32, vector: u32, key: Key) -> Result<Self> {
+        let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         // SAFETY: a live context and channel; the queue's context is a number.
-        let raw = unsafe { ibv_create_cq(device.context(), entries, context_of(key), device.channel(), 0) };
+        let raw = unsafe { ibv_create_cq(device.context(), entries, context_of(key), device.channel(), vector) };
         let raw = non_null("ibv_create_cq", raw)?;
         Ok(Self { raw, unacknowledged: AtomicU32::new(0), device: Arc::clone(device) })
     }
@@ -104,13 +106,13 @@ impl RawCq {
         Ok(taken)
     }
 
-    /// Asks for one event on the next completion, of whatever kind: solicited ones alone do not work on every device.
+    /// Asks for one event on the next completion of any kind. Events for solicited completions alone do not work on every device.
     pub(super) fn arm(&self) -> Result<()> {
         // SAFETY: a live queue.
         check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, 0) })
     }
 
-    /// Counts an event, to be acknowledged together with others; whether that was done.
+    /// Counts an event that is to be acknowledged, which is done for many at once; returns whether it was done now.
     fn took_event(&self) -> bool {
         let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
         if due {
@@ -145,12 +147,19 @@ fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
         let data = &wc.imm_data_invalidated_rkey_union;
         (data.imm_data, data.invalidated_rkey)
     };
-    let has = |flag: ibv_wc_flags| wc.status == 0 && wc.wc_flags & flag.0 != 0;
+    let failed = wc.status != 0;
+    let has = |flag: ibv_wc_flags| !failed && wc.wc_flags & flag.0 != 0;
     WorkCompletion {
-        wr_id: wc.wr_id,
+        wr_id: wc.wr_id & !RECEIVE,
         qp: numbers.find(wc.qp_num),
         status: wc_status(wc.status),
-        opcode: wc_opcode(wc.opcode),
+        // The number says what failed; the opcode may be any earlier one's.
+        opcode: match (failed, wc.wr_id & RECEIVE != 0) {
+            (false, _) => wc_opcode(wc.opcode),
+            (true, true) => WcOpcode::Recv,
+            (true, false) => WcOpcode::Send,
+        },
+        vendor_error: if failed { wc.vendor_err } else { 0 },
         byte_len: wc.byte_len,
         immediate: has(ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
         invalidated: has(ibv_wc_flags::IBV_WC_WITH_INV).then_some(RemoteKey(invalidated)),
@@ -164,30 +173,31 @@ fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
     }
 }
 
-/// A completion queue of the provider.
+/// A completion queue in the provider's table.
 #[derive(Debug)]
 pub(super) struct Cq {
-    /// Nothing any more when the device was removed.
+    /// `None` once the device was removed.
     pub(super) raw: Option<Arc<RawCq>>,
     pub(super) device: u32,
     entries: u32,
     /// Entries promised to the work queues of queue pairs.
     reserved: u32,
-    /// Entries of work queues that are gone: free once the queue was seen empty, because completions may linger.
+    /// Entries of work queues that are gone. They are free once the queue was seen empty: until then completions may be left
+    /// in it.
     released: u32,
-    /// Work queues that complete here.
+    /// Number of work queues that complete here.
     users: u32,
     pub(super) armed: bool,
-    /// It failed, and its queue pairs were told.
+    /// Set when the queue failed and its queue pairs were told. It is not polled any more.
     pub(super) failed: bool,
-    /// Shared receive queues that complete here.
+    /// Number of shared receive queues that complete here.
     pub(super) shared: u32,
-    /// Completions taken out of the queue ahead of the user.
+    /// Completions that were taken out of the queue before the user asked for them.
     pub(super) stash: VecDeque<WorkCompletion>,
 }
 
 impl Cq {
-    /// Without the queue itself, which is made with the key of this.
+    /// An entry without the queue itself, which is made with the key of this entry.
     pub(super) const fn new(device: u32, entries: u32) -> Self {
         Self {
             raw: None,
@@ -222,7 +232,7 @@ impl Cq {
         self.users > 0
     }
 
-    /// Keeps room for a work queue of `depth`, so that the queue can never overrun.
+    /// Keeps room for all entries of a work queue, so that this queue can never overrun.
     pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
         let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
         if reserved > self.entries.into() {
@@ -234,7 +244,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes back a reservation of which nothing was used.
+    /// Takes a reservation back of which nothing was used.
     pub(super) fn cancel(&mut self, depth: u32) {
         self.reserved = self.reserved.saturating_sub(depth);
         self.users = self.users.saturating_sub(1);
@@ -246,15 +256,15 @@ impl Cq {
         self.released += depth;
     }
 
-    /// Notes that a poll found the end.
+    /// Notes that a poll found the queue empty.
     #[inline]
     pub(super) fn drained(&mut self) {
         self.released = 0;
     }
 }
 
-/// Takes the next event from a device's completion channel: the key of its queue, `None` when there is none now.
-/// Counts the calls that acknowledge.
+/// Takes the next event from a device's completion channel and returns the key of its queue; `None` when there is none now. Adds
+/// the calls that acknowledge to `acknowledgements`.
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,
@@ -289,6 +299,22 @@ pub(super) fn next_event(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// mlx5 writes no opcode into a completion with an error: it is still that of the entry's last use.
+    #[test]
+    fn what_failed_is_told_by_its_number_and_not_by_the_opcode() {
+        let numbers = Numbers::default();
+        // SAFETY: all fields are numbers.
+        let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
+        for (number, stale, wanted) in [(RECEIVE | 5, 0, WcOpcode::Recv), (5, 128, WcOpcode::Send)] {
+            (wc.wr_id, wc.status, wc.opcode, wc.vendor_err, wc.wc_flags) = (number, 5, stale, 0x68, 2);
+            let seen = completion(&wc, &numbers);
+            assert_eq!((seen.wr_id, seen.opcode, seen.vendor_error, seen.immediate), (5, wanted, 0x68, None));
+        }
+        (wc.wr_id, wc.status, wc.opcode) = (RECEIVE | 6, 0, 129);
+        let seen = completion(&wc, &numbers);
+        assert_eq!((seen.wr_id, seen.opcode, seen.vendor_error), (6, WcOpcode::RecvWriteWithImmediate, 0));
+    }
 
     #[test]
     fn room_is_kept_for_every_work_request() {

@@ -1,19 +1,17 @@
-//! Datagrams: address handles, multicast groups, ids of the datagram kind.
+//! Datagrams: ids of the datagram kind, address handles, multicast groups.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_sys::{
-    ibv_ah, ibv_ah_attr, ibv_create_ah, ibv_destroy_ah, ibv_gid, ibv_global_route, ibv_grh, ibv_init_ah_from_wc,
-    ibv_wc, ibv_wc_flags,
-};
-
 use super::NAME;
-use super::device::RawDevice;
-use super::ffi::{check, non_null};
-use super::id::{Id, RawId, Service, State};
-use super::provider::Verbs;
+use super::address::{Address, RawAddressHandle};
+use super::core::Verbs;
+use super::entry::{Id, State};
+use super::ffi::{RawAddress, check};
+use super::id::{RawId, Service};
+use super::route::route;
+use super::sys::{ibv_ah_attr, ibv_grh, ibv_init_ah_from_wc, ibv_wc, ibv_wc_flags};
 use crate::caps::Features;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use crate::datagram::{AddressId, DatagramPeer, DatagramSource, GRH_LEN, Route};
@@ -23,88 +21,14 @@ use crate::qp::QpId;
 use crate::slab::Key;
 use crate::wc::WorkCompletion;
 
-/// Groups an id may be in.
+/// Number of groups that an id may be in.
 const GROUPS: usize = 64;
 
-/// The one owner of an address handle.
-#[derive(Debug)]
-pub(super) struct RawAddressHandle {
-    raw: *mut ibv_ah,
-    _device: Arc<RawDevice>,
-}
-
-// SAFETY: a handle belongs to no thread; it is destroyed once, by its owner.
-unsafe impl Send for RawAddressHandle {}
-
-impl RawAddressHandle {
-    fn create(device: &Arc<RawDevice>, route: &Route) -> Result<Self> {
-        let mut attr = ah_attr(route);
-        // SAFETY: a live domain; the attributes are read during the call.
-        let raw = unsafe { ibv_create_ah(device.protection_domain(), &raw mut attr) };
-        Ok(Self { raw: non_null("ibv_create_ah", raw)?, _device: Arc::clone(device) })
-    }
-
-    pub(super) const fn as_ptr(&self) -> *mut ibv_ah {
-        self.raw
-    }
-}
-
-impl Drop for RawAddressHandle {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once, before the device.
-        if let Err(error) = check("ibv_destroy_ah", unsafe { ibv_destroy_ah(self.raw) }) {
-            log::warn!("{error}");
-        }
-    }
-}
-
-/// An address handle of the provider; on a device that was removed there is none any more.
-#[derive(Debug)]
-pub(super) struct Address {
-    pub(super) raw: Option<RawAddressHandle>,
-    pub(super) device: u32,
-}
-
-fn ah_attr(route: &Route) -> ibv_ah_attr {
-    ibv_ah_attr {
-        grh: ibv_global_route {
-            dgid: ibv_gid { raw: route.gid },
-            flow_label: route.flow_label,
-            sgid_index: route.source_gid_index,
-            hop_limit: route.hop_limit,
-            traffic_class: route.traffic_class,
-        },
-        dlid: route.lid,
-        sl: route.service_level,
-        src_path_bits: route.path_bits,
-        static_rate: route.static_rate,
-        is_global: route.is_global.into(),
-        port_num: route.port,
-    }
-}
-
-pub(super) fn route(attr: &ibv_ah_attr) -> Route {
-    Route {
-        // SAFETY: every variant of a GID is 16 bytes.
-        gid: unsafe { attr.grh.dgid.raw },
-        is_global: attr.is_global != 0,
-        source_gid_index: attr.grh.sgid_index,
-        flow_label: attr.grh.flow_label,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-        lid: attr.dlid,
-        service_level: attr.sl,
-        path_bits: attr.src_path_bits,
-        static_rate: attr.static_rate,
-        port: attr.port_num,
-    }
-}
-
 impl Verbs {
-    /// An id of the datagram kind at `address`.
+    /// Makes an id of the datagram kind at `address`.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let raw = RawId::create(&self.channel, Service::Datagram)?;
-        raw.bind(address).map_err(|error| match error {
+        raw.bind(&RawAddress::new(address)).map_err(|error| match error {
             Error::Io { source, .. } => Error::Listen { address, source },
             other => other,
         })?;
@@ -129,7 +53,7 @@ impl Verbs {
         }
     }
 
-    /// Tells a peer that asks where to send to, and forgets it.
+    /// Tells a peer that asks for it the number of the queue pair, and forgets the peer.
     pub(super) fn answer_for(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
         let entry = self.id(id)?;
         if entry.state != State::Offered || entry.raw.service() != Service::Datagram {
@@ -141,7 +65,7 @@ impl Verbs {
         let answered = number.and_then(|number| {
             let param = ConnectParam { private_data, ..ConnectParam::default() };
             let terms = self.terms(self.id(id)?, &param, None)?;
-            self.check_port(device)?;
+            self.check_port(device, raw.port())?;
             raw.accept_for(&terms, number)
         });
         if let Some(entry) = self.ids.get_mut(id.0).filter(|_| answered.is_ok()) {
@@ -152,7 +76,7 @@ impl Verbs {
         answered
     }
 
-    /// An id of the datagram kind that resolves `peer`.
+    /// Makes an id of the datagram kind that resolves `peer`.
     pub(super) fn resolve_datagrams(
         &mut self,
         peer: SocketAddr,
@@ -161,9 +85,9 @@ impl Verbs {
     ) -> Result<CmId> {
         let raw = RawId::create(&self.channel, Service::Datagram)?;
         if let Some(from) = from {
-            raw.bind(from)?;
+            raw.bind(&RawAddress::new(from))?;
         }
-        self.resolve_on(raw, peer, deadline)
+        self.resolve_on(raw, peer.into(), deadline)
     }
 
     fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut Id> {
@@ -215,7 +139,7 @@ impl Verbs {
     pub(super) fn join_ended(&mut self, key: Key, number: usize, status: i32, peer: Option<DatagramPeer>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let place = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
-        // Left meanwhile, if there is none.
+        // If there is no such join, the group was left meanwhile.
         let Some(place) = place else { return };
         let Some((group, _)) = *place else { return };
         match peer {
@@ -259,7 +183,7 @@ impl Verbs {
         Ok(route(&attr))
     }
 
-    /// An id goes that may be in groups: a queue pair that is in one cannot be destroyed.
+    /// Leaves all groups of an id that is about to go: a queue pair that is in a group cannot be destroyed.
     pub(super) fn leave_all(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key) else { return };
         for (group, _) in id.groups.drain(..).flatten() {
@@ -267,28 +191,5 @@ impl Verbs {
                 log::debug!("{error}");
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_route_survives_as_attributes() {
-        let wanted = Route {
-            gid: *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01",
-            is_global: true,
-            source_gid_index: 1,
-            flow_label: 7,
-            hop_limit: 64,
-            traffic_class: 3,
-            lid: 9,
-            service_level: 2,
-            path_bits: 1,
-            static_rate: 4,
-            port: 1,
-        };
-        assert_eq!(route(&ah_attr(&wanted)), wanted);
     }
 }

@@ -1,16 +1,17 @@
-//! What an event does to an id.
+//! Events: how they are read, and what each does to the id or device that it concerns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_sys::rdma_cm_event_type as cm;
-
+use super::async_event::{AsyncEvent, QpEvent};
 use super::channel::{RawEvent, Request};
-use super::device::{AsyncEvent, QpEvent};
-use super::id::{Id, RawId, Service, State};
-use super::provider::{ASYNC, CM, Verbs};
+use super::connecting::set_path;
+use super::core::{ASYNC, CM, Verbs, milliseconds_to};
+use super::entry::{Id, State};
+use super::id::{RawId, Service};
 use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
+use super::sys::rdma_cm_event_type as cm;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
 use crate::error::{Error, Result};
 use crate::event::{DeviceEvent, DeviceEventKind};
@@ -18,12 +19,10 @@ use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
 
-/// How long a peer waits that found no receive posted: 0.64 ms. The connection manager would leave it at 655 ms.
-const MIN_RNR_TIMER: u8 = 12;
-/// Answers of InfiniBand's connection manager to the question where datagrams are taken (`ib_cm.h`).
+/// Answers of InfiniBand's connection manager to the question which queue pair takes datagrams (`ib_cm.h`).
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
-/// Events of devices that are kept for a caller who may never ask.
+/// Number of device events that are kept for a caller who may never ask for them.
 const DEVICE_EVENTS: usize = 1000;
 
 impl Verbs {
@@ -48,7 +47,7 @@ impl Verbs {
         }
     }
 
-    /// Asks which descriptors have something new; whether there is anything to look at.
+    /// Asks which descriptors have something new; returns whether there is anything to look at.
     fn look(&mut self) -> Result<bool> {
         match self.poll.poll(&mut self.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
@@ -113,7 +112,7 @@ impl Verbs {
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
                 self.join_ended(key, join, status, peer);
             }
-            // The answer to the question where to send to.
+            // The answer to the question which queue pair takes datagrams.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
@@ -128,9 +127,10 @@ impl Verbs {
             cm::RDMA_CM_EVENT_DISCONNECTED => {
                 id.handshaking = false;
                 let cause = match id.state {
-                    State::Disconnecting => DisconnectCause::Local,
+                    State::Disconnecting { .. } => DisconnectCause::Local,
                     _ => DisconnectCause::Peer,
                 };
+                self.flush_closing(CmId(key));
                 self.disconnected(key, cause);
             }
             cm::RDMA_CM_EVENT_DEVICE_REMOVAL => {
@@ -144,24 +144,29 @@ impl Verbs {
             | cm::RDMA_CM_EVENT_CONNECT_ERROR
             | cm::RDMA_CM_EVENT_UNREACHABLE
             | cm::RDMA_CM_EVENT_REJECTED => self.failed(key, kind, status, private_data),
-            other => {
-                if other == cm::RDMA_CM_EVENT_ADDR_CHANGE {
-                    log::warn!("a local address has changed under a connection to {:?}", id.raw.peer_address());
+            cm::RDMA_CM_EVENT_ADDR_CHANGE => {
+                log::warn!(
+                    "the address {:?} has moved to another device or port, under an id that is {}",
+                    id.raw.local_address(),
+                    id.state.name()
+                );
+                if id.state != State::Watching {
+                    self.push(key, CmEventKind::AddressChange);
                 }
-                self.push(key, CmEventKind::Other(other));
             }
+            other => self.push(key, CmEventKind::Other(other)),
         }
     }
 
     fn address_resolved(&mut self, key: Key, now: Instant) {
         let Some(id) = self.ids.get(key).filter(|id| id.state == State::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
-        let timeout = super::provider::milliseconds_to(deadline, Some(now));
+        let timeout = milliseconds_to(deadline, Some(now));
         // To join a group there must be no route.
         let is_group =
             raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
         let routed = self.land(key).and_then(|device| {
-            self.check_port(Some(device))?;
+            self.check_port(Some(device), raw.port())?;
             if is_group {
                 if let Some(id) = self.ids.get_mut(key) {
                     id.state = State::Resolved;
@@ -182,10 +187,12 @@ impl Verbs {
     fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>, read_depth: ReadDepth) {
         // SAFETY: the event has brought a new id, which nobody else knows.
         let raw = unsafe { RawId::from_raw(request.id, &self.channel) };
-        if self.ids.get(listener).is_none_or(|id| id.state != State::Listening) {
+        let Some(listening) = self.ids.get(listener).filter(|id| id.state == State::Listening) else {
             // The listener is gone: dropping the id refuses the peer.
             return;
-        }
+        };
+        // The kernel hands no option of a listener on.
+        set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = Id::new(Arc::new(raw), State::Offered);
         id.read_depth = read_depth;
@@ -226,7 +233,7 @@ impl Verbs {
         let Some(id) = self.ids.get(key) else { return };
         let Some(device) = id.device.and_then(|device| self.devices.get(device.0 as usize)) else { return };
         if !device.limits.iwarp
-            && let Err(error) = id.raw.set_min_rnr_timer(MIN_RNR_TIMER)
+            && let Err(error) = id.raw.set_min_rnr_timer(id.min_rnr_timer)
         {
             log::debug!("{}: the receiver-not-ready timer stays long: {error}", device.info.name);
         }
@@ -246,23 +253,23 @@ impl Verbs {
                 id.state = State::Dead;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
             }
-            // It accepted, and went before it heard that the connection was up.
+            // The peer accepted, and went before it heard that the connection was up.
             State::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 self.disconnected(key, DisconnectCause::Peer);
             }
-            // Since Linux 6.0 a connection manager may say so of a connection that is up.
+            // Since Linux 6.0 the connection manager may say that of a connection that is up.
             State::Established => {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
             }
-            State::Listening | State::Bound | State::Watching | State::Offered | State::Disconnecting | State::Dead => {
-            }
+            State::Disconnecting { .. } => self.flush_closing(CmId(key)),
+            State::Listening | State::Bound | State::Watching | State::Offered | State::Dead => {}
         }
     }
 
     fn disconnected(&mut self, key: Key, cause: DisconnectCause) {
         if let Some(id) = self.ids.get_mut(key) {
-            if id.state != State::Disconnecting {
+            if !matches!(id.state, State::Disconnecting { .. }) {
                 id.state = State::Dead;
             }
             self.push(key, CmEventKind::Disconnected(cause));
@@ -289,6 +296,7 @@ impl Verbs {
         if !again {
             self.device_event(device.0 as usize, DeviceEventKind::Removed);
         }
+        self.retire_now(device);
         self.close_if_unused(device);
     }
 
@@ -309,26 +317,13 @@ impl Verbs {
     fn async_event(&mut self, device: usize, event: AsyncEvent) {
         let name = &self.devices[device].info.name;
         match event {
-            AsyncEvent::Qp { kind, key, address } => {
-                let Some(id) = self.ids.get(key).filter(|id| id.qp.as_ref().is_some_and(|qp| qp.address() == address))
-                else {
-                    log::debug!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
-                    return;
-                };
-                match kind {
-                    QpEvent::Failed(why) if matches!(id.state, State::Accepting | State::Established) => {
-                        self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why.into())));
-                    }
-                    QpEvent::CommunicationEstablished if id.state == State::Accepting && !id.handshaking => {
-                        if let Err(error) = id.raw.notify_established() {
-                            log::debug!("{name}: {error}");
-                        }
-                    }
-                    QpEvent::LastReceive => self.device_event(device, DeviceEventKind::LastReceive(QpId(key))),
-                    other => log::trace!("{name}: {other:?}"),
+            AsyncEvent::Qp { kind, key, address } => self.qp_event(device, kind, key, address),
+            AsyncEvent::CqError { key, address } => {
+                // Of another provider, if the address differs.
+                if self.cqs.get(key).and_then(|cq| cq.raw.as_ref()).is_some_and(|raw| raw.as_ptr().addr() == address) {
+                    self.queue_failed(CqId(key), "the completion queue overran");
                 }
             }
-            AsyncEvent::CqError { key, address } => self.cq_failed(key, address),
             AsyncEvent::Srq { failed, key, address } => self.srq_event(device, failed, key, address),
             AsyncEvent::DeviceFatal => {
                 log::error!("the device {name} failed");
@@ -337,8 +332,13 @@ impl Verbs {
             }
             AsyncEvent::Port(kind) => {
                 log::warn!("{name}: {kind:?}");
+                match kind {
+                    DeviceEventKind::PortDown { port } => self.devices[device].set_down(port as u8, true),
+                    DeviceEventKind::PortActive { port } => self.devices[device].set_down(port as u8, false),
+                    _ => {}
+                }
                 self.device_event(device, kind);
-                self.port_changed(DeviceId(device as u32));
+                self.ports_changed(DeviceId(device as u32));
             }
             AsyncEvent::Other(code) => {
                 log::debug!("{name}: event {code}");
@@ -347,9 +347,40 @@ impl Verbs {
         }
     }
 
+    fn qp_event(&mut self, device: usize, kind: QpEvent, key: Key, address: usize) {
+        if kind == QpEvent::LastReceive && self.last_receive(key, address) {
+            return;
+        }
+        let name = &self.devices[device].info.name;
+        let Some(id) = self.ids.get_mut(key).filter(|id| id.qp.as_ref().is_some_and(|qp| qp.address() == address))
+        else {
+            // Every provider of the process hears of every queue pair on the device.
+            log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
+            return;
+        };
+        match kind {
+            QpEvent::Failed(why) if matches!(id.state, State::Accepting | State::Established) => {
+                let why = format!("{name}: {why}");
+                self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why)));
+            }
+            QpEvent::CommunicationEstablished if id.state == State::Accepting && !id.handshaking => {
+                if let Err(error) = id.raw.notify_established() {
+                    log::debug!("{name}: {error}");
+                }
+            }
+            QpEvent::LastReceive => {
+                if let Some(qp) = &mut id.qp {
+                    qp.last_receive = true;
+                }
+                self.device_event(device, DeviceEventKind::LastReceive(QpId(key)));
+            }
+            other => log::trace!("{name}: {other:?}"),
+        }
+    }
+
     fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
-            // Nobody asks for them, or the device is out of its mind.
+            // Nobody asks for them, or the device never stops.
             self.device_events.pop_front();
         }
         self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
@@ -358,7 +389,7 @@ impl Verbs {
     fn srq_event(&mut self, device: usize, failed: bool, key: Key, address: usize) {
         let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.as_ptr().addr() == address);
         if !self.srqs.get(key).is_some_and(ours) {
-            log::debug!("an event of a shared receive queue that is not this provider's");
+            log::trace!("an event of a shared receive queue that is not this provider's");
             return;
         }
         let srq = SrqId(key);
@@ -368,7 +399,8 @@ impl Verbs {
         log::error!("{}: a shared receive queue failed", self.devices[device].info.name);
         self.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
         let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
-        self.path_failed(on_it, "the shared receive queue failed");
+        let why = format!("{}: the shared receive queue failed", self.devices[device].info.name);
+        self.path_failed(on_it, &why);
     }
 
     /// Tells every connection that something under it has failed.
@@ -379,15 +411,26 @@ impl Verbs {
         }
     }
 
-    /// Completions are lost: no queue pair on the queue can go on. Said once, though the device repeats it.
-    fn cq_failed(&mut self, key: Key, address: usize) {
-        let Some(cq) = self.cqs.get_mut(key) else { return };
-        if cq.failed || cq.raw.as_ref().is_none_or(|raw| raw.as_ptr().addr() != address) {
-            return;
-        }
+    /// A completion queue failed: completions are lost, and no queue pair on it can go on. The reactor goes on with its other
+    /// queues.
+    pub(super) fn queue_failed(&mut self, queue: CqId, why: &str) {
+        let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };
         cq.failed = true;
-        log::error!("a completion queue overran");
-        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.completes_to(CqId(key)));
-        self.path_failed(on_it, "the completion queue overran");
+        let device = &mut self.devices[cq.device as usize];
+        device.armed -= usize::from(cq.armed);
+        cq.armed = false;
+        let why = format!("{}: {why}", device.info.name);
+        log::error!("{why}");
+        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
+        self.path_failed(on_it, &why);
+    }
+
+    /// The completion channel of a device failed: no completion can be waited for, which is as if the device had failed.
+    pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
+        let index = device.0 as usize;
+        log::error!("{}: {why}: the device is given up", self.devices[index].info.name);
+        self.device_event(index, DeviceEventKind::Fatal);
+        self.device_removed(device);
+        self.connector.wake();
     }
 }

@@ -1,18 +1,21 @@
-//! Connect requests that move from one provider to another, with `rdma_migrate_id`(3): nobody may read an event channel
-//! while an id leaves it, and each channel is read by its provider's thread. So the id travels on a channel of its own, and
-//! either thread makes one half of the way. Events that come meanwhile travel along.
+//! Connect requests that move from one provider to another, with `rdma_migrate_id`(3).
+//!
+//! Nobody may read an event channel while an id leaves it, and each channel is read by the thread of its provider. So the
+//! id travels on a channel of its own: the thread of the old provider moves the id there, and the thread of the new one moves
+//! the id from there to its own channel. Events that come meanwhile travel along.
 
 use std::sync::Arc;
 
 use super::NAME;
 use super::channel::EventChannel;
-use super::id::{Id, RawId, State};
-use super::provider::{STALE_ID, Verbs};
+use super::core::{STALE_ID, Verbs};
+use super::entry::{Id, State};
+use super::id::RawId;
 use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
-/// What moves. No queue pair exists yet.
+/// A connect request on its way. It has no queue pair yet.
 #[derive(Debug)]
 struct Request {
     id: RawId,
@@ -48,7 +51,7 @@ impl Verbs {
         let mut entry = Id::new(Arc::new(id), State::Offered);
         entry.read_depth = read_depth;
         let key = self.add(entry);
-        // Events that came along made no edge.
+        // Events that came along made no edge on this provider's channel.
         self.channel_ready = true;
         self.connector.wake();
         match self.land(key) {

@@ -1,34 +1,29 @@
-//! A connection-manager id: its owner, and the state it is in.
+//! [`RawId`]: the one owner of a connection-manager id and its queue pair.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
-
-use rdma_sys::{
-    ibv_context, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_accept,
-    rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id,
-    rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_migrate_id,
-    rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
-};
 
 use super::channel::EventChannel;
 use super::cq::RawCq;
 use super::device::RawDevice;
-use super::ffi::{RawAddress, address, check, context_of};
-use super::qp::Qp;
+use super::ffi::{RawAddress, address, check, context_of, place};
 use super::srq::RawSrq;
+use super::sys::{
+    RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
+    ibv_context, ibv_event_type, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state,
+    ibv_query_qp, rdma_accept, rdma_bind_addr, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_id,
+    rdma_create_qp, rdma_destroy_id, rdma_destroy_qp, rdma_disconnect, rdma_join_multicast, rdma_leave_multicast,
+    rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_set_option,
+};
 use crate::cm::ReadDepth;
-use crate::error::Result;
-use crate::provider::DeviceId;
+use crate::error::{Error, Result};
+use crate::place::Place;
 use crate::slab::Key;
 
-/// `RDMA_OPTION_ID` and its `RDMA_OPTION_ID_REUSEADDR` (`rdma_set_option`(3)).
-const OPTION_LEVEL_ID: i32 = 0;
-const OPTION_REUSE_ADDRESS: i32 = 1;
-
-/// What an id is for.
+/// The kind of service that an id is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     /// Reliable connections.
@@ -37,21 +32,21 @@ pub(super) enum Service {
     Datagram,
 }
 
-/// The one owner of an id and its queue pair, and of a share in what they depend on.
+/// Owns an id and its queue pair, and a share in everything that these depend on.
 #[derive(Debug)]
 pub(super) struct RawId {
     raw: *mut rdma_cm_id,
-    /// Nobody waits for this id any more: do not start on it.
+    /// Set when nobody waits for this id any more: no call is to be started on it.
     abandoned: AtomicBool,
-    /// Set together with the queue pair: what it completes to and receives from.
+    /// Set together with the queue pair: the queues that it uses.
     queues: OnceLock<Queues>,
     device: OnceLock<Arc<RawDevice>>,
     _channel: Arc<EventChannel>,
 }
 
-// SAFETY: the library locks what ids share. What is in the id itself is written by the calls below, and two threads
-// call on one id only while one of them is inside `connect` (see `connector`); then the other makes no call but
-// `abandon`, `flush` and those that post, none of which touches what `rdma_connect` writes.
+// SAFETY: the library locks what ids share. The id's own fields are written by the calls below, and two threads call on
+// one id only while one of them is inside `connect` (see `connector`); then the other makes no call but `abandon`, `flush`
+// and those that post, none of which touches what `rdma_connect` writes.
 unsafe impl Send for RawId {}
 // SAFETY: as above.
 unsafe impl Sync for RawId {}
@@ -100,23 +95,23 @@ impl RawId {
 
     pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
         let group = RawAddress::new(SocketAddr::new(group, 0));
-        // SAFETY: a live id; the address is read during the call. It waits for events about the group to be acknowledged,
-        // which they are when they are read.
+        // SAFETY: a live id; the address is read during the call, which waits until events about the group are
+        // acknowledged. They are acknowledged as they are read.
         check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
     }
 
-    /// Moves an id without a queue pair to another event channel, off its device's books. Who calls this reads neither
+    /// Moves an id without a queue pair to another event channel, and off its device. The caller reads neither
     /// channel meanwhile.
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
-        // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. It waits for events of
-        // the id to be acknowledged, which they are when they are read.
+        // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. The call waits until
+        // events of the id are acknowledged. They are acknowledged as they are read.
         check("rdma_migrate_id", unsafe { rdma_migrate_id(self.raw, to.as_ptr()) })?;
         self._channel = Arc::clone(to);
         self.device = OnceLock::new();
         Ok(())
     }
 
-    /// Names the id in its events from now on.
+    /// Sets the key that events of the id carry from now on.
     pub(super) fn set_key(&self, key: Key) {
         // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
         unsafe { (*self.raw).context = context_of(key) }
@@ -127,12 +122,18 @@ impl RawId {
         let _ = self.device.set(Arc::clone(device));
     }
 
-    /// Context of the device the id is on; null while it is on none.
+    #[cfg(all(test, not(feature = "rdma-sys")))]
+    pub(super) const fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.raw
+    }
+
+    /// Context of the device that the id is on; null while it is on none.
     pub(super) fn context(&self) -> *mut ibv_context {
         // SAFETY: the id is live.
         unsafe { (*self.raw).verbs }
     }
 
+    /// Number of the device's port that the id is on, from 1; 0 while it is on none.
     pub(super) fn port(&self) -> u8 {
         // SAFETY: the id is live.
         unsafe { (*self.raw).port_num }
@@ -143,25 +144,52 @@ impl RawId {
         unsafe { address((&raw const (*self.raw).route.addr.src_addr_union).cast()) }
     }
 
+    /// The local address, of whatever kind, with port 0.
+    pub(super) fn local_place(&self) -> Option<Place> {
+        // SAFETY: as for the local address.
+        let mut place = unsafe { place((&raw const (*self.raw).route.addr.src_addr_union).cast()) };
+        match &mut place {
+            Some(Place::Ip(address)) => address.set_port(0),
+            Some(Place::Ib(address)) => address.port = 0,
+            None => {}
+        }
+        place
+    }
+
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as for the local address.
         unsafe { address((&raw const (*self.raw).route.addr.dst_addr_union).cast()) }
     }
 
-    pub(super) fn bind(&self, to: SocketAddr) -> Result<()> {
-        let to = RawAddress::new(to);
+    pub(super) fn bind(&self, to: &RawAddress) -> Result<()> {
         // SAFETY: a live id; the address is read during the call.
         check("rdma_bind_addr", unsafe { rdma_bind_addr(self.raw, to.as_ptr()) })
     }
 
+    fn set_option<T>(&self, option: i32, mut value: T) -> Result<()> {
+        // SAFETY: a live id; the option has this type, says each caller, and is read during the call.
+        let rc = unsafe { rdma_set_option(self.raw, RDMA_OPTION_ID, option, (&raw mut value).cast(), size_of::<T>()) };
+        check("rdma_set_option", rc)
+    }
+
     /// Lets a listener take an address that closed connections still occupy.
     pub(super) fn reuse_address(&self) -> Result<()> {
-        let mut on: i32 = 1;
-        // SAFETY: a live id; the option is an `int`, read during the call.
-        let rc = unsafe {
-            rdma_set_option(self.raw, OPTION_LEVEL_ID, OPTION_REUSE_ADDRESS, (&raw mut on).cast(), size_of::<i32>())
-        };
-        check("rdma_set_option", rc)
+        self.set_option(RDMA_OPTION_ID_REUSEADDR, 1_i32)
+    }
+
+    /// Keeps an IPv6 listener from taking IPv4 (`false` makes it take both).
+    pub(super) fn ipv6_only(&self, only: bool) -> Result<()> {
+        self.set_option(RDMA_OPTION_ID_AFONLY, i32::from(only))
+    }
+
+    /// Sets the type of service of what is sent: on RoCE the traffic class, on iWARP that of the TCP connection.
+    pub(super) fn set_type_of_service(&self, value: u8) -> Result<()> {
+        self.set_option(RDMA_OPTION_ID_TOS, value)
+    }
+
+    /// Sets the time after which the device sends a request again, as a code: 4.096 us times two to its power.
+    pub(super) fn set_ack_timeout(&self, code: u8) -> Result<()> {
+        self.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, code)
     }
 
     pub(super) fn listen(&self, backlog: u32) -> Result<()> {
@@ -170,8 +198,7 @@ impl RawId {
         check("rdma_listen", unsafe { rdma_listen(self.raw, backlog) })
     }
 
-    pub(super) fn resolve_address(&self, peer: SocketAddr, timeout_ms: i32) -> Result<()> {
-        let peer = RawAddress::new(peer);
+    pub(super) fn resolve_address(&self, peer: &RawAddress, timeout_ms: i32) -> Result<()> {
         // SAFETY: a live id; no source address, and the peer's is read during the call.
         check("rdma_resolve_addr", unsafe { rdma_resolve_addr(self.raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
     }
@@ -181,7 +208,7 @@ impl RawId {
         check("rdma_resolve_route", unsafe { rdma_resolve_route(self.raw, timeout_ms) })
     }
 
-    /// May block on iWARP.
+    /// Connects. May block on iWARP.
     pub(super) fn connect(&self, terms: &Terms) -> Result<()> {
         let mut param = terms.param();
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
@@ -214,17 +241,17 @@ impl RawId {
     /// Tells the connection manager that data has come before the word that the connection is up.
     pub(super) fn notify_established(&self) -> Result<()> {
         // SAFETY: a live id.
-        check("rdma_notify", unsafe { rdma_notify(self.raw, rdma_sys::ibv_event_type::IBV_EVENT_COMM_EST) })
+        check("rdma_notify", unsafe { rdma_notify(self.raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
-    /// Makes the queue pair, on `attr`, whose queues are the ones given.
+    /// Makes the queue pair with `attr`, which names the given queues.
     pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
-            return Err(crate::Error::InvalidState { call: "create_qp", state: "on no device" });
+            return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
         };
-        // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes
-        // are read and updated during the call.
-        check("rdma_create_qp", unsafe { rdma_create_qp(self.raw, device.protection_domain(), attr) })?;
+        // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes are read
+        // and updated during the call.
+        check("rdma_create_qp", unsafe { rdma_create_qp(self.raw, device.queue_domain(), attr) })?;
         let _ = self.queues.set(queues);
         // SAFETY: the call succeeded: the id has its queue pair.
         Ok(unsafe { (*self.raw).qp })
@@ -236,25 +263,37 @@ impl RawId {
         Some(unsafe { (*self.raw).qp })
     }
 
-    /// Has every work request flushed; from here on the device touches no memory for this queue pair.
-    pub(super) fn flush(&self) -> Result<()> {
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
         let Some(qp) = self.qp() else { return Ok(()) };
-        // SAFETY: all fields are numbers, and only the one named by the mask is read.
-        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
-        attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
         // SAFETY: a live queue pair; the attributes are read during the call.
-        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as i32) })
+        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, attr, mask.0 as i32) })
     }
 
-    /// Sets how long a peer waits that found no receive here. The connection manager leaves the longest time there is.
+    /// Puts the queue pair into the error state: every work request is flushed, and from here on the device touches no memory
+    /// for this queue pair.
+    pub(super) fn flush(&self) -> Result<()> {
+        let mut attr = no_attributes();
+        attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        self.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_STATE)
+    }
+
+    /// Sets how long a peer waits that found no receive here, as a code. The connection manager leaves the longest time there
+    /// is.
     pub(super) fn set_min_rnr_timer(&self, code: u8) -> Result<()> {
-        let Some(qp) = self.qp() else { return Ok(()) };
-        // SAFETY: all fields are numbers, and only the one named by the mask is read.
-        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        let mut attr = no_attributes();
         attr.min_rnr_timer = code;
-        let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
-        // SAFETY: a live queue pair; the attributes are read during the call.
-        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, mask) })
+        self.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER)
+    }
+
+    /// Asks the queue pair for its attributes; `None` when the id has none.
+    pub(super) fn query(&self, mask: ibv_qp_attr_mask) -> Result<Option<ibv_qp_attr>> {
+        let Some(qp) = self.qp() else { return Ok(None) };
+        let mut attr = no_attributes();
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: a live queue pair, and places for the results.
+        check("ibv_query_qp", unsafe { ibv_query_qp(qp, &raw mut attr, mask.0 as i32, &raw mut init) })?;
+        Ok(Some(attr))
     }
 
     pub(super) fn abandon(&self) {
@@ -266,11 +305,16 @@ impl RawId {
     }
 }
 
+fn no_attributes() -> ibv_qp_attr {
+    // SAFETY: all fields are numbers.
+    unsafe { std::mem::zeroed() }
+}
+
 impl Drop for RawId {
     fn drop(&mut self) {
         if self.queues.get().is_some() {
-            // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are
-            // acknowledged as they are read.
+            // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are acknowledged
+            // as they are read.
             unsafe { rdma_destroy_qp(self.raw) }
         }
         // SAFETY: the last owner; the id's events are acknowledged as they are read, so this waits for nobody.
@@ -280,7 +324,7 @@ impl Drop for RawId {
     }
 }
 
-/// What a queue pair depends on.
+/// The queues that a queue pair uses.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
     pub(super) send: Arc<RawCq>,
@@ -288,15 +332,19 @@ pub(super) struct Queues {
     pub(super) shared: Option<Arc<RawSrq>>,
 }
 
-/// What a side of a connection offers.
+/// What one side of a connection offers.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub(super) private_data: Box<[u8]>,
     pub(super) read_depth: ReadDepth,
+    /// How often the device sends a request again that is not answered, 0 to 7.
+    pub(super) retry_count: u8,
+    /// How often it does when the peer has no receive posted, 0 to 6; 7 is for ever.
+    pub(super) rnr_retry_count: u8,
 }
 
 impl Terms {
-    /// Borrows the private data: use it while `self` lives.
+    /// The parameters, which borrow the private data: use them while `self` lives.
     fn param(&self) -> rdma_conn_param {
         // SAFETY: all fields are numbers and a pointer, for which null is good.
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
@@ -305,90 +353,8 @@ impl Terms {
         let narrow = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
         param.responder_resources = narrow(self.read_depth.responder_resources);
         param.initiator_depth = narrow(self.read_depth.initiator_depth);
-        param.retry_count = 7;
-        // 7 is for ever: a receiver that is late is not a reason to lose the connection.
-        param.rnr_retry_count = 7;
+        param.retry_count = self.retry_count;
+        param.rnr_retry_count = self.rnr_retry_count;
         param
-    }
-}
-
-/// Where an id is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Waits for connect requests.
-    Listening,
-    /// At an address of ours, for datagrams.
-    Bound,
-    /// Keeps watch on a device, for the provider itself.
-    Watching,
-    /// Resolving the peer's address, then the route.
-    Resolving,
-    /// On a device, free to connect.
-    Resolved,
-    /// Asked the peer.
-    Connecting,
-    /// Asked by a peer.
-    Offered,
-    /// Accepted the peer.
-    Accepting,
-    /// Up.
-    Established,
-    /// We disconnected.
-    Disconnecting,
-    /// Over: to be destroyed.
-    Dead,
-}
-
-impl State {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Listening => "listening",
-            Self::Bound => "bound",
-            Self::Watching => "watching a device",
-            Self::Resolving => "resolving",
-            Self::Resolved => "resolved",
-            Self::Connecting => "connecting",
-            Self::Offered => "waiting for accept or reject",
-            Self::Accepting => "being accepted",
-            Self::Established => "established",
-            Self::Disconnecting => "disconnecting",
-            Self::Dead => "over",
-        }
-    }
-}
-
-/// An id of the provider.
-#[derive(Debug)]
-pub(super) struct Id {
-    pub(super) raw: Arc<RawId>,
-    pub(super) state: State,
-    /// The device it is on.
-    pub(super) device: Option<DeviceId>,
-    pub(super) qp: Option<Qp>,
-    /// When an active connection must be up.
-    pub(super) deadline: Option<Instant>,
-    /// What the peer asked for, then what was agreed on.
-    pub(super) read_depth: ReadDepth,
-    /// On iWARP: destroying it may block until its handshake is over.
-    pub(super) handshaking: bool,
-    /// The user was told that the device goes away.
-    pub(super) removal_told: bool,
-    /// Multicast groups it is in or joins, and the numbers of the joins.
-    pub(super) groups: Vec<Option<(IpAddr, usize)>>,
-}
-
-impl Id {
-    pub(super) const fn new(raw: Arc<RawId>, state: State) -> Self {
-        Self {
-            raw,
-            state,
-            device: None,
-            qp: None,
-            deadline: None,
-            read_depth: ReadDepth { responder_resources: 0, initiator_depth: 0 },
-            handshaking: false,
-            removal_told: false,
-            groups: Vec::new(),
-        }
     }
 }

@@ -1,21 +1,23 @@
-//! Ids on devices: how one gets there, how it goes, and what is closed when the last one has gone.
+//! Ids on devices: how an id gets on a device, how it is destroyed, and what is closed when the last one of a device is gone.
 
 use std::sync::Arc;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
-use super::device::Device;
-use super::ffi;
-use super::id::{Id, RawId, Service, State};
-use super::provider::{ASYNC, STALE_ID, Verbs};
+use super::core::{ASYNC, STALE_ID, Verbs};
+use super::device::Anchor;
+use super::devices::Device;
+use super::entry::{Id, State};
+use super::ffi::{self, RawAddress};
+use super::id::{RawId, Service};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
 
 impl Verbs {
-    /// Puts an id into the books of the device it is on, which is opened when it is the first.
+    /// Notes which device an id is on. The device is opened when this is the first id there.
     pub(super) fn land(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
@@ -30,7 +32,7 @@ impl Verbs {
         Ok(device)
     }
 
-    /// The device an id is on.
+    /// The device that an id is on. It is opened when the provider does not have it yet.
     pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
         let context = id.context();
         if context.is_null() {
@@ -40,21 +42,22 @@ impl Verbs {
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
-        // An id of our own goes first, at the same address: it keeps the context open, and hears of the removal.
-        let mut address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
-        address.set_port(0);
+        // An id of our own comes first, at the same address: it keeps the context open, and hears of the device's removal.
+        let place = id.local_place().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
-        watch.bind(address)?;
+        watch.bind(&RawAddress::of(place))?;
         if watch.context() != context {
-            return Err(Error::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
+            return Err(Error::NoDevice { reason: format!("{place} is on more than one device") });
         }
-        let device = Device::open(Arc::clone(&watch), id.port())?;
+        let anchor: Anchor = Arc::clone(&watch) as Anchor;
+        // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
+        let device = unsafe { Device::open(context, anchor, id.port()) }?;
         let index = self.devices.len();
-        let fd = device.live()?.async_fd();
-        self.poll
-            .registry()
-            .register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE)
-            .map_err(|source| Error::io("watching a device", source))?;
+        for fd in device.live()?.event_fds() {
+            let registered =
+                self.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
+            registered.map_err(|source| Error::io("watching a device", source))?;
+        }
         let mut watch = Id::new(watch, State::Watching);
         let handle = DeviceId(index as u32);
         watch.device = Some(handle);
@@ -64,12 +67,12 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Watches every device that has an address: librdmacm opens them all when it looks for removed ones, and would
-    /// keep those that nobody watches from being removed in their turn.
+    /// Watches every device that has an address. librdmacm opens them all when it looks for removed ones, and a device that it
+    /// has opened and that nobody watches could not be removed in its turn.
     fn watch_all(&mut self) {
         for address in ffi::local_addresses() {
             let watched = RawId::create(&self.channel, Service::Connected).and_then(|id| {
-                id.bind(address)?;
+                id.bind(&RawAddress::new(address))?;
                 if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
             });
             if let Err(error) = watched {
@@ -83,16 +86,20 @@ impl Verbs {
     pub(super) fn remove(&mut self, key: Key) {
         self.leave_all(key);
         let Some(id) = self.ids.remove(key) else { return };
-        let Id { raw, qp, device, handshaking, state, .. } = id;
-        if let Some(qp) = &qp {
-            self.give_up_room(key, qp, &raw);
-            // A thread may still hold the queue pair: from here on it touches no memory all the same.
-            if (handshaking || Arc::strong_count(&raw) > 1)
-                && let Err(error) = raw.flush()
+        let mut stopped = false;
+        if let Some(qp) = &id.qp {
+            stopped = self.give_up_room(key, qp, &id.raw);
+            // A thread may still hold the queue pair; in the error state it touches no memory all the same.
+            if (id.handshaking || Arc::strong_count(&id.raw) > 1)
+                && let Err(error) = id.raw.flush()
             {
                 log::debug!("{error}");
             }
         }
+        if let Some(now) = self.now.filter(|_| stopped && self.must_retire(&id)) {
+            return self.retire(key, id, now);
+        }
+        let Id { raw, qp, device, handshaking, state, .. } = id;
         if handshaking {
             // Destroying waits for the end of the handshake.
             self.connector.release(raw);
@@ -116,7 +123,7 @@ impl Verbs {
         }
     }
 
-    /// Closes a removed device that has no ids any more: everything on it goes, so that the kernel can let it go.
+    /// Closes a removed device that has no ids any more, with everything on it, so that the kernel can let it go.
     pub(super) fn close_if_unused(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
@@ -148,10 +155,10 @@ impl Verbs {
                 region.close();
             }
         }
-        if let Some(raw) = &raw
-            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&raw.async_fd()))
-        {
-            log::debug!("forgetting a device: {error}");
+        for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
+            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&fd)) {
+                log::debug!("forgetting a device: {error}");
+            }
         }
         if let Some(watch) = watch {
             self.remove(watch);

@@ -1,78 +1,103 @@
 //! RDMA devices, through librdmacm and libibverbs: adapters, and the kernel's software devices `rdma_rxe` and `siw`.
 //!
-//! | module | holds |
-//! |---|---|
-//! | `ffi` | return conventions, contexts, addresses |
-//! | `channel` | the connection manager's event channel, and its events copied out |
-//! | `id` | a connection-manager id: its owner, and the state it is in |
-//! | `device` | a device: context, protection domain, channels, what it can do, its asynchronous events |
-//! | `cq`, `qp`, `srq`, `mr` | completion queues, queue pairs with their work requests, shared receive queues, memory regions |
-//! | `moderation` | fewer events of a completion queue |
-//! | `connector` | threads for the calls that block on iWARP |
-//! | `status` | what the codes of the libraries mean |
-//! | `open` | [`Verbs::open`], and which provider reaches an address |
-//! | `events` | what an event does to an id |
-//! | `handover` | connect requests that move to another provider |
-//! | `datagram` | address handles, multicast groups |
-//! | `landing` | ids on devices, and what is closed when the last one goes |
-//! | `queues` | queues made and accounted |
-//! | `provider` | [`Verbs`]: the [`crate::Provider`] |
+//! Modules know those above them in this table, never those below; a test of the project holds that.
 //!
-//! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which
-//! destroys it on drop and keeps alive what it depends on: an id its queues, its device and the event channel; a
-//! queue or region its device. So no order of destruction can be wrong, and none waits for an event that nobody
-//! acknowledges.
+//! | modules | hold |
+//! |---|---|
+//! | `sys` | the binding: declarations, and how the libraries are loaded |
+//! | `ffi`, `status`, `route` | return conventions, keys and addresses; the meaning of codes; routes |
+//! | `channel`, `async_event` | events of the connection manager and of devices, copied out |
+//! | `dispatcher` | asynchronous events for every provider of the process |
+//! | `device` | the owner of what is open on a device |
+//! | `capabilities` | what a device can do |
+//! | `mr`, `address`, `cq`, `srq` | owners of memory regions, address handles, completion queues, shared receive queues |
+//! | `chains`, `numbers`, `moderation` | work requests in the device's form; queue pairs by number; fewer completion events |
+//! | `id` | the owner of an id and its queue pair |
+//! | `connector` | threads for the calls that block on iWARP |
+//! | `qp`, `entry`, `devices` | what the provider knows of a queue pair, an id, a device |
+//! | `core` | [`Verbs`]: the tables of all these |
+//! | `landing`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | what [`Verbs`] does, by subject |
+//! | `events` | what an event does |
+//! | `open`, `lookup` | [`Verbs::open`], which provider reaches an address, and names |
+//! | `provider` | the implementation of [`crate::Provider`] |
+//!
+//! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which destroys it on
+//! drop and keeps alive what the object depends on: an id keeps its queues, its device and the event channel; a queue or a
+//! region keeps its device. So no order of destruction can be wrong, and none waits for an event that nobody acknowledges.
 //!
 //! # Threads
 //!
-//! The provider is driven by one thread, and no call blocks. One kind of device makes that hard: on iWARP
-//! `rdma_connect` may block in the kernel until TCP has connected, and destroying an id waits for the end of its
-//! handshake. Both run on private threads (`connector`); what comes out of them arrives as a connection-manager event.
-//! A connect that is given up is interrupted by `SIGURG`, if the program has no handler of its own for that signal.
+//! One thread drives the provider. Its calls wait for no peer. Some take time in the device or the kernel all the same:
+//! registering memory takes about a quarter of a second for a gibibyte (register in pieces between turns, or on another
+//! thread with a [`crate::Registrar`]); making a queue pair, connecting and accepting take up to a millisecond each on an
+//! adapter, and so does an address handle on RoCE.
+//!
+//! iWARP makes it hard not to wait for a peer: `rdma_connect` may block in the kernel until TCP has connected, and destroying
+//! an id waits for the end of its handshake. Both run on private threads (`connector`); their results arrive as
+//! connection-manager events. A connect that is given up is interrupted by `SIGURG`, if the program has no handler of its own
+//! for that signal.
 //!
 //! # Removal of a device
 //!
-//! Every id on it gets [`crate::CmEventKind::DeviceRemoval`]. When the last of them is destroyed, everything else that
-//! the provider has on the device goes too, regions and completion queues included, so that the kernel can finish the
-//! removal while the process lives on. Their handles stay good for the calls that give them back, and a completion
-//! queue stays empty. An idle id of the provider's own is kept on each device, so that a removal is noticed even when
-//! nothing else is there. A device that comes back is a new one, under a new handle.
+//! Every id on a device that goes away gets [`crate::CmEventKind::DeviceRemoval`]. When the last of them is destroyed,
+//! everything else that the provider has on the device goes too, regions and completion queues included, so that the kernel can
+//! finish the removal while the process lives on. Their handles stay good for the calls that give them back, and a completion
+//! queue stays empty. The provider keeps an idle id of its own on each device, so that a removal is noticed even when nothing
+//! else is there. A device that comes back is a new one, under a new handle.
 //!
-//! librdmacm closes a device that is gone only when it looks for devices, which is asked of it then. While it looks it
-//! opens all others, so the provider puts an idle id on those as well; and when it finds none at all it closes none,
-//! so what it still has open of the last device is replaced by the null device.
+//! librdmacm closes a device that is gone only when it looks for devices, so the provider makes it look. Looking opens all other
+//! devices, so the provider puts an idle id on those as well. When the library finds no device at all, it closes none; then the
+//! provider replaces what the library has open of the last device by the null device.
 //!
 //! # Several providers in one process
 //!
-//! They share the context of a device, because librdmacm keeps one per process, and with it the queue of
-//! asynchronous events: one that is for a queue pair of another provider is logged and dropped. Nothing depends on
-//! it: a connection that fails is also seen by its completions and by the connection manager.
+//! They share the context of a device, because librdmacm keeps one per process, and with it the queue of asynchronous events.
+//! Every provider hears of every event (`dispatcher`), and picks what concerns it.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the feature `verbs` needs a 64-bit target");
 
+mod address;
+mod async_event;
+mod capabilities;
+mod chains;
 mod channel;
+mod connecting;
 mod connector;
+mod core;
 mod cq;
 mod datagram;
 mod device;
+mod devices;
+mod dispatcher;
+mod entry;
 mod events;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod fake;
 mod ffi;
 mod handover;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod hazards;
 mod id;
 mod landing;
+mod lookup;
 mod moderation;
 mod mr;
+mod numbers;
 mod open;
 mod port;
 mod provider;
 mod qp;
 mod queues;
+mod retiring;
+mod route;
 mod srq;
 mod status;
+mod sys;
 
+pub use self::core::Verbs;
+pub use lookup::Lookup;
 pub use open::Reach;
-pub use provider::Verbs;
 
 /// Name of the provider.
 const NAME: &str = "verbs";

@@ -1,28 +1,33 @@
 //! Memory regions.
 //!
-//! A region that a peer may reach is registered twice: once for the program's own work requests, under the local key,
-//! and once for peers, under the remote key. Taking the remote key back is giving the second registration back: a
-//! device has no other way to do that from user space that works on all of them, and the local key stays good. It
-//! counts twice towards RLIMIT_MEMLOCK.
+//! A region that a peer may reach is registered twice: once for the program's own work requests, under the local key, and
+//! once for peers, under the remote key. Taking the remote key back is giving the second registration back: a device has no
+//! other way to do that from user space that works on all of them, and the local key stays good. Such a region counts twice
+//! towards RLIMIT_MEMLOCK.
 
+use std::ffi::c_int;
+use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use rdma_sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_mr};
-
+use super::NAME;
 use super::device::RawDevice;
 use super::ffi::check;
+use super::sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use crate::error::{Error, Result};
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, RemoteKey};
+use crate::registrar::{Registrar, Registration};
 
-/// The one owner of a registration, with its share of the memory.
+/// Owns a registration, and a share of the memory that it covers.
 #[derive(Debug)]
 pub(super) struct RawRegion {
     raw: *mut ibv_mr,
-    _memory: Arc<Memory>,
-    _device: Arc<RawDevice>,
+    /// `None` for a dma-buf, which the kernel keeps alive.
+    _memory: Option<Arc<Memory>>,
+    device: Arc<RawDevice>,
 }
 
 // SAFETY: a registration belongs to no thread; it is read, and given back once, by its owner.
@@ -30,15 +35,45 @@ unsafe impl Send for RawRegion {}
 
 impl RawRegion {
     fn register(device: &Arc<RawDevice>, memory: &Arc<Memory>, range: &Range<usize>, access: Access) -> Result<Self> {
-        let flags = access_flags(access).0 as i32;
+        let flags = access_flags(access, device.iwarp);
         let (start, bytes) = (memory.as_ptr().wrapping_add(range.start), range.len());
-        // SAFETY: a live protection domain, and memory that is mapped for as long as the registration lives, because
-        // it holds a share; the range is within it. What the device may do to it when is promised at `Sge::new`.
-        let raw = unsafe { ibv_reg_mr(device.protection_domain(), start.cast(), bytes, flags) };
+        let domain = device.protection_domain();
+        let raw = match ibv_reg_mr_iova2() {
+            // SAFETY: a live protection domain, and memory that is mapped for as long as the registration lives, because it
+            // holds a share; the range is within the memory. When the device may touch it is promised at `Sge::new`.
+            Some(register) => unsafe { register(domain, start.cast(), bytes, start.addr() as u64, flags.0) },
+            None => {
+                // The classic call is from before the flags that a device may ignore.
+                let flags = flags.0 & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+                // SAFETY: as above.
+                unsafe { ibv_reg_mr(domain, start.cast(), bytes, flags as c_int) }
+            }
+        };
         if raw.is_null() {
-            return Err(Error::Memory { bytes, source: explain(io::Error::last_os_error()) });
+            return Err(refused(device, bytes));
         }
-        Ok(Self { raw, _memory: Arc::clone(memory), _device: Arc::clone(device) })
+        Ok(Self { raw, _memory: Some(Arc::clone(memory)), device: Arc::clone(device) })
+    }
+
+    fn register_dmabuf(device: &Arc<RawDevice>, part: &DmaBuf<'_>, access: Access) -> Result<Self> {
+        const NO_DMABUF: Error =
+            Error::Unsupported { provider: NAME, feature: "regions over a dma-buf on this device" };
+        let register = ibv_reg_dmabuf_mr().ok_or(Error::Unsupported {
+            provider: NAME,
+            feature: "regions over a dma-buf: libibverbs has no ibv_reg_dmabuf_mr, install rdma-core 34 or newer",
+        })?;
+        let flags = access_flags(access, device.iwarp).0 as c_int;
+        let (domain, fd) = (device.protection_domain(), part.buffer.as_raw_fd());
+        // SAFETY: a live protection domain and descriptor. The kernel checks the range, and holds the buffer itself.
+        let raw = unsafe { register(domain, part.offset, part.len, part.address, fd, flags) };
+        if raw.is_null() {
+            let error = io::Error::last_os_error();
+            return Err(match error.raw_os_error() {
+                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => NO_DMABUF,
+                _ => Error::io("ibv_reg_dmabuf_mr", error).on(&device.name),
+            });
+        }
+        Ok(Self { raw, _memory: None, device: Arc::clone(device) })
     }
 
     fn local_key(&self) -> LocalKey {
@@ -56,22 +91,31 @@ impl Drop for RawRegion {
     fn drop(&mut self) {
         // SAFETY: given back once, before the memory and the device.
         if let Err(error) = check("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw) }) {
-            log::warn!("{error}");
+            log::warn!("{}: {error}", self.device.name);
         }
     }
 }
 
-/// A region of the provider; one on a device that was removed has no registration any more.
+/// Part of a dma-buf, and the address by which work requests name its first byte.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DmaBuf<'a> {
+    pub(super) buffer: BorrowedFd<'a>,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+    pub(super) address: u64,
+}
+
+/// A region in the provider's table. One on a device that was removed has no registration any more.
 #[derive(Debug)]
 pub(super) struct Region {
     local: Option<RawRegion>,
-    /// For peers, until it is taken back.
+    /// The registration for peers, until it is taken back.
     remote: Option<RawRegion>,
     pub(super) device: u32,
 }
 
 impl Region {
-    /// Registers a part of a memory, and says its keys.
+    /// Registers a part of a memory, and returns its keys. Blocks while the pages are pinned.
     pub(super) fn register(
         device: &Arc<RawDevice>,
         number: u32,
@@ -83,18 +127,35 @@ impl Region {
             let (value, range) = (range.end as u64, "behind its start, and within the memory");
             return Err(Error::OutOfRange { what: "end of the region", value, range });
         }
-        // All of it is about to be pinned, touched or not.
-        memory.prefer_huge_pages();
-        if let Some(node) = device.numa_node() {
-            memory.prefer_node(node);
+        if !access.contains(Access::ON_DEMAND) {
+            // All of it is about to be pinned, touched or not.
+            memory.prefer_huge_pages();
+            if let Some(node) = device.numa_node {
+                memory.prefer_node(node);
+            }
         }
-        let local = RawRegion::register(device, memory, &range, access.local())?;
-        let remote = match access.intersects(Access::REMOTE) {
-            true => Some(RawRegion::register(device, memory, &range, access)?),
-            false => None,
-        };
+        Self::of(number, access, |access| RawRegion::register(device, memory, &range, access))
+    }
+
+    /// Registers a part of a dma-buf, and returns its keys.
+    pub(super) fn register_dmabuf(
+        device: &Arc<RawDevice>,
+        number: u32,
+        part: &DmaBuf<'_>,
+        access: Access,
+    ) -> Result<(Self, LocalKey, RemoteKey)> {
+        Self::of(number, access, |access| RawRegion::register_dmabuf(device, part, access))
+    }
+
+    fn of(
+        device: u32,
+        access: Access,
+        register: impl Fn(Access) -> Result<RawRegion>,
+    ) -> Result<(Self, LocalKey, RemoteKey)> {
+        let local = register(access.local())?;
+        let remote = if access.intersects(Access::REMOTE) { Some(register(access)?) } else { None };
         let keys = (local.local_key(), remote.as_ref().unwrap_or(&local).remote_key());
-        Ok((Self { local: Some(local), remote, device: number }, keys.0, keys.1))
+        Ok((Self { local: Some(local), remote, device }, keys.0, keys.1))
     }
 
     /// Takes the remote key back: when this returns, the device touches nothing for a peer.
@@ -102,26 +163,74 @@ impl Region {
         self.remote = None;
     }
 
-    /// The device is gone.
+    /// Gives the registrations back, because the device is gone.
     pub(super) fn close(&mut self) {
         (self.local, self.remote) = (None, None);
     }
 }
 
-fn access_flags(access: Access) -> ibv_access_flags {
-    let mut flags = ibv_access_flags(0);
+/// Registers memory of one device on any thread. It keeps the device open.
+pub(super) struct DeviceRegistrar {
+    device: Arc<RawDevice>,
+    number: u32,
+}
+
+impl fmt::Debug for DeviceRegistrar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceRegistrar({})", self.device.name)
+    }
+}
+
+impl DeviceRegistrar {
+    pub(super) fn new(device: &Arc<RawDevice>, number: u32) -> Self {
+        Self { device: Arc::clone(device), number }
+    }
+}
+
+/// A registration that no provider's table has yet.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) region: Region,
+    pub(super) device: Arc<RawDevice>,
+    pub(super) local_key: LocalKey,
+    pub(super) remote_key: RemoteKey,
+}
+
+impl Registrar for DeviceRegistrar {
+    fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration> {
+        let device = Arc::clone(&self.device);
+        let (region, local_key, remote_key) = Region::register(&device, self.number, memory, range, access)?;
+        Ok(Registration::new(NAME, Prepared { region, device, local_key, remote_key }))
+    }
+}
+
+/// The flags of a registration. `iwarp`: there the answer to a Read is a write of the peer, and adapters demand the right for
+/// it (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
+fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
+    use ibv_access_flags as flags;
+    let local_and_remote_write = flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_WRITE;
+    let mut all = ibv_access_flags(0);
     for (ours, theirs) in [
-        (Access::LOCAL_WRITE, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
-        // The device demands the local right with the remote one.
-        (Access::REMOTE_WRITE, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
-        (Access::REMOTE_READ, ibv_access_flags::IBV_ACCESS_REMOTE_READ),
-        (Access::REMOTE_ATOMIC, ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
+        (Access::LOCAL_WRITE, flags::IBV_ACCESS_LOCAL_WRITE),
+        // Devices demand the local right with the remote one.
+        (Access::REMOTE_WRITE, local_and_remote_write),
+        (Access::REMOTE_READ, flags::IBV_ACCESS_REMOTE_READ),
+        (Access::REMOTE_ATOMIC, flags::IBV_ACCESS_REMOTE_ATOMIC | flags::IBV_ACCESS_LOCAL_WRITE),
+        (Access::READ_SINK, if iwarp { local_and_remote_write } else { flags::IBV_ACCESS_LOCAL_WRITE }),
+        (Access::RELAXED_ORDERING, flags::IBV_ACCESS_RELAXED_ORDERING),
+        (Access::ON_DEMAND, flags::IBV_ACCESS_ON_DEMAND),
     ] {
         if access.contains(ours) {
-            flags |= theirs;
+            all |= theirs;
         }
     }
-    flags
+    all
+}
+
+fn refused(device: &RawDevice, bytes: usize) -> Error {
+    let source = explain(io::Error::last_os_error());
+    let source = io::Error::new(source.kind(), format!("{}: {source}", device.name));
+    Error::Memory { bytes, source }
 }
 
 /// Says which limit a registration met, and the cure.
@@ -148,13 +257,22 @@ mod tests {
 
     #[test]
     fn remote_write_brings_the_local_right_that_devices_demand() {
-        assert_eq!(access_flags(Access::empty()).0, 0);
-        assert_eq!(access_flags(Access::LOCAL_WRITE).0, 1);
-        assert_eq!(access_flags(Access::REMOTE_WRITE).0, 3);
-        assert_eq!(access_flags(Access::REMOTE_READ).0, 4);
-        assert_eq!(access_flags(Access::REMOTE_ATOMIC).0, 9);
-        assert_eq!(access_flags(Access::REMOTE_ATOMIC.local()).0, 1);
-        assert_eq!(access_flags(Access::REMOTE_READ.local()).0, 0);
+        let flags = |access| access_flags(access, false).0;
+        assert_eq!(flags(Access::empty()), 0);
+        assert_eq!(flags(Access::LOCAL_WRITE), 1);
+        assert_eq!(flags(Access::REMOTE_WRITE), 3);
+        assert_eq!(flags(Access::REMOTE_READ), 4);
+        assert_eq!(flags(Access::REMOTE_ATOMIC), 9);
+        assert_eq!(flags(Access::REMOTE_ATOMIC.local()), 1);
+        assert_eq!(flags(Access::REMOTE_READ.local()), 0);
+        assert_eq!(flags(Access::RELAXED_ORDERING | Access::ON_DEMAND), 1 << 20 | 64);
+    }
+
+    #[test]
+    fn sinks_of_reads_are_open_to_the_answer_on_iwarp_and_nothing_else_is() {
+        assert_eq!(access_flags(Access::READ_SINK.local(), true).0, 3);
+        assert_eq!(access_flags(Access::READ_SINK.local(), false).0, 1);
+        assert_eq!(access_flags(Access::LOCAL_WRITE.local(), true).0, 1);
     }
 
     #[test]

@@ -7,12 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_sys::{ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
-
+use super::capabilities::port_state;
 use super::channel::EventChannel;
+use super::core::Verbs;
+use super::ffi::{RawAddress, local_addresses};
 use super::id::{RawId, Service};
-use super::provider::{NO_LOOPBACK, Verbs};
-use super::status::is_unreachable;
+use super::status::{NO_LOOPBACK, is_unreachable};
+use super::sys::{self, ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
@@ -37,8 +38,10 @@ impl Verbs {
     /// Opens the connection manager. Devices are opened when the first connection or listener is on them.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] says what is missing, a device, a kernel module or a permission, and the cure.
+    /// [`Error::NoLibrary`] when the libraries are not installed or too old; [`Error::NoDevice`] when a device, a kernel module or
+    /// a permission is missing. Both name the cure.
     pub fn open() -> Result<Self> {
+        sys::load().map_err(|missing| Error::NoLibrary { reason: missing.to_string() })?;
         check_devices()?;
         let channel = EventChannel::open().map_err(|error| match error {
             Error::Io { source, .. } => Error::NoDevice { reason: no_manager(&source) },
@@ -60,7 +63,7 @@ impl Verbs {
         let id = RawId::create(&channel, Service::Connected)?;
         id.set_key(Key::new(u32::MAX, u32::MAX));
         let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1);
-        if let Err(error) = id.resolve_address(peer, timeout) {
+        if let Err(error) = id.resolve_address(&RawAddress::new(peer), timeout) {
             return unreachable(error);
         }
         let mut fd = libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
@@ -87,7 +90,7 @@ impl Verbs {
         }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel, Service::Connected)?;
-        match id.bind(SocketAddr::new(address.ip(), 0)) {
+        match id.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0))) {
             Ok(()) => self.reached(&id),
             Err(error) => unreachable(error),
         }
@@ -97,11 +100,11 @@ impl Verbs {
         if id.context().is_null() {
             return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
         }
-        // Opened as for a connection: so its removal will be noticed.
+        // Opened as for a connection, so that the removal of the device is noticed.
         let device = self.device_of(id)?;
         let device = &self.devices[device.0 as usize];
         let (name, port) = (device.info.name.clone(), id.port());
-        Ok(match device.live()?.port_state(port)? {
+        Ok(match port_state(device.live()?.context(), port)? {
             Ok(()) => Reach::Yes { device: name },
             Err(state) => {
                 Reach::No { reason: format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more") }
@@ -112,10 +115,10 @@ impl Verbs {
     /// Whether there is a device that an unspecified address would be on, with a port that is up.
     fn serves_any(&mut self) -> Result<Reach> {
         let mut reason = "no address of this host is on an RDMA device".to_owned();
-        for address in super::ffi::local_addresses() {
+        for address in local_addresses() {
             let channel = Arc::new(EventChannel::open()?);
             let id = RawId::create(&channel, Service::Connected)?;
-            if id.bind(address).is_err() || id.context().is_null() {
+            if id.bind(&RawAddress::new(address)).is_err() || id.context().is_null() {
                 // Most addresses are on no device.
                 continue;
             }
@@ -161,9 +164,7 @@ fn check_devices() -> Result<()> {
     // SAFETY: given back once; what was in it is copied.
     unsafe { ibv_free_device_list(list) }
     if names.is_empty() {
-        let reason = "none is present, or the library's driver for it is not installed (package ibverbs-providers or \
-                      rdma-core); `rdma link` shows what the kernel has";
-        return Err(Error::NoDevice { reason: reason.into() });
+        return Err(Error::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
     }
     let mut refusal = None;
     for name in names {
@@ -174,6 +175,37 @@ fn check_devices() -> Result<()> {
         }
     }
     Err(Error::NoDevice { reason: refusal.unwrap_or_default() })
+}
+
+/// The devices that the kernel has, whether or not the library has a driver for them.
+fn in_kernel() -> Vec<String> {
+    let Ok(list) = std::fs::read_dir("/sys/class/infiniband") else { return Vec::new() };
+    let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The environment variable that tells libibverbs which drivers to load, if it is set, with its value.
+fn drivers_variable() -> Option<String> {
+    ["RDMAV_DRIVERS", "IBV_DRIVERS"].iter().find_map(|name| {
+        let value = std::env::var_os(name)?;
+        Some(format!("{name}={}", value.to_string_lossy()))
+    })
+}
+
+/// Why the library finds no device. `kernel` is what the kernel has.
+fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
+    if kernel.is_empty() {
+        return "the kernel has none; `rdma link` shows what it has, and `rdma link add` makes a software one".into();
+    }
+    let mut reason = format!(
+        "the kernel has {}, but libibverbs has no driver for it: install ibverbs-providers (part of rdma-core)",
+        kernel.join(", ")
+    );
+    if let Some(variable) = variable {
+        reason += &format!("; the environment has {variable}, which may name other drivers");
+    }
+    reason
 }
 
 /// Whether this process may read and write a file.
@@ -209,6 +241,15 @@ fn no_manager(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_without_a_driver_is_told_from_no_device() {
+        assert!(no_devices(&[], None).contains("the kernel has none"));
+        let reason = no_devices(&["siw0".into(), "mlx5_0".into()], Some("RDMAV_DRIVERS=mlx4"));
+        for part in ["siw0, mlx5_0", "install ibverbs-providers", "RDMAV_DRIVERS=mlx4"] {
+            assert!(reason.contains(part), "{reason}");
+        }
+    }
 
     #[test]
     fn what_is_missing_is_named() {

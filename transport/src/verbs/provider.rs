@@ -1,257 +1,70 @@
-//! [`Verbs`]: RDMA devices behind the [`Provider`] seam.
+//! [`Provider`] for [`Verbs`].
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
-
 use super::NAME;
-use super::channel::EventChannel;
-use super::connector::Connector;
-use super::cq::{self, Batch, Cq};
-use super::datagram::Address;
-use super::device::Device;
-use super::id::{Id, RawId, Service, State, Terms};
-use super::mr::Region;
-use super::qp::Chains;
-use super::srq::Srq;
-use super::status::{connect_failure, is_unreachable};
+use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs, check_private_data};
+use super::cq;
+use super::entry::State;
+use super::id::Service;
+use super::mr::{DeviceRegistrar, DmaBuf, Prepared, Region};
+use super::status::connect_failure;
+use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::{Features, Moderation};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, ReadDepth};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, ListenOptions, PathOptions, ReadDepth};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::mem::Memory;
-use crate::mr::{Access, MemoryRegion, MrId};
-use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::place::Place;
+use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, PostError, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
-use crate::slab::{Key, Slab};
+use crate::registrar::{Registrar, Registration};
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
-pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
-const STALE_QP: Error = Error::Stale { object: "queue pair" };
-pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
-pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
-
-/// What every machine can connect to, and no device can.
-pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
-
-/// Tokens of the inner epoll set: the event channel, the waker, asynchronous events by device.
-pub(super) const CM: Token = Token(0);
-const WAKE: Token = Token(1);
-pub(super) const ASYNC: usize = 2;
-
-/// RDMA Reads outstanding that every iWARP device takes.
-const USUAL_DEPTH: u16 = 16;
-
-/// Time to resolve while nobody has said what time it is.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
-///
-/// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the
-/// devices in use, and what the private threads for iWARP report.
-pub struct Verbs {
-    pub(super) channel: Arc<EventChannel>,
-    pub(super) poll: Poll,
-    pub(super) ready: Events,
-    /// The event channel may have events.
-    pub(super) channel_ready: bool,
-    /// Devices that may have asynchronous events.
-    pub(super) async_ready: Vec<u32>,
-    pub(super) connector: Connector,
-    pub(super) ids: Slab<Id>,
-    pub(super) cqs: Slab<Cq>,
-    pub(super) srqs: Slab<Srq>,
-    pub(super) regions: Slab<Region>,
-    pub(super) addresses: Slab<Address>,
-    /// Joins of multicast groups so far.
-    pub(super) joins: usize,
-    pub(super) batch: Batch,
-    pub(super) devices: Vec<Device>,
-    /// To be handed out.
-    pub(super) events: VecDeque<CmEvent>,
-    pub(super) device_events: VecDeque<DeviceEvent>,
-    chains: Chains,
-    acknowledgements: u64,
-    /// The latest time anybody told.
-    now: Option<Instant>,
-}
-
-impl fmt::Debug for Verbs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Verbs")
-            .field("devices", &self.devices)
-            .field("ids", &self.ids.len())
-            .field("cqs", &self.cqs.len())
-            .field("regions", &self.regions.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// What is left until `deadline`, as the connection manager takes it.
-pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
-    let left = match (deadline, now) {
-        (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
-        _ => RESOLVE_TIMEOUT,
-    };
-    i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1)
-}
+/// How long a peer on iWARP has to close its side, before this side resets the connection.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
-    pub(super) fn on_channel(channel: Arc<EventChannel>) -> Result<Self> {
-        let io = |source| Error::io("opening the connection-manager channel", source);
-        let poll = Poll::new().map_err(io)?;
-        poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
-        let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
-        Ok(Self {
-            channel,
-            poll,
-            ready: Events::with_capacity(16),
-            channel_ready: true,
-            async_ready: Vec::new(),
-            connector: Connector::new(waker),
-            ids: Slab::default(),
-            cqs: Slab::default(),
-            srqs: Slab::default(),
-            regions: Slab::default(),
-            addresses: Slab::default(),
-            joins: 0,
-            batch: Batch::default(),
-            devices: Vec::new(),
-            events: VecDeque::new(),
-            device_events: VecDeque::new(),
-            chains: Chains::default(),
-            acknowledgements: 0,
-            now: None,
-        })
-    }
-
-    pub(super) fn id(&self, id: CmId) -> Result<&Id> {
-        self.ids.get(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
-    }
-
-    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
-        self.ids.get_mut(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
-    }
-
-    pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
-        let device = self.devices.get(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
-        device.live()?;
-        Ok(device)
-    }
-
-    pub(super) fn add(&mut self, id: Id) -> Key {
-        let key = self.ids.insert(id);
-        if let Some(id) = self.ids.get(key) {
-            id.raw.set_key(key);
+    fn check_access(&self, device: DeviceId, access: Access) -> Result<()> {
+        let features = self.live_device(device)?.info.capabilities.features;
+        if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
+            return Err(Error::Unsupported { provider: NAME, feature: "atomic operations on this device" });
         }
-        key
-    }
-
-    fn listen_for(&mut self, service: Service, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        let listen = |error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
-            other => other,
-        };
-        let raw = RawId::create(&self.channel, service)?;
-        raw.reuse_address().and_then(|()| raw.bind(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
-        let on_device = !raw.context().is_null();
-        let key = self.add(Id::new(Arc::new(raw), State::Listening));
-        if on_device && let Err(error) = self.land(key) {
-            self.remove(key);
-            return Err(error);
+        if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
+            return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
         }
-        Ok(CmId(key))
+        Ok(())
     }
 
-    pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        let raw = Arc::new(raw);
-        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
-        id.deadline = Some(deadline);
-        let key = self.add(id);
-        let failure = match raw.resolve_address(peer, milliseconds_to(Some(deadline), self.now)) {
-            Ok(()) => return Ok(CmId(key)),
-            Err(_) if peer.ip().is_loopback() => ConnectFailure::Unreachable(NO_LOOPBACK.into()),
-            Err(Error::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
-            Err(error) => {
-                drop(raw);
-                self.remove(key);
-                return Err(error);
+    fn add_region(&mut self, (region, local_key, remote_key): (Region, LocalKey, RemoteKey)) -> MemoryRegion {
+        MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
+    }
+
+    /// Puts the queue pair of an id into the error state, if its peer has been waited for until now.
+    pub(super) fn flush_closing(&mut self, id: CmId) {
+        if let Ok(entry) = self.id_mut(id)
+            && let State::Disconnecting { flush_at: Some(_) } = entry.state
+        {
+            entry.state = State::Disconnecting { flush_at: None };
+            if let Err(error) = entry.raw.flush() {
+                log::debug!("{error}");
             }
-        };
-        // As if it had been found out later.
-        if let Some(id) = self.ids.get_mut(key) {
-            id.state = State::Dead;
-        }
-        self.push(key, CmEventKind::ConnectFailed(failure));
-        self.connector.wake();
-        Ok(CmId(key))
-    }
-
-    /// What this side offers; `asked`: what the peer did.
-    pub(super) fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
-        let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
-        let device = &self.devices[device.0 as usize];
-        check_private_data(param.private_data, device.info.capabilities.max_private_data)?;
-        let limits = &device.limits;
-        let within = |wanted: u16, limit: u8, asked: Option<u16>| {
-            let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
-            match asked {
-                // A peer of MPA revision 1 tells no depths: it is taken to have the usual ones.
-                Some(0) if limits.iwarp => wanted.min(USUAL_DEPTH),
-                Some(asked) => wanted.min(asked),
-                None => wanted,
-            }
-        };
-        let read_depth = ReadDepth {
-            responder_resources: within(
-                param.responder_resources,
-                limits.responder_resources,
-                asked.map(|asked| asked.responder_resources),
-            ),
-            initiator_depth: within(
-                param.initiator_depth,
-                limits.initiator_depth,
-                asked.map(|asked| asked.initiator_depth),
-            ),
-        };
-        Ok(Terms { private_data: param.private_data.into(), read_depth })
-    }
-
-    fn is_iwarp(&self, id: &Id) -> bool {
-        id.device.is_some_and(|device| self.devices[device.0 as usize].limits.iwarp)
-    }
-}
-
-fn check_private_data(data: &[u8], max: usize) -> Result<()> {
-    if data.len() > max {
-        return Err(Error::PrivateDataTooLong { provider: NAME, len: data.len(), max });
-    }
-    Ok(())
-}
-
-impl Drop for Verbs {
-    fn drop(&mut self) {
-        for key in self.ids.keys() {
-            self.remove(key);
-        }
-        for device in 0..self.devices.len() {
-            self.release_parked(DeviceId(device as u32));
         }
     }
 }
 
-// SAFETY: 1. and 2. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3)): devices use what a work request
-// names until its completion, and nothing of a queue pair or shared queue once it is destroyed, which `destroy_id` and
-// `destroy_srq` do before they return. 3. Regions own a share of their memory, in `mr`, and give up theirs after
+// SAFETY: 1. and 2. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use what
+// a work request names until its completion, and nothing of a queue pair that is in the error state or destroyed. `destroy_id`
+// brings about one of the two before it returns: an id that is kept for its last shared receive or for its port is in the error
+// state. So no queue pair takes a receive from a shared queue once `destroy_srq` has returned, which it refuses while one could.
+// 3. Regions own a share of their memory, in `mr`, and give up theirs after
 // `ibv_dereg_mr` of each registration. 4. Objects are owned by the provider and destroyed before it. 5. Handles are keys of
 // slabs, which never reuse one.
 unsafe impl Provider for Verbs {
@@ -272,16 +85,37 @@ unsafe impl Provider for Verbs {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        None
+        let closing = self.closing.front().map(|closing| closing.0);
+        let retiring = self.retiring.front().map(|retiring| retiring.until);
+        closing.into_iter().chain(retiring).min()
     }
 
     fn progress(&mut self, now: Instant, _drive: Drive) -> bool {
         self.now = Some(now);
+        while let Some(&(until, key)) = self.closing.front()
+            && until <= now
+        {
+            self.closing.pop_front();
+            self.flush_closing(CmId(key));
+        }
+        self.retire_overdue(now);
         false
     }
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_for(Service::Connected, address, backlog)
+        self.listen_with(address, backlog, &ListenOptions::default())
+    }
+
+    fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        self.listen_for(Service::Connected, address.into(), backlog, options)
+    }
+
+    fn listen_at(&mut self, place: Place, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        self.listen_for(Service::Connected, place, backlog, options)
+    }
+
+    fn resolve_to(&mut self, place: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.resolve_from(place, options, deadline)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
@@ -289,8 +123,11 @@ unsafe impl Provider for Verbs {
     }
 
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        let raw = RawId::create(&self.channel, Service::Connected)?;
-        self.resolve_on(raw, peer, deadline)
+        self.resolve_with(peer, &PathOptions::default(), deadline)
+    }
+
+    fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.resolve_from(peer.into(), options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -315,6 +152,7 @@ unsafe impl Provider for Verbs {
         }
         let entry = self.id_mut(id)?;
         entry.handshaking = iwarp;
+        entry.min_rnr_timer = param.retries.min_rnr_timer;
         entry.state = State::Connecting;
         if let Some(failure) = refused {
             entry.state = State::Dead;
@@ -334,11 +172,12 @@ unsafe impl Provider for Verbs {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let terms = self.terms(entry, param, Some(entry.read_depth))?;
-        let (iwarp, device) = (self.is_iwarp(entry), entry.device);
-        self.check_port(device)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        self.check_port(device, port)?;
         let entry = self.id_mut(id)?;
         entry.raw.accept(&terms)?;
         entry.handshaking = iwarp;
+        entry.min_rnr_timer = param.retries.min_rnr_timer;
         entry.read_depth = terms.read_depth;
         entry.state = State::Accepting;
         if entry.raw.service() == Service::Datagram {
@@ -362,7 +201,7 @@ unsafe impl Provider for Verbs {
         let max = entry.device.map_or(0, |d| self.devices[d.0 as usize].info.capabilities.max_private_data);
         check_private_data(private_data, max)?;
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
-        if let Err(error) = self.check_port(device).and_then(|()| raw.reject(private_data)) {
+        if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // The peer may have gone before.
             log::debug!("{error}");
         }
@@ -372,14 +211,16 @@ unsafe impl Provider for Verbs {
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
         self.now = Some(now);
-        let device = self.id(id)?.device;
-        let up = self.check_port(device).is_ok();
+        let entry = self.id(id)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        let up = self.check_port(device, port).is_ok();
         let entry = self.id_mut(id)?;
         let tell = match entry.state {
+            State::Disconnecting { .. } => return Ok(()),
             State::Listening | State::Watching => {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            // On iWARP this would wait for the end of the handshake; destroying the id ends it.
+            // On iWARP the call would wait for the end of the handshake; destroying the id ends that.
             State::Connecting | State::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             State::Established => entry.raw.service() == Service::Connected,
             // The peer was first: this answers it, and may be too late.
@@ -390,17 +231,26 @@ unsafe impl Provider for Verbs {
                 }
                 false
             }
-            State::Bound | State::Resolving | State::Resolved | State::Disconnecting => false,
+            State::Bound | State::Resolving | State::Resolved => false,
         };
-        let again = entry.state == State::Disconnecting;
-        entry.state = State::Disconnecting;
-        if tell
-            && up
-            && let Err(error) = entry.raw.disconnect()
-        {
-            log::debug!("{error}");
+        let mut told = false;
+        if tell && up {
+            match entry.raw.disconnect() {
+                Ok(()) => told = true,
+                Err(error) => log::debug!("{error}"),
+            }
         }
-        if !again && let Err(error) = entry.raw.flush() {
+        // An iWARP adapter in the error state resets the TCP connection, and what was sent last may be lost (irdma: `reset_tcp_conn`
+        // in the kernel's drivers/infiniband/hw/irdma/verbs.c), or it refuses the error state while it closes (cxgb4:
+        // `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c). So the peer may close first.
+        if iwarp && told && entry.state == State::Established {
+            let until = now + CLOSE_LIMIT;
+            entry.state = State::Disconnecting { flush_at: Some(until) };
+            self.closing.push_back((until, id.0));
+            return Ok(());
+        }
+        entry.state = State::Disconnecting { flush_at: None };
+        if let Err(error) = entry.raw.flush() {
             log::debug!("{error}");
         }
         Ok(())
@@ -442,12 +292,65 @@ unsafe impl Provider for Verbs {
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        let entry = self.live_device(device)?;
-        if access.contains(Access::REMOTE_ATOMIC) && !entry.info.capabilities.features.contains(Features::ATOMICS) {
-            return Err(Error::Unsupported { provider: NAME, feature: "atomic operations on this device" });
+        self.check_access(device, access)?;
+        let open = self.live_device(device)?.live()?;
+        let region = Region::register(open, device.0, memory, range, access)?;
+        Ok(self.add_region(region))
+    }
+
+    fn register_dmabuf(
+        &mut self,
+        device: DeviceId,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.check_access(device, access)?;
+        let open = self.live_device(device)?.live()?;
+        let region = Region::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
+        Ok(self.add_region(region))
+    }
+
+    fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>> {
+        Ok(Box::new(DeviceRegistrar::new(self.live_device(device)?.live()?, device.0)))
+    }
+
+    fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
+        let Prepared { region, device, local_key, remote_key } = registration
+            .into_state()
+            .map_err(|_| Error::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
+        let ours = self.live_device(DeviceId(region.device))?.live()?;
+        if !Arc::ptr_eq(ours, &device) {
+            return Err(Error::Stale { object: "device of a registration" });
         }
-        let (region, local_key, remote_key) = Region::register(entry.live()?, device.0, memory, range, access)?;
-        Ok(MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key })
+        Ok(self.add_region((region, local_key, remote_key)))
+    }
+
+    fn path_of(&self, qp: QpId) -> Result<PathState> {
+        let id = self.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
+        let wanted = mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_MIN_RNR_TIMER
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC;
+        let attr = id.raw.query(wanted)?.ok_or(STALE_QP)?;
+        Ok(PathState {
+            port: id.raw.port(),
+            // The code of 256 bytes is 1.
+            mtu: if attr.path_mtu == 0 { 0 } else { 128u32.checked_shl(attr.path_mtu).unwrap_or(0) },
+            type_of_service: attr.ah_attr.grh.traffic_class,
+            ack_timeout: attr.timeout,
+            retry_count: attr.retry_cnt,
+            rnr_retry_count: attr.rnr_retry,
+            min_rnr_timer: attr.min_rnr_timer,
+            responder_resources: attr.max_dest_rd_atomic,
+            initiator_depth: attr.max_rd_atomic,
+        })
     }
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
@@ -459,7 +362,11 @@ unsafe impl Provider for Verbs {
     }
 
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        self.make_cq(device, entries)
+        self.make_cq(device, entries, 0)
+    }
+
+    fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
+        self.make_cq(device, entries, vector)
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
@@ -475,7 +382,11 @@ unsafe impl Provider for Verbs {
     }
 
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
-        self.make_srq(device, max_wr)
+        self.make_srq(device, max_wr, 0)
+    }
+
+    fn create_srq_of(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> Result<SrqId> {
+        self.make_srq(device, max_wr, max_sge)
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
@@ -496,7 +407,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_for(Service::Datagram, address, backlog)
+        self.listen_for(Service::Datagram, address.into(), backlog, &ListenOptions::default())
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
@@ -553,22 +464,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let start = out.len();
-        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let stashed = entry.unstash(max, out);
-        let Some(raw) = &entry.raw else { return Ok(stashed) };
-        let device = &self.devices[entry.device as usize];
-        let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {
-            Err(_) if device.removed => 0,
-            other => other?,
-        };
-        if stashed + taken < max {
-            entry.drained();
-        }
-        if entry.shared > 0 {
-            self.count_shared(cq, &out[start + stashed..], None);
-        }
-        Ok(stashed + taken)
+        self.poll(cq, max, out)
     }
 
     fn acknowledgements(&self) -> u64 {
@@ -576,31 +472,41 @@ unsafe impl Provider for Verbs {
     }
 
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        let cq = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let Some(raw) = &cq.raw else { return Ok(()) };
-        let device = &mut self.devices[cq.device as usize];
+        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
+        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
+        let device = &mut self.devices[entry.device as usize];
         match raw.arm() {
-            Err(_) if device.removed => return Ok(()),
-            other => other?,
+            Ok(()) => {
+                device.armed += usize::from(!entry.armed);
+                entry.armed = true;
+            }
+            Err(_) if device.removed => {}
+            Err(error) => self.queue_failed(cq, &error.to_string()),
         }
-        device.armed += usize::from(!cq.armed);
-        cq.armed = true;
         Ok(())
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        let device = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
-        // A queue that is not armed raises no event: nothing to ask the system for.
-        while device.armed > 0 {
-            let Some(raw) = &device.raw else { break };
+        let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+        // A queue that is not armed raises no event: then the system need not be asked.
+        while entry.armed > 0 {
+            let Some(raw) = &entry.raw else { break };
             let cqs = &self.cqs;
-            let Some(key) = cq::next_event(raw, &mut self.acknowledgements, |key| cqs.get(key)?.raw.clone())? else {
-                break;
-            };
-            if let Some(cq) = self.cqs.get_mut(key) {
-                device.armed -= usize::from(cq.armed);
-                cq.armed = false;
-                return Ok(Some(CqId(key)));
+            match cq::next_event(raw, &mut self.acknowledgements, |key| cqs.get(key)?.raw.clone()) {
+                Ok(Some(key)) => {
+                    if let Some(cq) = self.cqs.get_mut(key) {
+                        entry.armed -= usize::from(cq.armed);
+                        cq.armed = false;
+                        return Ok(Some(CqId(key)));
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    if !entry.removed {
+                        self.channel_failed(device, &error.to_string());
+                    }
+                    break;
+                }
             }
         }
         Ok(None)

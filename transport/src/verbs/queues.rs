@@ -1,11 +1,12 @@
-//! Queues: made within what a device allows, with room kept on completion queues for all that can complete there.
+//! Queues: each is made within the limits of its device, with room on its completion queue for everything that can complete there.
 
 use std::sync::Arc;
 
 use super::NAME;
+use super::core::{STALE_CQ, STALE_SRQ, Verbs};
 use super::cq::{Cq, RawCq};
-use super::id::{Queues, RawId, Service, State};
-use super::provider::{STALE_CQ, STALE_SRQ, Verbs};
+use super::entry::State;
+use super::id::{Queues, RawId, Service};
 use super::qp::{Qp, init_attr};
 use super::srq::{RawSrq, Srq};
 use crate::caps::{Features, Moderation};
@@ -22,16 +23,20 @@ const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared rece
 const BATCH: usize = 64;
 
 impl Verbs {
-    pub(super) fn make_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+    pub(super) fn make_cq(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
         let entry = self.live_device(device)?;
         if entries == 0 || entries > entry.info.capabilities.max_completion_queue {
             let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
             return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
         }
+        if vector >= entry.info.capabilities.completion_vectors {
+            let (value, range) = (vector.into(), "below the device's completion_vectors");
+            return Err(Error::OutOfRange { what: "completion vector", value, range });
+        }
         let open = Arc::clone(entry.live()?);
-        // The key is needed to make the queue, and the queue to keep the key.
+        // The queue is made with the key of its entry, so the entry comes first.
         let key = self.cqs.insert(Cq::new(device.0, entries));
-        match RawCq::create(&open, entries, key) {
+        match RawCq::create(&open, entries, vector, key) {
             Ok(raw) => {
                 if let Some(cq) = self.cqs.get_mut(key) {
                     cq.raw = Some(Arc::new(raw));
@@ -40,7 +45,7 @@ impl Verbs {
             }
             Err(error) => {
                 self.cqs.remove(key);
-                Err(error)
+                Err(error.on(&open.name))
             }
         }
     }
@@ -73,7 +78,8 @@ impl Verbs {
         Ok(())
     }
 
-    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+    /// Makes a shared queue whose receives have up to `wanted_sge` entries; 0 for as many as the device has.
+    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32, wanted_sge: u32) -> Result<SrqId> {
         let entry = self.live_device(device)?;
         let capabilities = &entry.info.capabilities;
         if !capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE) {
@@ -84,6 +90,7 @@ impl Verbs {
             return Err(Error::OutOfRange { what: "depth of the shared receive queue", value, range });
         }
         let (open, max_sge) = (Arc::clone(entry.live()?), capabilities.max_sge.min(entry.limits.shared_sge));
+        let max_sge = if wanted_sge == 0 { max_sge } else { wanted_sge.min(max_sge) };
         let key = self.srqs.insert(Srq::new(device.0, max_wr, max_sge));
         match RawSrq::create(&open, max_wr, max_sge, key) {
             Ok(raw) => {
@@ -94,7 +101,7 @@ impl Verbs {
             }
             Err(error) => {
                 self.srqs.remove(key);
-                Err(error)
+                Err(error.on(&open.name))
             }
         }
     }
@@ -156,7 +163,7 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Keeps room for receives where they complete: once for each shared queue.
+    /// Keeps room for receives where they complete. A shared queue needs it once.
     fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
         let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
         let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };
@@ -168,7 +175,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Takes that back when the queue pair could not be made. A shared queue keeps its room.
+    /// Takes the room back when the queue pair could not be made. A shared queue keeps its room.
     fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) {
         match srq {
             Some(srq) => {
@@ -202,20 +209,20 @@ impl Verbs {
         let service = id_raw.service();
         let mut made = init_attr(service, attr, capabilities, &queues, id.0);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
-            // Room for inline data is a wish: with as many entries as these it may be too much.
+            // Room for inline data is a wish: with so many entries it may be too much.
             Err(_) if attr.max_inline > 0 => {
                 made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, id.0);
-                let raw = id_raw.create_qp(&mut made, queues)?;
+                let raw = id_raw.create_qp(&mut made, queues).map_err(|error| error.on(&open.name))?;
                 made.cap.max_inline_data = 0;
                 raw
             }
-            other => other?,
+            other => other.map_err(|error| error.on(&open.name))?,
         };
-        Ok(Qp::new(raw, &made, attr, srq, capabilities))
+        Ok(Qp::new(raw, &made, attr, srq, capabilities, device.limits.driver))
     }
 
-    /// Gives up the room of a queue pair that is about to go.
-    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) {
+    /// Gives up the room of a queue pair that is about to go. Returns whether it is on a shared queue and in the error state.
+    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) -> bool {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
         }
@@ -223,27 +230,26 @@ impl Verbs {
             if let Some(cq) = self.cqs.get_mut(qp.attr.recv_cq.0) {
                 cq.release(qp.attr.max_recv_wr);
             }
-            return;
+            return false;
         };
-        // It stops first, so that the receive it works on completes. What it has completed is set aside, since some
-        // libraries drop that with the queue pair, and the shared queue would count it for ever.
-        if let Err(error) = raw.flush() {
-            log::debug!("{error}");
-        }
+        // It stops first, so that the receive that it works on completes. Its completions are set aside, since some libraries
+        // drop them with the queue pair, and the shared queue would count their receives for ever.
+        let stopped = raw.flush().inspect_err(|error| log::debug!("{error}")).is_ok();
         self.set_aside(key, qp);
         if let Some(srq) = self.srqs.get_mut(srq.0) {
             srq.detach(qp.attr.recv_cq);
         }
+        stopped
     }
 
-    /// Polls the queue on which a queue pair that goes completes its shared receives, and keeps what is in it for the
-    /// next polls. To be called before it is destroyed and after.
+    /// Polls the queue on which a queue pair completes its shared receives, and keeps what is in it for the next polls of the
+    /// user. To be called before the queue pair is destroyed and after.
     pub(super) fn set_aside(&mut self, key: Key, gone: &Qp) {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
-        let Some(raw) = &entry.raw else { return };
+        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
         let mut aside = Vec::new();
-        // A queue holds no more than its entries; what comes later is for later polls.
+        // A queue holds no more than its entries. Later completions are left for later polls.
         while aside.len() < entry.entries() as usize {
             match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}
@@ -256,19 +262,47 @@ impl Verbs {
         }
     }
 
-    /// Gives the places of polled receives back to the shared queues they came from. `gone`: a queue pair that is in the
+    /// Gives the places of polled receives back to the shared queues that they came from. `gone` is a queue pair that is in the
     /// table no more.
     pub(super) fn count_shared(&mut self, cq: CqId, polled: &[WorkCompletion], gone: Option<(QpId, &Qp)>) {
         for wc in polled {
+            if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate) {
+                continue;
+            }
             let live = self.ids.get(wc.qp.0).and_then(|id| id.qp.as_ref());
-            let Some(qp) = live.or(gone.filter(|gone| gone.0 == wc.qp).map(|gone| gone.1)) else { continue };
-            // Of one that failed the device may not say what it was; the queue does, if it takes receives only.
-            let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate);
-            if (is_receive || qp.attr.send_cq != cq)
-                && let Some(srq) = qp.srq.and_then(|srq| self.srqs.get_mut(srq.0))
-            {
+            let gone = || gone.filter(|gone| gone.0 == wc.qp).map(|gone| gone.1);
+            let retiring =
+                || self.retiring.iter().find(|retiring| retiring.key == wc.qp.0).map(|retiring| &retiring.qp);
+            let Some(qp) = live.or_else(gone).or_else(retiring) else { continue };
+            debug_assert_eq!(qp.attr.recv_cq, cq, "receives complete on one queue");
+            if let Some(srq) = qp.srq.and_then(|srq| self.srqs.get_mut(srq.0)) {
                 srq.polled();
             }
         }
+    }
+
+    /// Polls a queue for the user. A queue that fails is not polled again, and its connections are told.
+    pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let start = out.len();
+        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
+        let stashed = entry.unstash(max, out);
+        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(stashed) };
+        let device = &self.devices[entry.device as usize];
+        let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {
+            Ok(taken) => taken,
+            Err(_) if device.removed => 0,
+            Err(error) => {
+                self.queue_failed(cq, &error.to_string());
+                0
+            }
+        };
+        let Some(entry) = self.cqs.get_mut(cq.0) else { return Ok(stashed) };
+        if stashed + taken < max {
+            entry.drained();
+        }
+        if entry.shared > 0 {
+            self.count_shared(cq, &out[start + stashed..], None);
+        }
+        Ok(stashed + taken)
     }
 }

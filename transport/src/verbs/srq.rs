@@ -3,14 +3,13 @@
 use std::ptr;
 use std::sync::Arc;
 
-use rdma_sys::{
+use super::chains::{Chains, Posted, check_request, posted, split};
+use super::device::RawDevice;
+use super::ffi::{check, context_of, non_null};
+use super::sys::{
     ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask,
     ibv_srq_init_attr,
 };
-
-use super::device::RawDevice;
-use super::ffi::{check, context_of, non_null};
-use super::qp::{Chains, Posted, check_sges, posted, split};
 use crate::error::{Error, Result};
 use crate::provider::{CqId, PostError};
 use crate::slab::Key;
@@ -33,7 +32,7 @@ impl RawSrq {
         let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
         let mut made = ibv_srq_init_attr { srq_context: context_of(key), attr };
         // SAFETY: a live domain; the attributes are read and updated during the call, the context is a number.
-        let raw = unsafe { ibv_create_srq(device.protection_domain(), &raw mut made) };
+        let raw = unsafe { ibv_create_srq(device.queue_domain(), &raw mut made) };
         Ok(Self { raw: non_null("ibv_create_srq", raw)?, device: Arc::clone(device) })
     }
 
@@ -63,22 +62,22 @@ impl Drop for RawSrq {
     }
 }
 
-/// A shared receive queue of the provider.
+/// A shared receive queue in the provider's table.
 #[derive(Debug)]
 pub(super) struct Srq {
-    /// Nothing any more when the device was removed.
+    /// `None` once the device was removed.
     pub(super) raw: Option<Arc<RawSrq>>,
     pub(super) device: u32,
     max_wr: u32,
     max_sge: u32,
-    /// Receives that were posted and whose completion was not polled.
+    /// Number of receives that were posted and are not polled as completions yet.
     outstanding: u32,
-    /// Completion queues that have room for all of it, and queue pairs that complete there.
+    /// Completion queues that have room for all of its receives, each with the number of queue pairs that complete there.
     targets: Vec<(CqId, u32)>,
 }
 
 impl Srq {
-    /// Without the queue itself, which is made with the key of this.
+    /// An entry without the queue itself, which is made with the key of this entry.
     pub(super) const fn new(device: u32, max_wr: u32, max_sge: u32) -> Self {
         Self { raw: None, device, max_wr, max_sge, outstanding: 0, targets: Vec::new() }
     }
@@ -91,12 +90,12 @@ impl Srq {
         self.targets.iter().any(|target| target.1 > 0)
     }
 
-    /// The completion queues on which it keeps room.
+    /// The completion queues that keep room for it.
     pub(super) fn targets(&self) -> impl Iterator<Item = CqId> {
         self.targets.iter().map(|target| target.0)
     }
 
-    /// A queue pair is to complete its receives on `cq`; whether room must be made there.
+    /// Adds a queue pair that completes its receives on `cq`; returns whether room must be made there.
     pub(super) fn attach(&mut self, cq: CqId) -> bool {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 += 1;
@@ -106,20 +105,20 @@ impl Srq {
         true
     }
 
-    /// A queue pair is gone. The room on the completion queue stays, for what it left there, until the shared queue is
-    /// destroyed.
+    /// Takes a queue pair away that is gone. The room on the completion queue stays, for the completions that it left there,
+    /// until the shared queue is destroyed.
     pub(super) fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);
         }
     }
 
-    /// Takes an attachment back for which there was no room.
+    /// Takes an attachment back when there was no room for it.
     pub(super) fn forget(&mut self, cq: CqId) {
         self.targets.retain(|target| target.0 != cq);
     }
 
-    /// The completion of a receive was polled.
+    /// Notes that the completion of one receive was polled.
     pub(super) fn polled(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
@@ -129,7 +128,7 @@ impl Srq {
             return Err(PostError { posted: 0, error: Error::Stale { object: "shared receive queue" } });
         };
         let room = (self.max_wr - self.outstanding.min(self.max_wr)) as usize;
-        let (taken, mut refused) = split(chain, |wr| check_sges(&wr.sges, self.max_sge));
+        let (taken, mut refused) = split(chain, |wr| check_request(wr.wr_id, &wr.sges, self.max_sge));
         let mut fits = taken;
         if taken.len() > room {
             fits = &taken[..room];

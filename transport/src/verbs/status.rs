@@ -1,11 +1,14 @@
-//! What the codes of the libraries mean.
+//! The codes of the libraries, and their meaning in the project's terms.
 
 use std::io;
 
-use rdma_sys::{ibv_wc_opcode as opcode, ibv_wc_status as status, rdma_cm_event_type as cm};
+use super::sys::{ibv_wc_opcode as opcode, ibv_wc_status as status, rdma_cm_event_type as cm};
 
 use crate::cm::{CmEventKind, ConnectFailure};
 use crate::wc::{WcOpcode, WcStatus};
+
+/// Why no device reaches the loopback, which every machine can connect to.
+pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
 
 /// Reject reasons of InfiniBand's connection manager (`ib_cm.h`).
 const REJECT_TIMEOUT: i32 = 4;
@@ -40,7 +43,7 @@ pub(super) const fn wc_opcode(code: opcode::Type) -> WcOpcode {
     }
 }
 
-/// Why a call or an event of a connect attempt failed.
+/// The reason for the failure of a connect attempt, from the error of a call or an event.
 pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
@@ -52,7 +55,7 @@ pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// An address that no route or no device of this host leads to.
+/// Whether an error means that no route or no device of this host leads to an address.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     const CODES: [i32; 9] = [
         libc::ENODEV,
@@ -68,7 +71,7 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
-/// How an active connect ended without a connection; `None` for an event that does not say so.
+/// How an active connect ended without a connection; `None` for an event that does not say that.
 pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u8]>) -> Option<CmEventKind> {
     // Events carry negative errors, or the positive reject reason of InfiniBand.
     let error = io::Error::from_raw_os_error(status.saturating_abs());
@@ -84,7 +87,7 @@ pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u
             REJECT_CONSUMER => CmEventKind::Rejected { private_data },
             REJECT_INVALID_SERVICE => failed(ConnectFailure::Refused),
             REJECT_TIMEOUT => failed(ConnectFailure::Timeout),
-            // On iWARP a reject is the end of a handshake, told as a reset; data makes it a peer's word.
+            // On iWARP a reject ends the handshake, and is told as a reset. With private data it comes from the peer.
             _ if status == -libc::ECONNREFUSED && private_data.is_empty() => failed(ConnectFailure::Refused),
             _ if status <= 0 => CmEventKind::Rejected { private_data },
             reason => failed(ConnectFailure::System(format!("the peer's connection manager refuses: reason {reason}"))),

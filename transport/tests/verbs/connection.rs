@@ -91,7 +91,14 @@ fn limits_are_errors(kind: Kind) {
     assert!(matches!(provider.create_cq(device, 0), Err(Error::OutOfRange { .. })));
     assert!(matches!(provider.create_cq(device, u32::MAX), Err(Error::OutOfRange { .. })));
     let cq = provider.create_cq(device, 16).unwrap();
-    let attr = |send, recv| QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: send, max_recv_wr: recv, max_inline: 0 };
+    let attr = |send, recv| QpAttr {
+        send_cq: cq,
+        recv_cq: cq,
+        max_send_wr: send,
+        max_recv_wr: recv,
+        max_inline: 0,
+        max_recv_sge: 0,
+    };
     assert!(matches!(provider.create_qp(id, &attr(16, 1)), Err(Error::OutOfRange { .. })));
     assert!(matches!(provider.create_qp(id, &attr(1, u32::MAX)), Err(Error::OutOfRange { .. })));
     assert!(matches!(provider.create_qp(id, &attr(0, 1)), Err(Error::OutOfRange { .. })));

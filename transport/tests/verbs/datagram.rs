@@ -29,7 +29,8 @@ impl World {
     pub(crate) fn datagrams(&mut self, id: CmId, device: DeviceId) -> Datagrams {
         self.watch(device);
         let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0 };
+        let attr =
+            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0, max_recv_sge: 0 };
         let qp = self.provider.create_qp(id, &attr).unwrap();
         let received = self.area_on(device, DEPTH as usize * ROOM, Access::LOCAL_WRITE);
         let sent = self.area_on(device, ROOM, Access::LOCAL_WRITE);
@@ -120,7 +121,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
     if kind == Kind::Siw {
         assert_eq!(capabilities.max_datagram, 0);
         let cq = world.provider.create_cq(device, 2).unwrap();
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 1, max_recv_wr: 1, max_inline: 0 };
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 1, max_recv_wr: 1, max_inline: 0, max_recv_sge: 0 };
         let refused = world.provider.create_qp(id, &attr);
         assert!(matches!(refused, Err(Error::Unsupported { feature: "datagrams on this device", .. })), "{refused:?}");
         return;

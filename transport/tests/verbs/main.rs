@@ -6,6 +6,7 @@
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "tests on real devices need the real clock, and wait")]
 
+mod bond;
 mod connection;
 mod datagram;
 mod interop;
@@ -14,5 +15,6 @@ mod one_sided;
 mod peer;
 mod port;
 mod removal;
+mod settings;
 mod shared;
 mod world;

@@ -237,9 +237,12 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
 
 /// A process that may lock little is told the limit and the cure.
 fn too_little_memory_may_be_locked(kind: Kind) {
+    if let Some(address) = other_process() {
+        return lock_too_much(address);
+    }
     let program = std::env::current_exe().unwrap();
-    let script =
-        format!("ulimit -l 64; exec {} --exact memory::memlock_process --ignored --nocapture", program.display());
+    let test = kind.test("memory", "too_little_memory_may_be_locked");
+    let script = format!("ulimit -l 64; exec {} --exact {test} --nocapture", program.display());
     assert!(Command::new("chmod").args(["-R", "a+rw", "/dev/infiniband"]).status().unwrap().success());
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "bash", "-c", &script])
@@ -253,10 +256,8 @@ fn too_little_memory_may_be_locked(kind: Kind) {
     assert!(said.contains("64 KiB (RLIMIT_MEMLOCK)") && said.contains("ulimit -l"), "{said}");
 }
 
-#[test]
-#[ignore = "the other process of too_little_memory_may_be_locked"]
-fn memlock_process() {
-    let address = std::env::var("RDMA_TEST_PEER").expect("started by another test").parse().unwrap();
+/// The other process.
+fn lock_too_much(address: std::net::IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);
     let (_, device) = world.resolved(to);

@@ -14,7 +14,7 @@ use crate::world::*;
 fn peer(kind: Kind) -> (Child, SocketAddr) {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
-        .args(["--exact", "peer::peer_process", "--ignored", "--nocapture", "--test-threads=1"])
+        .args(["--exact", &kind.test("peer", "killed_peer"), "--nocapture", "--test-threads=1"])
         .env("RDMA_TEST_PEER", kind.address().to_string())
         .stdout(Stdio::piped())
         .spawn()
@@ -30,10 +30,8 @@ fn peer(kind: Kind) -> (Child, SocketAddr) {
     (child, address)
 }
 
-#[test]
-#[ignore = "the other process of killed_peer"]
-fn peer_process() {
-    let address = std::env::var("RDMA_TEST_PEER").expect("started by another test").parse().unwrap();
+/// The other process: it never returns.
+fn peer_process(address: IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);
     println!("\nlistening {to}");
@@ -51,6 +49,9 @@ fn peer_process() {
 }
 
 fn killed_peer(kind: Kind) {
+    if let Some(address) = other_process() {
+        return peer_process(address);
+    }
     let mut world = World::new();
     let (mut child, to) = peer(kind);
     let (id, device) = world.resolved(to);

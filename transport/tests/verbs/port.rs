@@ -56,6 +56,28 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     restore_addresses(other);
 }
 
+/// Two providers of one process share the queue of a device's events: each hears that a port goes and comes, every time.
+fn every_provider_hears_of_its_port(kind: Kind) {
+    let mut worlds = [World::new(), World::new(), World::new()];
+    let here = SocketAddr::new(kind.address(), 0);
+    for world in &mut worlds {
+        assert!(matches!(world.provider.serves(here).unwrap(), Reach::Yes { .. }));
+    }
+    for round in 0..4 {
+        link(kind, "down");
+        for world in &mut worlds {
+            world.device_event(|event| matches!(event.kind, DeviceEventKind::PortDown { port: 1 }).then_some(()));
+        }
+        link(kind, "up");
+        wait_until_active(&kind.variable("DEV"));
+        for world in &mut worlds {
+            world.device_event(|event| matches!(event.kind, DeviceEventKind::PortActive { port: 1 }).then_some(()));
+        }
+        println!("round {round}: all were told");
+    }
+    restore_addresses(kind);
+}
+
 /// Setting a link down takes its IPv6 addresses away.
 fn restore_addresses(kind: Kind) {
     for which in ["ADDR6", "PEER6"] {
@@ -68,4 +90,5 @@ fn restore_addresses(kind: Kind) {
 
 on_each_device! {
     a_port_that_is_down_is_not_chosen
+    every_provider_hears_of_its_port
 }

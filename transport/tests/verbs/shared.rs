@@ -57,7 +57,14 @@ impl Server {
         let active = self.world.equip(id, device);
         self.world.provider.connect(id, &rdma_transport::ConnectParam::default()).unwrap();
         let (id, ..) = self.world.connect_request();
-        let attr = QpAttr { send_cq: self.cq, recv_cq: self.cq, max_send_wr: 4, max_recv_wr: 0, max_inline: 0 };
+        let attr = QpAttr {
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            max_send_wr: 4,
+            max_recv_wr: 0,
+            max_inline: 0,
+            max_recv_sge: 0,
+        };
         let qp = self.world.provider.create_qp_with_srq(id, &attr, self.srq).unwrap();
         self.world.provider.accept(id, &rdma_transport::ConnectParam::default(), Instant::now()).unwrap();
         for _ in 0..2 {
@@ -121,7 +128,8 @@ fn it_goes_in_order(kind: Kind) {
     let mut server = Server::new(kind);
     let small = server.world.provider.create_cq(server.device, SHARED + 3).unwrap();
     let (id, _) = server.world.resolved(server.to);
-    let attr = QpAttr { send_cq: small, recv_cq: small, max_send_wr: 4, max_recv_wr: 0, max_inline: 0 };
+    let attr =
+        QpAttr { send_cq: small, recv_cq: small, max_send_wr: 4, max_recv_wr: 0, max_inline: 0, max_recv_sge: 0 };
     let refused = server.world.provider.create_qp_with_srq(id, &attr, server.srq);
     assert!(matches!(refused, Err(Error::OutOfRange { value: 12, .. })), "{refused:?}");
     let attr = QpAttr { max_send_wr: 3, ..attr };

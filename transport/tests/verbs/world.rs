@@ -42,9 +42,19 @@ impl Kind {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run this with tests/vm/run.sh"))
     }
 
+    /// Name of a test on this kind of device, to run it in another process.
+    pub(crate) fn test(self, module: &str, test: &str) -> String {
+        format!("{module}::{}::{test}", self.name().to_lowercase())
+    }
+
     pub(crate) fn address(self) -> IpAddr {
         self.variable("ADDR").parse().unwrap()
     }
+}
+
+/// The address that another process of a test works with; `None` in the process that was started by hand.
+pub(crate) fn other_process() -> Option<IpAddr> {
+    Some(std::env::var("RDMA_TEST_PEER").ok()?.parse().unwrap())
 }
 
 /// One test at a time: they share the context of a device, count descriptors, and remove devices.
@@ -253,8 +263,14 @@ impl World {
         let base = NonNull::new(memory.as_ptr()).unwrap();
         self.memories.push(memory);
         let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
-        let attr =
-            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: self.max_inline };
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: self.max_inline,
+            max_recv_sge: 0,
+        };
         let qp = self.provider.create_qp(id, &attr).unwrap();
         let end = End { id, device, qp, cq, region, base };
         let receives: Vec<_> = (0..DEPTH as usize).map(|slot| end.recv(slot)).collect();
@@ -276,12 +292,13 @@ impl World {
         let (id, device) = self.resolved(to);
         let active = self.equip(id, device);
         let ReadDepth { responder_resources, initiator_depth } = self.read_depth;
-        let param = ConnectParam { private_data: b"question", responder_resources, initiator_depth };
+        let param =
+            ConnectParam { private_data: b"question", responder_resources, initiator_depth, ..ConnectParam::default() };
         self.provider.connect(id, &param).unwrap();
         let (id, _, device, _, private_data) = self.connect_request();
         assert!(private_data.starts_with(b"question"));
         let passive = self.equip(id, device);
-        let param = ConnectParam { private_data: b"answer", responder_resources, initiator_depth };
+        let param = ConnectParam { private_data: b"answer", ..param };
         self.provider.accept(id, &param, Instant::now()).unwrap();
         for _ in 0..2 {
             match self.news() {

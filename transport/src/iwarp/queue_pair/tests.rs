@@ -30,7 +30,8 @@ impl End {
     fn new(role: Role, agreement: Agreement, emss: usize) -> Self {
         let mut resources = Resources::default();
         let cq = resources.cqs.create(256);
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 64, max_recv_wr: 64, max_inline: 64 };
+        let attr =
+            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 64, max_recv_wr: 64, max_inline: 64, max_recv_sge: 0 };
         let mut qp = QueuePair::new(QpId(Key::new(1, 1)), &attr, None).unwrap();
         qp.establish(role, &agreement, emss);
         Self { qp, resources, cq, wire: Vec::new() }

@@ -1,0 +1,50 @@
+//! Address handles: where a datagram goes.
+
+use std::sync::Arc;
+
+use super::device::RawDevice;
+use super::ffi::{check, non_null};
+use super::route::ah_attr;
+use super::sys::{ibv_ah, ibv_create_ah, ibv_destroy_ah};
+use crate::datagram::Route;
+use crate::error::Result;
+
+/// The one owner of an address handle.
+#[derive(Debug)]
+pub(super) struct RawAddressHandle {
+    raw: *mut ibv_ah,
+    _device: Arc<RawDevice>,
+}
+
+// SAFETY: libibverbs lets any thread use and destroy a handle; its owner destroys it once.
+unsafe impl Send for RawAddressHandle {}
+
+impl RawAddressHandle {
+    pub(super) fn create(device: &Arc<RawDevice>, route: &Route) -> Result<Self> {
+        let mut attr = ah_attr(route);
+        // SAFETY: a live domain; the attributes are read during the call.
+        let raw = unsafe { ibv_create_ah(device.protection_domain(), &raw mut attr) };
+        Ok(Self { raw: non_null("ibv_create_ah", raw)?, _device: Arc::clone(device) })
+    }
+
+    pub(super) const fn as_ptr(&self) -> *mut ibv_ah {
+        self.raw
+    }
+}
+
+impl Drop for RawAddressHandle {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once, before the device.
+        if let Err(error) = check("ibv_destroy_ah", unsafe { ibv_destroy_ah(self.raw) }) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// An address handle in the provider's table.
+#[derive(Debug)]
+pub(super) struct Address {
+    /// `None` once the device was removed.
+    pub(super) raw: Option<RawAddressHandle>,
+    pub(super) device: u32,
+}

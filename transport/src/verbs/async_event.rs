@@ -1,0 +1,135 @@
+//! Asynchronous events of a device, copied out of the library's form (`ibv_get_async_event`(3)).
+
+use super::ffi::key_of;
+use super::sys::{ibv_async_event, ibv_event_type as ty};
+use crate::event::DeviceEventKind;
+use crate::slab::Key;
+
+/// An asynchronous event. Its object is named by the key that the provider gave it, and by its address: other providers of the process give the same keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsyncEvent {
+    /// Something about a queue pair.
+    Qp { kind: QpEvent, key: Key, address: usize },
+    /// A completion queue failed.
+    CqError { key: Key, address: usize },
+    /// A shared receive queue failed, or runs low.
+    Srq { failed: bool, key: Key, address: usize },
+    /// The device failed.
+    DeviceFatal,
+    /// Something about a port.
+    Port(DeviceEventKind),
+    /// A type that this library does not act on.
+    Other(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QpEvent {
+    /// The queue pair failed, for this reason.
+    Failed(&'static str),
+    /// Data came before the connection manager said that the connection is up.
+    CommunicationEstablished,
+    /// A queue pair in the error state has taken its last receive from its shared receive queue.
+    LastReceive,
+    /// A type that this library does not act on.
+    Other(u32),
+}
+
+impl AsyncEvent {
+    /// Copies an event.
+    ///
+    /// # Safety
+    /// `event` points to an event that `ibv_get_async_event` filled and that is not acknowledged yet.
+    pub(super) unsafe fn copy(event: *const ibv_async_event) -> Self {
+        // SAFETY: the caller's promise. The type is read as the number that it is: a kernel may send newer types than a
+        // binding knows.
+        let kind = unsafe { (&raw const (*event).event_type).cast::<u32>().read() };
+        let qp_event = match kind {
+            ty::IBV_EVENT_QP_FATAL => Some(QpEvent::Failed("the queue pair failed")),
+            ty::IBV_EVENT_QP_REQ_ERR => Some(QpEvent::Failed("the peer sent an invalid request")),
+            ty::IBV_EVENT_QP_ACCESS_ERR => Some(QpEvent::Failed("the peer reached for memory it has no right to")),
+            ty::IBV_EVENT_COMM_EST => Some(QpEvent::CommunicationEstablished),
+            ty::IBV_EVENT_QP_LAST_WQE_REACHED => Some(QpEvent::LastReceive),
+            ty::IBV_EVENT_SQ_DRAINED | ty::IBV_EVENT_PATH_MIG | ty::IBV_EVENT_PATH_MIG_ERR => {
+                Some(QpEvent::Other(kind))
+            }
+            _ => None,
+        };
+        if let Some(kind) = qp_event {
+            // SAFETY: the type says that the event has a queue pair, which lives until the event is acknowledged.
+            let (qp, context) = unsafe {
+                let qp = (*event).element.qp;
+                (qp, (*qp).qp_context)
+            };
+            return Self::Qp { kind, key: key_of(context), address: qp.addr() };
+        }
+        match kind {
+            ty::IBV_EVENT_CQ_ERR => {
+                // SAFETY: the type says that the event has a completion queue, which lives until the event is acknowledged.
+                let (cq, context) = unsafe {
+                    let cq = (*event).element.cq;
+                    (cq, (*cq).cq_context)
+                };
+                Self::CqError { key: key_of(context), address: cq.addr() }
+            }
+            ty::IBV_EVENT_SRQ_ERR | ty::IBV_EVENT_SRQ_LIMIT_REACHED => {
+                // SAFETY: the type says that the event has a shared queue, which lives until the event is acknowledged.
+                let (srq, context) = unsafe {
+                    let srq = (*event).element.srq;
+                    (srq, (*srq).srq_context)
+                };
+                let failed = kind == ty::IBV_EVENT_SRQ_ERR;
+                Self::Srq { failed, key: key_of(context), address: srq.addr() }
+            }
+            ty::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
+            ty::IBV_EVENT_PORT_ACTIVE..=ty::IBV_EVENT_SM_CHANGE
+            | ty::IBV_EVENT_CLIENT_REREGISTER
+            | ty::IBV_EVENT_GID_CHANGE => {
+                // SAFETY: the type says that the event has the number of a port.
+                let port = u32::try_from(unsafe { (*event).element.port_num }).unwrap_or(0);
+                Self::Port(match kind {
+                    ty::IBV_EVENT_PORT_ACTIVE => DeviceEventKind::PortActive { port },
+                    ty::IBV_EVENT_PORT_ERR => DeviceEventKind::PortDown { port },
+                    ty::IBV_EVENT_GID_CHANGE => DeviceEventKind::AddressChange { port },
+                    code => DeviceEventKind::Port { code, port },
+                })
+            }
+            _ => Self::Other(kind),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::ffi::context_of;
+    use crate::verbs::sys::{ibv_async_event_element_t, ibv_qp};
+
+    fn copy_of(kind: u32, element: ibv_async_event_element_t) -> AsyncEvent {
+        // SAFETY: all fields are numbers or pointers for which zero is good; type 0 is a known one.
+        let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
+        event.element = element;
+        // SAFETY: the type is written as the number that it is, and read in the same way.
+        unsafe { (&raw mut event.event_type).cast::<u32>().write(kind) };
+        // SAFETY: the callers pass what the type has.
+        unsafe { AsyncEvent::copy(&raw const event) }
+    }
+
+    #[test]
+    fn the_last_receive_of_a_queue_pair_is_told() {
+        let key = Key::new(5, 3);
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
+        qp.qp_context = context_of(key);
+        let copy = copy_of(16, ibv_async_event_element_t { qp: &raw mut qp });
+        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, key, address: (&raw const qp).addr() });
+    }
+
+    #[test]
+    fn types_that_the_binding_does_not_know_are_data() {
+        assert_eq!(copy_of(4711, ibv_async_event_element_t { port_num: 0 }), AsyncEvent::Other(4711));
+        let port = |kind, port_num| copy_of(kind, ibv_async_event_element_t { port_num });
+        assert_eq!(port(10, 2), AsyncEvent::Port(DeviceEventKind::PortDown { port: 2 }));
+        assert_eq!(port(17, 1), AsyncEvent::Port(DeviceEventKind::Port { code: 17, port: 1 }));
+        assert_eq!(port(18, -1), AsyncEvent::Port(DeviceEventKind::AddressChange { port: 0 }));
+    }
+}

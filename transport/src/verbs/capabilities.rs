@@ -1,0 +1,220 @@
+//! Capabilities of a device, from the attributes that the libraries report.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use super::device::{Driver, RawDevice};
+use super::ffi::check;
+use super::sys::{
+    ibv_atomic_cap, ibv_context, ibv_create_cq, ibv_create_qp, ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr,
+    ibv_device_attr_ex, ibv_device_cap_flags, ibv_odp_general_caps, ibv_odp_transport_cap_bits, ibv_port_attr,
+    ibv_port_state, ibv_qp_init_attr, ibv_qp_type, ibv_reg_dmabuf_mr, ibv_reg_mr_iova2, query_device_ex, query_port,
+};
+use crate::caps::{Capabilities, Features, Moderation};
+use crate::error::Result;
+use crate::wr::MAX_SGE;
+
+/// What InfiniBand's connection manager carries with a request, beside the header of the kernel.
+const IB_PRIVATE_DATA: usize = 56;
+/// What MPA carries, beside what its enhanced setup takes, in a length of one byte.
+const IWARP_PRIVATE_DATA: usize = 251;
+/// Largest inline sends that are tried.
+const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];
+
+/// Limits that the provider keeps to beyond [`Capabilities`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) iwarp: bool,
+    pub(super) driver: Driver,
+    /// RDMA Reads of a peer that may be outstanding here.
+    pub(super) responder_resources: u8,
+    /// RDMA Reads of ours that may be outstanding at a peer.
+    pub(super) initiator_depth: u8,
+    /// Scatter/gather entries of a receive on a shared queue.
+    pub(super) shared_sge: u32,
+    /// Whether an event says that a queue pair in the error state has taken its last receive from a shared queue
+    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
+    pub(super) tells_last_receive: bool,
+}
+
+impl Limits {
+    pub(super) fn of(device: &RawDevice) -> Self {
+        let attr = &device.attr.0;
+        let reads = |limit: c_int| u8::try_from(limit.clamp(0, 16)).unwrap_or(16);
+        Self {
+            iwarp: device.iwarp,
+            driver: device.driver,
+            responder_resources: reads(attr.max_qp_rd_atom),
+            initiator_depth: reads(attr.max_qp_init_rd_atom),
+            shared_sge: u32::try_from(attr.max_srq_sge).unwrap_or(0),
+            tells_last_receive: !device.iwarp && device.driver != Driver::Rxe,
+        }
+    }
+}
+
+/// Asks a device what it can do; `port` is the port in use.
+pub(super) fn ask(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
+    let mut capabilities = from_attributes(&device.attr.0, limits);
+    capabilities.max_inline = probe_inline(device);
+    capabilities.numa_node = device.numa_node;
+    capabilities.completion_vectors = device.completion_vectors();
+    if ibv_reg_mr_iova2().is_some() {
+        capabilities.features |= Features::RELAXED_ORDERING;
+    }
+    if ibv_reg_dmabuf_mr().is_some() && limits.driver == Driver::Other {
+        capabilities.features |= Features::DMABUF;
+    }
+    add_extended(device.context(), &mut capabilities);
+    let port = port_attr(device.context(), port)?;
+    if capabilities.features.contains(Features::DATAGRAMS) {
+        // A datagram is one packet. The code of 256 bytes is 1.
+        capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
+    }
+    if port.max_msg_sz > 0 {
+        capabilities.max_message = capabilities.max_message.min(port.max_msg_sz.into());
+    }
+    log::debug!(
+        "device {}: {}, {:?}, {capabilities:?}",
+        device.name,
+        if limits.iwarp { "iWARP" } else { "InfiniBand or RoCE" },
+        device.attr
+    );
+    Ok(capabilities)
+}
+
+fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
+    let mut features = Features::READ | Features::WRITE;
+    if !limits.iwarp {
+        features |= Features::WRITE_WITH_IMMEDIATE | Features::SEND_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
+        features |= Features::DATAGRAMS;
+        if attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 {
+            features |= Features::MULTICAST;
+        }
+        if attr.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE {
+            features |= Features::ATOMICS;
+        }
+    }
+    if attr.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0 != 0 {
+        features |= Features::SEND_WITH_INVALIDATE;
+        if limits.iwarp {
+            features |= Features::REMOTE_INVALIDATION;
+        }
+    }
+    if attr.max_srq > 0 && attr.max_srq_wr > 0 {
+        features |= Features::SHARED_RECEIVE_QUEUE;
+    }
+    let mut capabilities = Capabilities::portable(features);
+    let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
+    capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
+    // Siw says more than it reads into, and does not report an excess as an error.
+    capabilities.max_read_sge = match attr.max_sge_rd {
+        0 if limits.iwarp => 1,
+        0 => capabilities.max_sge,
+        limit => positive(limit).min(capabilities.max_sge),
+    };
+    capabilities.max_queue_depth = positive(attr.max_qp_wr);
+    capabilities.max_shared_receives = if attr.max_srq > 0 { positive(attr.max_srq_wr) } else { 0 };
+    capabilities.max_completion_queue = positive(attr.max_cqe);
+    capabilities.max_private_data = if limits.iwarp { IWARP_PRIVATE_DATA } else { IB_PRIVATE_DATA };
+    capabilities.max_read_depth = limits.responder_resources.min(limits.initiator_depth).into();
+    capabilities
+}
+
+/// Adds what only the extended query tells. A device without it has none of that.
+fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
+    // SAFETY: all fields are numbers.
+    let mut attr: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+    // SAFETY: a live context, as the caller has the device, and a place for the result.
+    if unsafe { query_device_ex(context, &raw mut attr) } != 0 {
+        return;
+    }
+    let most = Moderation { completions: attr.cq_mod_caps.max_cq_count, microseconds: attr.cq_mod_caps.max_cq_period };
+    capabilities.completion_moderation = (most.completions > 0 && most.microseconds > 0).then_some(most);
+    let (general, connected) = (attr.odp_caps.general_caps, attr.odp_caps.per_transport_caps.rc_odp_caps);
+    use ibv_odp_transport_cap_bits as bits;
+    let needed = bits::IBV_ODP_SUPPORT_SEND.0
+        | bits::IBV_ODP_SUPPORT_RECV.0
+        | bits::IBV_ODP_SUPPORT_WRITE.0
+        | bits::IBV_ODP_SUPPORT_READ.0;
+    if general & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0 && connected & needed == needed {
+        capabilities.features |= Features::ON_DEMAND_PAGING;
+    }
+}
+
+/// Asks what a port is like.
+pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_attr> {
+    // SAFETY: all fields are numbers.
+    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: a live context, as the callers have its device, and a place for the result.
+    check("ibv_query_port", unsafe { query_port(context, port.max(1), &raw mut attr) })?;
+    Ok(attr)
+}
+
+/// Whether a port can carry traffic; if not, what it is like.
+pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::result::Result<(), &'static str>> {
+    use ibv_port_state as state;
+    Ok(match port_attr(context, port)?.state {
+        // Deferred: it is active, and its link flickers.
+        state::IBV_PORT_ACTIVE | state::IBV_PORT_ACTIVE_DEFER => Ok(()),
+        state::IBV_PORT_DOWN => Err("down"),
+        state::IBV_PORT_INIT => Err("initializing: no subnet manager has set it up"),
+        state::IBV_PORT_ARMED => Err("armed, not active: the subnet manager has not finished"),
+        _ => Err("in a state that this library does not know"),
+    })
+}
+
+/// Finds the largest inline send by making queue pairs: no attribute of a device says it.
+fn probe_inline(device: &RawDevice) -> u32 {
+    // SAFETY: a live context; no channel and no context of ours.
+    let cq = unsafe { ibv_create_cq(device.context(), 2, ptr::null_mut(), ptr::null_mut(), 0) };
+    if cq.is_null() {
+        return 0;
+    }
+    let found = INLINE.into_iter().find_map(|inline| {
+        // SAFETY: all fields are numbers and pointers for which null is good.
+        let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        (attr.send_cq, attr.recv_cq, attr.qp_type) = (cq, cq, ibv_qp_type::IBV_QPT_RC);
+        (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (1, 1);
+        (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
+        attr.cap.max_inline_data = inline;
+        // SAFETY: a live domain and queue; the attributes are read and updated during the call.
+        let qp = unsafe { ibv_create_qp(device.protection_domain(), &raw mut attr) };
+        if qp.is_null() {
+            return None;
+        }
+        // SAFETY: made above, and never used.
+        unsafe { ibv_destroy_qp(qp) };
+        Some(attr.cap.max_inline_data.min(inline))
+    });
+    // SAFETY: made above; no queue pair is left on it.
+    unsafe { ibv_destroy_cq(cq) };
+    found.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_follow_the_device() {
+        let limits = |iwarp, initiator_depth| Limits {
+            iwarp,
+            driver: Driver::Other,
+            responder_resources: 16,
+            initiator_depth,
+            shared_sge: 4,
+            tells_last_receive: !iwarp,
+        };
+        // SAFETY: all fields are numbers.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        (attr.max_sge, attr.max_qp_wr, attr.max_cqe) = (32, 1 << 14, 1 << 20);
+        attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE + 1;
+        let roce = from_attributes(&attr, &limits(false, 4));
+        assert!(roce.features.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE | Features::READ));
+        assert!(!roce.features.contains(Features::SEND_WITH_INVALIDATE));
+        assert_eq!((roce.max_sge, roce.max_private_data, roce.max_read_depth), (4, 56, 4));
+        let iwarp = from_attributes(&attr, &limits(true, 16));
+        assert_eq!(iwarp.features, Features::READ | Features::WRITE);
+        assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
+    }
+}

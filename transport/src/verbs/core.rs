@@ -1,0 +1,215 @@
+//! [`Verbs`]: the provider's tables, and how their entries are found.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::NAME;
+use super::address::Address;
+use super::chains::Chains;
+use super::channel::EventChannel;
+use super::connector::Connector;
+use super::cq::{Batch, Cq};
+use super::devices::Device;
+use super::entry::{Id, Retiring, State};
+use super::id::Terms;
+use super::mr::Region;
+use super::srq::Srq;
+use crate::cm::{CmId, ConnectParam, ReadDepth};
+use crate::error::{Error, Result};
+use crate::event::DeviceEvent;
+use crate::provider::DeviceId;
+use crate::slab::{Key, Slab};
+
+pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
+pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
+pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
+pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
+
+/// Tokens of the inner epoll set: the event channel, the waker, and from here on the asynchronous events of each device.
+pub(super) const CM: Token = Token(0);
+const WAKE: Token = Token(1);
+pub(super) const ASYNC: usize = 2;
+
+/// Outstanding RDMA Reads that every iWARP device takes.
+const USUAL_DEPTH: u16 = 16;
+
+/// Time to resolve an address while nobody has said what time it is.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
+///
+/// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the devices in
+/// use, and what the private threads for iWARP report.
+pub struct Verbs {
+    pub(super) channel: Arc<EventChannel>,
+    pub(super) poll: Poll,
+    pub(super) ready: Events,
+    /// Whether the event channel may have events.
+    pub(super) channel_ready: bool,
+    /// Devices that may have asynchronous events.
+    pub(super) async_ready: Vec<u32>,
+    pub(super) connector: Connector,
+    pub(super) ids: Slab<Id>,
+    pub(super) cqs: Slab<Cq>,
+    pub(super) srqs: Slab<Srq>,
+    pub(super) regions: Slab<Region>,
+    pub(super) addresses: Slab<Address>,
+    /// Number of joins of multicast groups so far.
+    pub(super) joins: usize,
+    pub(super) batch: Batch,
+    pub(super) devices: Vec<Device>,
+    /// Queue pairs that are destroyed when their last shared receive has come back, the earliest time limit first.
+    pub(super) retiring: VecDeque<Retiring>,
+    /// Ids that wait for their peer to close, and until when, the earliest first. An id may have been destroyed meanwhile.
+    pub(super) closing: VecDeque<(Instant, Key)>,
+    /// Events to be handed out.
+    pub(super) events: VecDeque<crate::cm::CmEvent>,
+    pub(super) device_events: VecDeque<DeviceEvent>,
+    pub(super) chains: Chains,
+    pub(super) acknowledgements: u64,
+    /// The latest time that anybody told.
+    pub(super) now: Option<Instant>,
+}
+
+impl fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verbs")
+            .field("devices", &self.devices)
+            .field("ids", &self.ids.len())
+            .field("cqs", &self.cqs.len())
+            .field("regions", &self.regions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time that is left until `deadline`, in milliseconds, as the connection manager takes it.
+pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
+    let left = match (deadline, now) {
+        (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
+        _ => RESOLVE_TIMEOUT,
+    };
+    i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1)
+}
+
+impl Verbs {
+    pub(super) fn on_channel(channel: Arc<EventChannel>) -> Result<Self> {
+        let io = |source| Error::io("opening the connection-manager channel", source);
+        let poll = Poll::new().map_err(io)?;
+        poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
+        let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
+        Ok(Self {
+            channel,
+            poll,
+            ready: Events::with_capacity(16),
+            channel_ready: true,
+            async_ready: Vec::new(),
+            connector: Connector::new(waker),
+            ids: Slab::default(),
+            cqs: Slab::default(),
+            srqs: Slab::default(),
+            regions: Slab::default(),
+            addresses: Slab::default(),
+            joins: 0,
+            batch: Batch::default(),
+            devices: Vec::new(),
+            retiring: VecDeque::new(),
+            closing: VecDeque::new(),
+            events: VecDeque::new(),
+            device_events: VecDeque::new(),
+            chains: Chains::default(),
+            acknowledgements: 0,
+            now: None,
+        })
+    }
+
+    pub(super) fn id(&self, id: CmId) -> Result<&Id> {
+        self.ids.get(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
+    }
+
+    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
+        self.ids.get_mut(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
+    }
+
+    pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
+        let device = self.devices.get(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+        device.live()?;
+        Ok(device)
+    }
+
+    pub(super) fn add(&mut self, id: Id) -> Key {
+        let key = self.ids.insert(id);
+        if let Some(id) = self.ids.get(key) {
+            id.raw.set_key(key);
+        }
+        key
+    }
+
+    /// What this side offers a peer. `asked` is what the peer has asked for.
+    pub(super) fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
+        let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
+        let device = &self.devices[device.0 as usize];
+        check_private_data(param.private_data, device.info.capabilities.max_private_data)?;
+        param.retries.check()?;
+        let limits = &device.limits;
+        let within = |what: &str, wanted: u16, limit: u8, asked: Option<u16>| {
+            if wanted > limit.into() {
+                log::info!("{}: {what} is {wanted}; the device has {limit}, which is used", device.info.name);
+            }
+            let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
+            match asked {
+                // A peer of MPA revision 1 tells no depths: it is taken to have the usual ones.
+                Some(0) if limits.iwarp => wanted.min(USUAL_DEPTH),
+                Some(asked) => wanted.min(asked),
+                None => wanted,
+            }
+        };
+        let read_depth = ReadDepth {
+            responder_resources: within(
+                "the number of responder resources",
+                param.responder_resources,
+                limits.responder_resources,
+                asked.map(|asked| asked.responder_resources),
+            ),
+            initiator_depth: within(
+                "the initiator depth",
+                param.initiator_depth,
+                limits.initiator_depth,
+                asked.map(|asked| asked.initiator_depth),
+            ),
+        };
+        Ok(Terms {
+            private_data: param.private_data.into(),
+            read_depth,
+            retry_count: param.retries.path,
+            rnr_retry_count: param.retries.receiver_not_ready,
+        })
+    }
+
+    pub(super) fn is_iwarp(&self, id: &Id) -> bool {
+        id.device.is_some_and(|device| self.devices[device.0 as usize].limits.iwarp)
+    }
+}
+
+pub(super) fn check_private_data(data: &[u8], max: usize) -> Result<()> {
+    if data.len() > max {
+        return Err(Error::PrivateDataTooLong { provider: NAME, len: data.len(), max });
+    }
+    Ok(())
+}
+
+impl Drop for Verbs {
+    fn drop(&mut self) {
+        for key in self.ids.keys() {
+            self.remove(key);
+        }
+        for device in 0..self.devices.len() {
+            self.retire_now(DeviceId(device as u32));
+            self.release_parked(DeviceId(device as u32));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! [`Device`]: what the provider knows of a device in use.
+
+use std::sync::Arc;
+
+use super::capabilities::{self, Limits};
+use super::device::{Anchor, Driver, RawDevice};
+use super::id::RawId;
+use super::numbers::Numbers;
+use super::sys::ibv_context;
+use crate::error::{Error, Result};
+use crate::provider::DeviceInfo;
+use crate::slab::Key;
+
+/// A device in the provider's table. Its place there is its handle.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) info: DeviceInfo,
+    pub(super) limits: Limits,
+    /// The open device; `None` once a removed device was closed.
+    pub(super) raw: Option<Arc<RawDevice>>,
+    /// Whether the device is going away, or gone.
+    pub(super) removed: bool,
+    /// Number of ids on it, without the one that watches it.
+    pub(super) ids: usize,
+    /// The provider's own id on it.
+    pub(super) watch: Option<Key>,
+    /// Number of completion queues that are armed and had no event since.
+    pub(super) armed: usize,
+    /// Its queue pairs by their number.
+    pub(super) numbers: Numbers,
+    /// Ports that ids are or were on, and whether each was down when that was last heard.
+    ports: Vec<(u8, bool)>,
+    /// Ids that are destroyed when their port is up.
+    pub(super) parked: Vec<(u8, Arc<RawId>)>,
+}
+
+impl Device {
+    /// Opens what the provider needs on the device of `context`, which `anchor` keeps open; `port` is the port in use.
+    ///
+    /// # Safety
+    /// `context` is live for as long as `anchor` is.
+    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, port: u8) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { RawDevice::open(context, anchor) }?;
+        let limits = Limits::of(&raw);
+        let capabilities = capabilities::ask(&raw, &limits, port)?;
+        let info = DeviceInfo { name: raw.name.to_string(), capabilities };
+        Ok(Self {
+            info,
+            limits,
+            raw: Some(Arc::new(raw)),
+            removed: false,
+            ids: 0,
+            watch: None,
+            armed: 0,
+            numbers: Numbers::default(),
+            ports: Vec::new(),
+            parked: Vec::new(),
+        })
+    }
+
+    /// The open device, as long as it is not removed.
+    pub(super) fn live(&self) -> Result<&Arc<RawDevice>> {
+        self.raw
+            .as_ref()
+            .filter(|_| !self.removed)
+            .ok_or_else(|| Error::NoDevice { reason: format!("{} was removed", self.info.name) })
+    }
+
+    /// Notes whether a port is down.
+    pub(super) fn set_down(&mut self, port: u8, down: bool) {
+        match self.ports.iter_mut().find(|known| known.0 == port) {
+            Some(known) => known.1 = down,
+            None => self.ports.push((port, down)),
+        }
+    }
+
+    /// Whether a port is down. The device is asked once for each port; then its events say so, because the question costs a
+    /// command to the firmware. Rxe is always asked: its event may come later than its effect.
+    pub(super) fn is_down(&mut self, port: u8) -> bool {
+        let known = self.ports.iter().find(|known| known.0 == port);
+        if let Some(&(_, down)) = known.filter(|_| self.limits.driver != Driver::Rxe) {
+            return down;
+        }
+        let Some(raw) = &self.raw else { return false };
+        let down = capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));
+        self.set_down(port, down);
+        down
+    }
+}

@@ -1,0 +1,166 @@
+//! Asynchronous events of a device for every provider of the process.
+//!
+//! librdmacm opens a device once per process, so all providers share its context and the one queue of asynchronous events
+//! behind it. A new event makes an edge for every provider that watches the queue, but a provider that looks after another has
+//! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So whoever reads an event puts a
+//! copy into the mailbox of every provider that has the device open, and rings its bell, a descriptor of the provider's own.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::async_event::AsyncEvent;
+use crate::error::{Error, Result};
+
+/// Events that are kept for a provider that does not ask for them. The oldest go first.
+const KEPT: usize = 1000;
+/// Events read from the system in one call.
+const AT_ONCE: usize = 64;
+
+#[derive(Debug)]
+struct Subscriber {
+    context: usize,
+    number: u64,
+    mailbox: VecDeque<AsyncEvent>,
+    bell: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Subscribers {
+    list: Vec<Subscriber>,
+    next_number: u64,
+}
+
+static SUBSCRIBERS: Mutex<Subscribers> = Mutex::new(Subscribers { list: Vec::new(), next_number: 0 });
+
+fn subscribers() -> MutexGuard<'static, Subscribers> {
+    // Nothing panics while it holds the lock.
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes an edge on a bell. Each write makes one, whether or not the number is ever read.
+fn ring(bell: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: writes eight bytes of a number to an open descriptor.
+    let rc = unsafe { libc::write(bell.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    if rc < 0 {
+        log::warn!("an event of a device may be noticed late: {}", io::Error::last_os_error());
+    }
+}
+
+/// A provider's share in the events of one context.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    context: usize,
+    number: u64,
+    bell: Arc<OwnedFd>,
+}
+
+impl Subscription {
+    /// Subscribes to the events of the context at this address.
+    pub(super) fn new(context: usize) -> Result<Self> {
+        // SAFETY: makes a descriptor and touches no memory.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if bell < 0 {
+            return Err(Error::io("eventfd", io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was made above, for this owner.
+        let bell = Arc::new(unsafe { OwnedFd::from_raw_fd(bell) });
+        let mut all = subscribers();
+        let number = all.next_number;
+        all.next_number += 1;
+        all.list.push(Subscriber { context, number, mailbox: VecDeque::new(), bell: Arc::clone(&bell) });
+        Ok(Self { context, number, bell })
+    }
+
+    /// A descriptor that has an edge when another subscriber has put something into this one's mailbox. It is never read.
+    pub(super) fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// The next event for this subscriber; `None` when there is none now. `read` takes one event from the system.
+    pub(super) fn next(&self, mut read: impl FnMut() -> Result<Option<AsyncEvent>>) -> Result<Option<AsyncEvent>> {
+        let mut all = subscribers();
+        let mut failed = None;
+        for _ in 0..AT_ONCE {
+            let event = match read() {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            };
+            for subscriber in all.list.iter_mut().filter(|subscriber| subscriber.context == self.context) {
+                if subscriber.mailbox.len() >= KEPT {
+                    subscriber.mailbox.pop_front();
+                }
+                subscriber.mailbox.push_back(event);
+                if subscriber.number != self.number {
+                    ring(&subscriber.bell);
+                }
+            }
+        }
+        let own = all.list.iter_mut().find(|subscriber| subscriber.number == self.number);
+        match (own.and_then(|own| own.mailbox.pop_front()), failed) {
+            (None, Some(error)) => Err(error),
+            (event, _) => Ok(event),
+        }
+    }
+
+    /// Ends the subscription; whether no provider of this process has the context open any more.
+    pub(super) fn end(self) -> bool {
+        let mut all = subscribers();
+        all.list.retain(|subscriber| subscriber.number != self.number);
+        !all.list.iter().any(|subscriber| subscriber.context == self.context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subscriber_gets_every_event_whoever_reads_it() {
+        let (first, second, elsewhere) =
+            (Subscription::new(16).unwrap(), Subscription::new(16).unwrap(), Subscription::new(32).unwrap());
+        let mut system = vec![AsyncEvent::Other(2), AsyncEvent::Other(1)];
+        assert_eq!(first.next(|| Ok(system.pop())).unwrap(), Some(AsyncEvent::Other(1)));
+        assert!(system.is_empty(), "all is read at once");
+        let nothing = || Ok(None);
+        assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(1)));
+        assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(2)));
+        assert_eq!(second.next(nothing).unwrap(), None);
+        assert_eq!(first.next(nothing).unwrap(), Some(AsyncEvent::Other(2)));
+        assert_eq!(elsewhere.next(nothing).unwrap(), None);
+        assert!(!first.end(), "the second is left");
+        assert!(second.end());
+        assert!(elsewhere.end());
+    }
+
+    #[test]
+    fn a_subscriber_that_never_asks_costs_bounded_memory() {
+        let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
+        for code in 0..3 * KEPT as u32 {
+            let mut event = Some(AsyncEvent::Other(code));
+            assert!(busy.next(|| Ok(event.take())).unwrap().is_some());
+        }
+        let first = idle.next(|| Ok(None)).unwrap();
+        assert_eq!(first, Some(AsyncEvent::Other(2 * KEPT as u32)));
+        assert!(!idle.end() && busy.end());
+    }
+
+    #[test]
+    fn a_device_that_never_stops_is_read_in_pieces() {
+        let one = Subscription::new(64).unwrap();
+        let mut reads = 0;
+        one.next(|| {
+            reads += 1;
+            Ok(Some(AsyncEvent::Other(0)))
+        })
+        .unwrap();
+        assert_eq!(reads, AT_ONCE);
+        assert!(one.end());
+    }
+}

@@ -1,0 +1,802 @@
+//! A fake of libibverbs and librdmacm for tests: one device that behaves as the driver of an adapter does, of which no example is
+//! at hand. A [`Personality`] says in what; each test names the driver's source.
+//!
+//! Nothing here is what the code under test would do: the fake only keeps objects, answers calls, and notes them. Its objects are
+//! never freed, so that a late use of one is noted and does no harm.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::sys::*;
+
+/// In what the device differs from a plain one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Personality {
+    pub(super) iwarp: bool,
+    /// A Read needs a sink that the peer may write.
+    pub(super) sink_needs_remote_write: bool,
+    /// The error state is refused while the connection closes.
+    pub(super) refuses_error_while_closing: bool,
+    /// A queue pair in the error state still holds a receive that it took from a shared queue. The receive completes together
+    /// with the event of the last one; it is lost when the queue pair is destroyed before.
+    pub(super) holds_a_receive: bool,
+    /// There are thread domains.
+    pub(super) thread_domains: bool,
+}
+
+/// The state of a queue pair in the fake.
+#[derive(Debug, Default)]
+pub(super) struct QpState {
+    pub(super) in_error: bool,
+    pub(super) destroyed: bool,
+    closing: bool,
+    /// The number of the receive that it still holds.
+    held: Option<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u32,
+    /// Events of each channel, by its address.
+    events: BTreeMap<usize, VecDeque<rdma_cm_event>>,
+    async_events: VecDeque<ibv_async_event>,
+    qps: BTreeMap<usize, QpState>,
+    completions: BTreeMap<usize, VecDeque<ibv_wc>>,
+    shared: BTreeMap<usize, VecDeque<u64>>,
+    broken_queues: Vec<usize>,
+    channel_broken: bool,
+    regions: BTreeMap<u32, c_uint>,
+    down: Vec<u8>,
+    log: Vec<String>,
+}
+
+/// A device, with the processes' view of it.
+pub(super) struct Fake {
+    personality: Personality,
+    context: *mut verbs_context,
+    state: Mutex<State>,
+}
+
+// SAFETY: the pointers lead to objects that are never freed; what is shared is behind the lock.
+unsafe impl Sync for Fake {}
+// SAFETY: as above.
+unsafe impl Send for Fake {}
+
+thread_local! {
+    /// The device that a channel made on this thread belongs to.
+    static CURRENT: std::cell::Cell<Option<&'static Fake>> = const { std::cell::Cell::new(None) };
+}
+
+#[repr(C)]
+struct Channel {
+    raw: rdma_event_channel,
+    fake: &'static Fake,
+}
+
+/// The extended context, and the fake behind it.
+#[repr(C)]
+struct Context {
+    verbs: verbs_context,
+    fake: Option<&'static Fake>,
+}
+
+fn forever<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+fn zeroed<T>() -> T {
+    // SAFETY: used for the structures of the libraries only, which are numbers and pointers.
+    unsafe { std::mem::zeroed() }
+}
+
+fn counter() -> c_int {
+    // SAFETY: makes a descriptor.
+    unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) }
+}
+
+fn ring(fd: c_int) {
+    let one = 1_u64;
+    // SAFETY: writes a number to a descriptor of the fake.
+    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+fn errno(code: c_int) -> c_int {
+    // SAFETY: the place of this thread's `errno`.
+    unsafe { *libc::__errno_location() = code }
+    -1
+}
+
+/// # Safety
+/// `context` is a fake's.
+unsafe fn behind(context: *mut ibv_context) -> &'static Fake {
+    // SAFETY: a fake's context is inside of its `Context`.
+    unsafe {
+        let verbs = context.cast::<u8>().sub(std::mem::offset_of!(verbs_context, context));
+        (*verbs.cast::<Context>()).fake.expect("a fake's context")
+    }
+}
+
+impl Fake {
+    /// A device; providers opened on this thread from now on are on it.
+    pub(super) fn new(personality: Personality) -> &'static Self {
+        install(table());
+        let mut device: ibv_device = zeroed();
+        device.transport_type = if personality.iwarp { 1 } else { 0 };
+        device.node_type = if personality.iwarp { 4 } else { 1 };
+        for (place, byte) in device.name.iter_mut().zip(b"fake0") {
+            *place = *byte as _;
+        }
+        let mut verbs: verbs_context = zeroed();
+        verbs.sz = size_of::<verbs_context>();
+        verbs.query_port = Some(query_port_fake);
+        if personality.thread_domains {
+            verbs.alloc_td = Some(alloc_td_fake);
+            verbs.dealloc_td = Some(dealloc_td_fake);
+            verbs.alloc_parent_domain = Some(alloc_parent_domain_fake);
+        }
+        verbs.context.device = forever(device);
+        verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
+        verbs.context.async_fd = counter();
+        verbs.context.cmd_fd = counter();
+        verbs.context.num_comp_vectors = 2;
+        let ops = &mut verbs.context.ops;
+        ops.poll_cq = Some(poll_cq);
+        ops.req_notify_cq = Some(req_notify_cq);
+        ops.post_send = Some(post_send);
+        ops.post_recv = Some(post_recv);
+        ops.post_srq_recv = Some(post_srq_recv);
+        let context = forever(Context { verbs, fake: None });
+        let state = Mutex::new(State { next: 1, ..State::default() });
+        let fake: &'static Self = Box::leak(Box::new(Self { personality, context: context.cast(), state }));
+        // SAFETY: made above, and nobody else has it yet.
+        unsafe { (*context).fake = Some(fake) };
+        CURRENT.set(Some(fake));
+        fake
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn context(&self) -> *mut ibv_context {
+        // SAFETY: the context is never freed.
+        unsafe { &raw mut (*self.context).context }
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        self.state().log.push(what.into());
+    }
+
+    /// The notes since the last time.
+    pub(super) fn noted(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().log)
+    }
+
+    fn event(&self, id: *mut rdma_cm_id, event: u32) {
+        // SAFETY: ids are never freed.
+        let channel = unsafe { (*id).channel };
+        let mut made: rdma_cm_event = zeroed();
+        (made.id, made.event) = (id, event);
+        self.state().events.entry(channel.addr()).or_default().push_back(made);
+        // SAFETY: channels are never freed.
+        ring(unsafe { (*channel).fd });
+    }
+
+    /// An event of the connection manager for the id of a queue pair.
+    pub(super) fn cm_event(&self, qp: &Handle, event: u32) {
+        if event == rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED {
+            self.state().qps.get_mut(&qp.qp.addr()).expect("a queue pair").closing = false;
+        }
+        self.event(qp.id, event);
+    }
+
+    /// An event of the connection manager for an id.
+    pub(super) fn id_event(&self, id: *mut rdma_cm_id, event: u32) {
+        self.event(id, event);
+    }
+
+    /// An asynchronous event of the device.
+    pub(super) fn async_event(&self, kind: u32, element: ibv_async_event_element_t) {
+        self.state().async_events.push_back(ibv_async_event { element, event_type: kind });
+        // SAFETY: the context is never freed.
+        ring(unsafe { (*self.context()).async_fd });
+    }
+
+    pub(super) fn port_event(&self, kind: u32, port: u8) {
+        let mut state = self.state();
+        state.down.retain(|&down| down != port);
+        if kind == ibv_event_type::IBV_EVENT_PORT_ERR {
+            state.down.push(port);
+        }
+        drop(state);
+        self.async_event(kind, ibv_async_event_element_t { port_num: port.into() });
+    }
+
+    /// Puts a completion into the queue that a queue pair receives on.
+    pub(super) fn complete(&self, qp: &Handle, wc: ibv_wc) {
+        // SAFETY: queue pairs are never freed.
+        let (cq, number) = unsafe { ((*qp.qp).recv_cq, (*qp.qp).qp_num) };
+        self.state().completions.entry(cq.addr()).or_default().push_back(ibv_wc { qp_num: number, ..wc });
+    }
+
+    /// The event that says that the last receive has come back, and the receive.
+    pub(super) fn last_receive(&self, qp: &Handle) {
+        let held = self.state().qps.get_mut(&qp.qp.addr()).and_then(|qp| qp.held.take());
+        if let Some(wr_id) = held {
+            self.complete(qp, ibv_wc { wr_id, status: 5, ..zeroed() });
+        }
+        self.async_event(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED, ibv_async_event_element_t { qp: qp.qp });
+    }
+
+    /// Takes a receive from a shared queue, as a message would.
+    pub(super) fn take_shared(&self, qp: &Handle) -> u64 {
+        // SAFETY: queue pairs are never freed.
+        let srq = unsafe { (*qp.qp).srq };
+        self.state().shared.get_mut(&srq.addr()).and_then(VecDeque::pop_front).expect("a shared receive")
+    }
+
+    pub(super) fn qp<T>(&self, qp: &Handle, look: impl FnOnce(&QpState) -> T) -> T {
+        look(&self.state().qps[&qp.qp.addr()])
+    }
+
+    /// The domain that a queue pair was made in.
+    pub(super) fn domain(qp: &Handle) -> usize {
+        // SAFETY: queue pairs are never freed.
+        unsafe { (*qp.qp).pd.addr() }
+    }
+
+    /// Polling the queue of this queue pair fails from now on.
+    pub(super) fn break_queue(&self, qp: &Handle) {
+        // SAFETY: queue pairs are never freed.
+        let cq = unsafe { (*qp.qp).recv_cq };
+        self.state().broken_queues.push(cq.addr());
+    }
+
+    /// Reading completion events fails from now on.
+    pub(super) fn break_channel(&self) {
+        self.state().channel_broken = true;
+    }
+}
+
+/// A queue pair of the fake, and its id.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle {
+    pub(super) qp: *mut ibv_qp,
+    pub(super) id: *mut rdma_cm_id,
+}
+
+// --- connection manager
+
+unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
+    let fake = CURRENT.get().expect("a fake on this thread");
+    forever(Channel { raw: rdma_event_channel { fd: counter() }, fake }).cast()
+}
+
+unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: the descriptor was made with the channel.
+    unsafe { libc::close((*channel).fd) };
+}
+
+/// # Safety
+/// `id` is the fake's.
+unsafe fn of_id(id: *mut rdma_cm_id) -> &'static Fake {
+    // SAFETY: the channel of an id is the fake's `Channel`.
+    unsafe { (*(*id).channel.cast::<Channel>()).fake }
+}
+
+unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    // SAFETY: a channel of the fake.
+    let fake = unsafe { (*channel.cast::<Channel>()).fake };
+    match fake.state().events.get_mut(&channel.addr()).and_then(VecDeque::pop_front) {
+        Some(event) => {
+            // SAFETY: a place for the result, says the caller.
+            unsafe { *out = forever(event) };
+            0
+        }
+        None => errno(libc::EAGAIN),
+    }
+}
+
+unsafe extern "C" fn ack_cm_event(_: *mut rdma_cm_event) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_id(
+    channel: *mut rdma_event_channel,
+    out: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: c_uint,
+) -> c_int {
+    let mut id: rdma_cm_id = zeroed();
+    (id.channel, id.context, id.ps) = (channel, context, ps);
+    // SAFETY: a place for the result, says the caller.
+    unsafe { *out = forever(id) };
+    0
+}
+
+unsafe extern "C" fn destroy_id(_: *mut rdma_cm_id) -> c_int {
+    0
+}
+
+unsafe extern "C" fn migrate_id(_: *mut rdma_cm_id, _: *mut rdma_event_channel) -> c_int {
+    errno(libc::EOPNOTSUPP)
+}
+
+unsafe extern "C" fn set_option(id: *mut rdma_cm_id, _: c_int, option: c_int, value: *mut c_void, len: usize) -> c_int {
+    // SAFETY: so many bytes are at the value, says the caller.
+    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
+    // SAFETY: an id of the fake.
+    unsafe { of_id(id) }.note(format!("option {option} = {bytes:?}"));
+    0
+}
+
+/// Puts an id on the device. The last byte of an IPv4 address is the port.
+///
+/// # Safety
+/// `id` is the fake's, and `addr` an IPv4 address.
+unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sin = *addr.cast::<libc::sockaddr_in>();
+        (*id).route.addr.src_addr_union.src_sin = sin;
+        let last = u32::from_be(sin.sin_addr.s_addr) as u8;
+        if last > 0 {
+            (*id).verbs = of_id(id).context();
+            (*id).port_num = last;
+        }
+    }
+}
+
+unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
+    // SAFETY: the callers are the tests, with IPv4 addresses.
+    unsafe { place(id, addr) };
+    0
+}
+
+unsafe extern "C" fn resolve_addr(
+    id: *mut rdma_cm_id,
+    _: *mut libc::sockaddr,
+    to: *mut libc::sockaddr,
+    _: c_int,
+) -> c_int {
+    // SAFETY: as for binding; the peer is on the same port.
+    unsafe {
+        if (*id).verbs.is_null() {
+            place(id, to);
+        }
+        (*id).route.addr.dst_addr_union.dst_sin = *to.cast::<libc::sockaddr_in>();
+        of_id(id).event(id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED);
+    }
+    0
+}
+
+unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
+    // SAFETY: an id of the fake.
+    unsafe { of_id(id) }.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED);
+    0
+}
+
+unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int {
+    // SAFETY: live, says the caller.
+    unsafe {
+        (*id).qp = create_qp(pd, attr);
+    }
+    0
+}
+
+unsafe extern "C" fn destroy_cm_qp(id: *mut rdma_cm_id) {
+    // SAFETY: an id of the fake with a queue pair.
+    unsafe { destroy_qp((*id).qp) };
+}
+
+unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: live, says the caller.
+    let (fake, param) = unsafe { (of_id(id), *param) };
+    fake.note(format!("connect retry {} rnr {}", param.retry_count, param.rnr_retry_count));
+    fake.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED);
+    0
+}
+
+unsafe extern "C" fn listen(_: *mut rdma_cm_id, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn accept(id: *mut rdma_cm_id, _: *mut rdma_conn_param) -> c_int {
+    // SAFETY: an id of the fake.
+    unsafe { of_id(id) }.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED);
+    0
+}
+
+unsafe extern "C" fn reject(_: *mut rdma_cm_id, _: *const c_void, _: u8) -> c_int {
+    0
+}
+
+unsafe extern "C" fn notify(_: *mut rdma_cm_id, _: c_uint) -> c_int {
+    0
+}
+
+unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: an id of the fake.
+    let (fake, qp) = unsafe { (of_id(id), (*id).qp) };
+    fake.note("disconnect");
+    if let Some(qp) = fake.state().qps.get_mut(&qp.addr()) {
+        qp.closing = true;
+    }
+    0
+}
+
+unsafe extern "C" fn multicast(_: *mut rdma_cm_id, _: *mut libc::sockaddr, _: *mut c_void) -> c_int {
+    errno(libc::EOPNOTSUPP)
+}
+
+unsafe extern "C" fn leave(_: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int {
+    0
+}
+
+unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
+    forever(ptr::null_mut())
+}
+
+unsafe extern "C" fn getaddrinfo(
+    _: *const std::ffi::c_char,
+    _: *const std::ffi::c_char,
+    _: *const rdma_addrinfo,
+    _: *mut *mut rdma_addrinfo,
+) -> c_int {
+    errno(libc::ENODEV)
+}
+
+unsafe extern "C" fn freeaddrinfo(_: *mut rdma_addrinfo) {}
+
+unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
+
+// --- devices
+
+unsafe extern "C" fn no_device_list(_: *mut c_int) -> *mut *mut ibv_device {
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
+
+unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let mut made: ibv_device_attr = zeroed();
+    (made.vendor_id, made.max_qp_wr, made.max_sge, made.max_cqe) = (0x02c9, 1024, 30, 65536);
+    (made.max_srq, made.max_srq_wr, made.max_srq_sge) = (16, 1024, 4);
+    (made.max_qp_rd_atom, made.max_qp_init_rd_atom, made.max_sge_rd) = (16, 16, 4);
+    // SAFETY: a place for the result, says the caller.
+    unsafe { *attr = made };
+    0
+}
+
+unsafe extern "C" fn query_port_classic(_: *mut ibv_context, _: u8, _: *mut _compat_ibv_port_attr) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, _: usize) -> c_int {
+    // SAFETY: a fake's context.
+    let fake = unsafe { behind(context) };
+    fake.note(format!("query port {port}"));
+    let mut made: ibv_port_attr = zeroed();
+    made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
+    (made.active_mtu, made.max_msg_sz) = (5, 1 << 30);
+    // SAFETY: a place for the result, says the caller.
+    unsafe { *attr = made };
+    0
+}
+
+unsafe extern "C" fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    // SAFETY: a fake's context.
+    let mut state = unsafe { behind(context) }.state();
+    match state.async_events.pop_front() {
+        Some(event) => {
+            if state.async_events.is_empty() {
+                let mut count = 0_u64;
+                // SAFETY: takes the number out of a descriptor of the fake, so that it is not readable any more.
+                unsafe { libc::read((*context).async_fd, (&raw mut count).cast(), 8) };
+            }
+            // SAFETY: a place for the result, says the caller.
+            unsafe { *out = event };
+            0
+        }
+        None => errno(libc::EAGAIN),
+    }
+}
+
+unsafe extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
+
+unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    forever(ibv_pd { context, handle: 0 })
+}
+
+unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: a domain of the fake.
+    let (fake, handle) = unsafe { (behind((*pd).context), (*pd).handle) };
+    fake.note(if handle == 0 { "domain freed" } else { "parent domain freed" });
+    0
+}
+
+unsafe extern "C" fn alloc_td_fake(context: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
+    forever(ibv_td { context })
+}
+
+unsafe extern "C" fn dealloc_td_fake(td: *mut ibv_td) -> c_int {
+    // SAFETY: a thread domain of the fake.
+    unsafe { behind((*td).context) }.note("thread domain freed");
+    0
+}
+
+unsafe extern "C" fn alloc_parent_domain_fake(
+    context: *mut ibv_context,
+    _: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    forever(ibv_pd { context, handle: 1 })
+}
+
+unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    // SAFETY: a domain of the fake.
+    let context = unsafe { (*pd).context };
+    // SAFETY: a fake's context.
+    let mut state = unsafe { behind(context) }.state();
+    state.next += 1;
+    let key = state.next;
+    state.regions.insert(key, access as c_uint);
+    forever(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key })
+}
+
+unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    forever(ibv_comp_channel { context, fd: counter(), refcnt: 0 })
+}
+
+unsafe extern "C" fn destroy_comp_channel(_: *mut ibv_comp_channel) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let mut cq: ibv_cq = zeroed();
+    (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
+    if !channel.is_null() {
+        // SAFETY: a fake's context.
+        unsafe { behind(context) }.note(format!("queue on vector {vector}"));
+    }
+    forever(cq)
+}
+
+unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
+    0
+}
+
+unsafe extern "C" fn get_cq_event(channel: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
+    // SAFETY: a channel of the fake.
+    let broken = unsafe { behind((*channel).context) }.state().channel_broken;
+    errno(if broken { libc::EIO } else { libc::EAGAIN })
+}
+
+unsafe extern "C" fn ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
+
+unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let mut srq: ibv_srq = zeroed();
+    // SAFETY: live, says the caller.
+    unsafe { (srq.context, srq.srq_context, srq.pd) = ((*pd).context, (*attr).srq_context, pd) };
+    forever(srq)
+}
+
+unsafe extern "C" fn modify_srq(_: *mut ibv_srq, _: *mut ibv_srq_attr, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn destroy_srq(_: *mut ibv_srq) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let mut qp: ibv_qp = zeroed();
+    // SAFETY: live, says the caller.
+    let (fake, attr) = unsafe { (behind((*pd).context), &*attr) };
+    (qp.context, qp.pd, qp.qp_context) = (fake.context(), pd, attr.qp_context);
+    (qp.send_cq, qp.recv_cq, qp.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
+    let mut state = fake.state();
+    state.next += 1;
+    qp.qp_num = state.next;
+    let qp = forever(qp);
+    state.qps.insert(qp.addr(), QpState::default());
+    qp
+}
+
+unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: live, says the caller.
+    let (fake, attr, srq) = unsafe { (behind((*qp).context), &*attr, (*qp).srq) };
+    let mut state = fake.state();
+    if mask & 32768 != 0 {
+        state.log.push(format!("min rnr timer {}", attr.min_rnr_timer));
+    }
+    if mask & 1 == 0 || attr.qp_state != ibv_qp_state::IBV_QPS_ERR {
+        return 0;
+    }
+    let held = state.shared.get_mut(&srq.addr()).filter(|_| fake.personality.holds_a_receive);
+    let held = held.and_then(VecDeque::pop_front);
+    let Some(entry) = state.qps.get_mut(&qp.addr()) else { return libc::EINVAL };
+    if entry.closing && fake.personality.refuses_error_while_closing {
+        state.log.push("error state refused".into());
+        return libc::EINVAL;
+    }
+    let reset = entry.closing && fake.personality.iwarp;
+    if !std::mem::replace(&mut entry.in_error, true) {
+        entry.held = held;
+    }
+    state.log.push(if reset { "error state, connection reset" } else { "error state" }.into());
+    0
+}
+
+unsafe extern "C" fn query_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: live, says the caller.
+    let fake = unsafe { behind((*qp).context) };
+    let mut state = fake.state();
+    if let Some(entry) = state.qps.get_mut(&qp.addr()) {
+        entry.destroyed = true;
+        if entry.held.take().is_some() {
+            state.log.push("a receive was lost with the queue pair".into());
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn create_ah(_: *mut ibv_pd, _: *mut ibv_ah_attr) -> *mut ibv_ah {
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn destroy_ah(_: *mut ibv_ah) -> c_int {
+    0
+}
+
+unsafe extern "C" fn init_ah(
+    _: *mut ibv_context,
+    _: u8,
+    _: *mut ibv_wc,
+    _: *mut ibv_grh,
+    _: *mut ibv_ah_attr,
+) -> c_int {
+    errno(libc::EOPNOTSUPP)
+}
+
+// --- data path
+
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: live, says the caller.
+    let fake = unsafe { behind((*cq).context) };
+    let mut state = fake.state();
+    if state.broken_queues.contains(&cq.addr()) {
+        return -1;
+    }
+    let Some(queue) = state.completions.get_mut(&cq.addr()) else { return 0 };
+    let mut count = 0;
+    while count < entries {
+        let Some(next) = queue.pop_front() else { break };
+        // SAFETY: there is room for so many, says the caller. As on mlx5 the opcode of a failure is left as it was.
+        unsafe {
+            let place = wc.add(count as usize);
+            let stale = (*place).opcode;
+            *place = next;
+            if next.status != 0 {
+                (*place).opcode = stale;
+            }
+        }
+        count += 1;
+    }
+    count
+}
+
+unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: live, says the caller.
+    let (fake, wr) = unsafe { (behind((*qp).context), &*wr) };
+    let mut state = fake.state();
+    if wr.opcode == ibv_wr_opcode::IBV_WR_RDMA_READ && fake.personality.sink_needs_remote_write {
+        // SAFETY: a Read has an entry.
+        let key = unsafe { (*wr.sg_list).lkey };
+        let open = state.regions.get(&key).is_some_and(|rights| rights & 2 != 0);
+        let mut wc: ibv_wc = zeroed();
+        // SAFETY: live, says the caller.
+        let (cq, number) = unsafe { ((*qp).send_cq, (*qp).qp_num) };
+        (wc.wr_id, wc.qp_num, wc.opcode) = (wr.wr_id, number, ibv_wc_opcode::IBV_WC_RDMA_READ);
+        (wc.status, wc.vendor_err) = if open { (0, 0) } else { (4, 0x104) };
+        state.completions.entry(cq.addr()).or_default().push_back(wc);
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
+    0
+}
+
+unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: live, says the caller.
+    let fake = unsafe { behind((*srq).context) };
+    let mut state = fake.state();
+    let queue = state.shared.entry(srq.addr()).or_default();
+    let mut at = wr;
+    while !at.is_null() {
+        // SAFETY: a chain, says the caller.
+        unsafe {
+            queue.push_back((*at).wr_id);
+            at = (*at).next;
+        }
+    }
+    0
+}
+
+fn table() -> Calls {
+    Calls {
+        ibv_get_device_list: no_device_list,
+        ibv_free_device_list: free_device_list,
+        ibv_query_device: query_device,
+        ibv_query_port: query_port_classic,
+        ibv_get_async_event: get_async_event,
+        ibv_ack_async_event: ack_async_event,
+        ibv_alloc_pd: alloc_pd,
+        ibv_dealloc_pd: dealloc_pd,
+        ibv_reg_mr: reg_mr,
+        ibv_dereg_mr: dereg_mr,
+        ibv_create_comp_channel: create_comp_channel,
+        ibv_destroy_comp_channel: destroy_comp_channel,
+        ibv_create_cq: create_cq,
+        ibv_destroy_cq: destroy_cq,
+        ibv_get_cq_event: get_cq_event,
+        ibv_ack_cq_events: ack_cq_events,
+        ibv_create_srq: create_srq,
+        ibv_modify_srq: modify_srq,
+        ibv_destroy_srq: destroy_srq,
+        ibv_create_qp: create_qp,
+        ibv_modify_qp: modify_qp,
+        ibv_query_qp: query_qp,
+        ibv_destroy_qp: destroy_qp,
+        ibv_create_ah: create_ah,
+        ibv_destroy_ah: destroy_ah,
+        ibv_init_ah_from_wc: init_ah,
+        rdma_create_event_channel: create_event_channel,
+        rdma_destroy_event_channel: destroy_event_channel,
+        rdma_get_cm_event: get_cm_event,
+        rdma_ack_cm_event: ack_cm_event,
+        rdma_create_id: create_id,
+        rdma_destroy_id: destroy_id,
+        rdma_migrate_id: migrate_id,
+        rdma_set_option: set_option,
+        rdma_bind_addr: bind_addr,
+        rdma_resolve_addr: resolve_addr,
+        rdma_resolve_route: resolve_route,
+        rdma_create_qp: create_cm_qp,
+        rdma_destroy_qp: destroy_cm_qp,
+        rdma_connect: connect,
+        rdma_listen: listen,
+        rdma_accept: accept,
+        rdma_reject: reject,
+        rdma_notify: notify,
+        rdma_disconnect: disconnect,
+        rdma_join_multicast: multicast,
+        rdma_leave_multicast: leave,
+        rdma_get_devices: no_devices,
+        rdma_free_devices: free_devices,
+        rdma_getaddrinfo: getaddrinfo,
+        rdma_freeaddrinfo: freeaddrinfo,
+        ibv_reg_mr_iova2: None,
+        ibv_reg_dmabuf_mr: None,
+    }
+}

@@ -1,0 +1,455 @@
+//! The provider on adapters that behave otherwise than siw and rxe do. What each does was read in its driver, which is named; the
+//! device is a fake (`fake`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::channel::EventChannel;
+use super::core::Verbs;
+use super::fake::{Fake, Handle, Personality};
+use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
+use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, PathOptions, Retries};
+use crate::event::DeviceEventKind;
+use crate::mem::Memory;
+use crate::mr::Access;
+use crate::provider::{CqId, DeviceId, Provider};
+use crate::qp::{QpAttr, QpId, SrqId};
+use crate::slab::Key;
+use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use crate::{CmId, Error, RemoteKey};
+
+/// A connection of the fake device.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    id: CmId,
+    qp: QpId,
+    cq: CqId,
+    handle: Handle,
+}
+
+/// A provider, and what it has on the device.
+struct World {
+    fake: &'static Fake,
+    verbs: Verbs,
+    now: Instant,
+}
+
+impl World {
+    fn on(fake: &'static Fake) -> Self {
+        // A clock reading to start from; time is an argument from then on.
+        #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
+        let now = Instant::now();
+        let channel = Arc::new(EventChannel::open().unwrap());
+        Self { fake, verbs: Verbs::on_channel(channel).unwrap(), now }
+    }
+
+    fn new(personality: Personality) -> Self {
+        Self::on(Fake::new(personality))
+    }
+
+    fn events(&mut self) -> Vec<CmEventKind> {
+        std::iter::from_fn(|| self.verbs.next_cm_event(self.now).unwrap()).map(|event| event.kind).collect()
+    }
+
+    fn device_events(&mut self) -> Vec<DeviceEventKind> {
+        self.events();
+        std::iter::from_fn(|| self.verbs.next_device_event()).map(|event| event.kind).collect()
+    }
+
+    fn resolved(&mut self, port: u8) -> (CmId, DeviceId) {
+        let peer = format!("10.0.0.{port}:7").parse().unwrap();
+        let id = self.verbs.resolve(peer, self.now + Duration::from_secs(5)).unwrap();
+        let events = self.events();
+        let [CmEventKind::Resolved { device }] = events[..] else { panic!("{events:?}") };
+        (id, device)
+    }
+
+    fn handle(&self, id: CmId) -> Handle {
+        let raw = self.verbs.id(id).unwrap().raw.as_ptr();
+        // SAFETY: the fake never frees an id.
+        Handle { qp: unsafe { (*raw).qp }, id: raw }
+    }
+
+    fn connect(&mut self, id: CmId, device: DeviceId, srq: Option<SrqId>, cq: Option<CqId>) -> End {
+        let cq = cq.unwrap_or_else(|| self.verbs.create_cq(device, 64).unwrap());
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+        let qp = match srq {
+            Some(srq) => self.verbs.create_qp_with_srq(id, &attr, srq).unwrap(),
+            None => self.verbs.create_qp(id, &attr).unwrap(),
+        };
+        self.verbs.connect(id, &ConnectParam::default()).unwrap();
+        // On iWARP a thread connects.
+        for _ in 0..10_000 {
+            let events = self.events();
+            if matches!(events[..], [CmEventKind::Established { .. }]) {
+                return End { id, qp, cq, handle: self.handle(id) };
+            }
+            assert!(events.is_empty(), "{events:?}");
+            #[expect(clippy::disallowed_methods, reason = "for the thread")]
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the connection is not up");
+    }
+
+    fn pair(&mut self) -> (End, DeviceId) {
+        let (id, device) = self.resolved(1);
+        (self.connect(id, device, None, None), device)
+    }
+
+    fn poll(&mut self, cq: CqId) -> Vec<WorkCompletion> {
+        let mut out = Vec::new();
+        while self.verbs.poll_cq(cq, 16, &mut out).unwrap() > 0 {}
+        out
+    }
+
+    fn later(&mut self, by: Duration) {
+        self.now += by;
+        self.verbs.progress(self.now, crate::Drive::Full);
+    }
+}
+
+fn failed(wr_id: u64) -> ibv_wc {
+    // SAFETY: all fields are numbers.
+    ibv_wc { wr_id, status: 5, vendor_err: 0x77, ..unsafe { std::mem::zeroed() } }
+}
+
+/// H1: an iWARP adapter answers a Read by a write to its sink. SPDK and the kernel register sinks with the remote right for that
+/// reason (the kernel's drivers/infiniband/core/rw.c, `rdma_rw_mr_...` by `rdma_protocol_iwarp`); siw does not check.
+#[test]
+fn reads_need_a_sink_that_is_open_to_the_answer() {
+    let mut world = World::new(Personality { iwarp: true, sink_needs_remote_write: true, ..Personality::default() });
+    let (end, device) = world.pair();
+    let memory = Arc::new(Memory::new(4096).unwrap());
+    for (access, wanted) in
+        [(Access::READ_SINK, WcStatus::Success), (Access::LOCAL_WRITE, WcStatus::LocalProtectionError)]
+    {
+        let region = world.verbs.register(device, &memory, access).unwrap();
+        let sges = SgeList::one(memory.sge(0, 8).with_key(region.local_key));
+        let op = SendOp::Read(RemoteAddress { address: 0, key: RemoteKey(1) });
+        world.verbs.post_send(end.qp, &[SendWr { wr_id: 9, op, sges, flags: SendFlags::SIGNALED }]).unwrap();
+        let done = world.poll(end.cq);
+        assert_eq!((done.len(), done[0].wr_id, done[0].status), (1, 9, wanted), "{access:?}");
+        assert_eq!(done[0].vendor_error, if wanted == WcStatus::Success { 0 } else { 0x104 });
+    }
+}
+
+/// H2: irdma sets `reset_tcp_conn` when a queue pair goes into the error state (drivers/infiniband/hw/irdma/verbs.c,
+/// `irdma_modify_qp`): what was sent last is lost. So the peer closes first, or a time limit passes.
+#[test]
+fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
+    let mut world = World::new(Personality { iwarp: true, ..Personality::default() });
+    let (end, _) = world.pair();
+    world.fake.noted();
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    assert_eq!(world.fake.noted(), ["disconnect"], "told once, and nothing else is done");
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DISCONNECTED);
+    assert!(matches!(world.events()[..], [CmEventKind::Disconnected(DisconnectCause::Local)]));
+    assert_eq!(world.fake.noted(), ["error state"], "flushed as soon as the peer has closed");
+    // A peer that never closes is waited for until the limit, which the loop is told.
+    let (end, _) = world.pair();
+    world.fake.noted();
+    let closed = world.now;
+    world.verbs.disconnect(end.id, closed).unwrap();
+    let until = world.verbs.next_deadline().unwrap();
+    world.later(until - closed - Duration::from_millis(1));
+    assert_eq!(world.fake.noted(), ["disconnect"]);
+    world.later(Duration::from_millis(1));
+    assert_eq!(world.fake.noted(), ["error state, connection reset"]);
+    assert_eq!(world.verbs.next_deadline(), None);
+}
+
+/// H2: cxgb4 refuses the error state with `EINVAL` while a connection closes (drivers/infiniband/hw/cxgb4/qp.c,
+/// `c4iw_modify_rc_qp`, state CLOSING): asked for too early it would never be reached.
+#[test]
+fn the_error_state_is_not_asked_for_while_a_connection_closes() {
+    let personality = Personality { iwarp: true, refuses_error_while_closing: true, ..Personality::default() };
+    let mut world = World::new(personality);
+    let (end, _) = world.pair();
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DISCONNECTED);
+    world.events();
+    assert!(world.fake.qp(&end.handle, |qp| qp.in_error), "{:?}", world.fake.noted());
+}
+
+/// On InfiniBand and RoCE nothing is waited for.
+#[test]
+fn a_close_on_roce_flushes_at_once() {
+    let mut world = World::new(Personality::default());
+    let (end, _) = world.pair();
+    world.fake.noted();
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    assert_eq!(world.fake.noted(), ["disconnect", "error state"]);
+    assert_eq!(world.verbs.next_deadline(), None);
+}
+
+/// A server with a shared receive queue of four.
+fn shared(world: &mut World) -> (SrqId, CqId, DeviceId) {
+    let (id, device) = world.resolved(1);
+    let srq = world.verbs.create_srq(device, 4).unwrap();
+    let cq = world.verbs.create_cq(device, 64).unwrap();
+    world.verbs.destroy_id(id, world.now);
+    (srq, cq, device)
+}
+
+fn post(world: &mut World, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), Error> {
+    let chain: Vec<_> = numbers.map(|wr_id| RecvWr { wr_id, sges: SgeList::default() }).collect();
+    world.verbs.post_srq_recv(srq, &chain).map_err(|error| error.error)
+}
+
+/// H3: mlx5 leaves the opcode of a completion with an error as it was (rdma-core, providers/mlx5/cq.c, `mlx5_handle_error_cqe`).
+/// With both queues of a connection on one completion queue, the number alone tells a receive from a send.
+#[test]
+fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
+    let mut world = World::new(Personality::default());
+    let (srq, cq, _) = shared(&mut world);
+    let (id, device) = world.resolved(1);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    post(&mut world, srq, 0..4).unwrap();
+    for round in 0..100 {
+        let taken = world.fake.take_shared(&end.handle);
+        // A send that failed comes first, then a receive, in the same places of the array.
+        world.fake.complete(&end.handle, failed(77));
+        world.fake.complete(&end.handle, failed(taken));
+        let done = world.poll(cq);
+        let kinds: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.opcode, wc.vendor_error)).collect();
+        assert_eq!(kinds, [(77, WcOpcode::Send, 0x77), (round % 4, WcOpcode::Recv, 0x77)], "round {round}");
+        let again = post(&mut world, srq, std::iter::once(done[1].wr_id));
+        assert!(again.is_ok(), "round {round}: {again:?}");
+        assert!(matches!(post(&mut world, srq, 0..1), Err(Error::QueueFull { .. })), "a send gave a place back");
+    }
+}
+
+/// H4: the providers of a process share the queue of a device's events. Each hears of all that concern the device.
+#[test]
+fn every_provider_hears_of_a_device_whoever_reads_first() {
+    let mut first = World::new(Personality::default());
+    let mut second = World::on(first.fake);
+    let ends = [first.pair().0, second.pair().0];
+    first.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+    let down = [DeviceEventKind::PortDown { port: 1 }];
+    assert_eq!(first.device_events(), down);
+    assert_eq!(second.device_events(), down);
+    // An event of a queue pair reaches its own provider, and no other.
+    let element = super::sys::ibv_async_event_element_t { qp: ends[1].handle.qp };
+    first.fake.async_event(ev::IBV_EVENT_QP_FATAL, element);
+    assert!(first.events().is_empty());
+    let events = second.events();
+    let [CmEventKind::Disconnected(DisconnectCause::Path(why))] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(why, "fake0: the queue pair failed");
+    first.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
+    assert_eq!(second.device_events(), [DeviceEventKind::PortActive { port: 1 }]);
+    assert_eq!(first.device_events(), [DeviceEventKind::PortActive { port: 1 }]);
+}
+
+/// H5: of two ports one is down, and the other serves; no port is asked on each connect, because on mlx5 the question is a
+/// command to the firmware (drivers/infiniband/hw/mlx5/mad.c, `mlx5_query_mad_ifc_port`).
+#[test]
+fn one_port_that_is_down_does_not_block_the_other() {
+    let mut world = World::new(Personality::default());
+    world.pair();
+    world.resolved(2);
+    world.fake.noted();
+    world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+    world.events();
+    for _ in 0..10 {
+        let (id, device) = world.resolved(2);
+        let end = world.connect(id, device, None, None);
+        world.verbs.disconnect(end.id, world.now).unwrap();
+        world.verbs.destroy_id(end.id, world.now);
+    }
+    let queries = world.fake.noted().iter().filter(|line| line.starts_with("query port")).count();
+    assert_eq!(queries, 0, "the events say how a port is");
+    let peer = "10.0.0.1:7".parse().unwrap();
+    world.verbs.resolve(peer, world.now + Duration::from_secs(5)).unwrap();
+    let events = world.events();
+    let refused =
+        matches!(&events[..], [CmEventKind::ConnectFailed(why)] if why.to_string().contains("port 1 of fake0 is down"));
+    assert!(refused, "{events:?}");
+}
+
+/// H5: a port that is down keeps no queue pair from being destroyed, but on rxe.
+#[test]
+fn ids_are_destroyed_while_their_port_is_down() {
+    let mut world = World::new(Personality::default());
+    let (end, _) = world.pair();
+    world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+    world.events();
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    world.verbs.destroy_id(end.id, world.now);
+    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
+}
+
+/// H6: a bond that fails over moves its address to another device; ids on the old one are told (the kernel's
+/// drivers/infiniband/core/cma.c, `cma_netdev_change`).
+#[test]
+fn an_address_that_moves_is_told() {
+    let mut world = World::new(Personality::default());
+    let (end, _) = world.pair();
+    let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), 4).unwrap();
+    let raw = world.verbs.id(listener).unwrap().raw.as_ptr();
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_ADDR_CHANGE);
+    world.fake.id_event(raw, cm::RDMA_CM_EVENT_ADDR_CHANGE);
+    let first = world.verbs.next_cm_event(world.now).unwrap().unwrap();
+    let second = world.verbs.next_cm_event(world.now).unwrap().unwrap();
+    assert!(matches!((first.kind, second.kind), (CmEventKind::AddressChange, CmEventKind::AddressChange)));
+    assert_eq!((first.id, second.id), (end.id, listener));
+}
+
+/// H7: a queue pair in the error state may hold a shared receive until the event of the last one (InfiniBand Architecture
+/// Specification, volume 1, 10.2.9.2; SPDK waits for it in lib/nvmf/rdma.c).
+#[test]
+fn a_shared_receive_in_progress_comes_back() {
+    let mut world = World::new(Personality { holds_a_receive: true, ..Personality::default() });
+    let (srq, cq, _) = shared(&mut world);
+    post(&mut world, srq, 0..4).unwrap();
+    for round in 0..8 {
+        let (id, device) = world.resolved(1);
+        let end = world.connect(id, device, Some(srq), Some(cq));
+        if round % 2 == 0 {
+            world.verbs.disconnect(end.id, world.now).unwrap();
+        }
+        world.verbs.destroy_id(end.id, world.now);
+        assert!(matches!(world.verbs.disconnect(end.id, world.now), Err(Error::Stale { .. })), "gone for the user");
+        assert!(!world.fake.qp(&end.handle, |qp| qp.destroyed), "it waits for the event");
+        world.fake.last_receive(&end.handle);
+        world.events();
+        assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
+        let done = world.poll(cq);
+        assert_eq!((done.len(), done[0].status, done[0].opcode), (1, WcStatus::Flushed, WcOpcode::Recv));
+        let again = post(&mut world, srq, std::iter::once(done[0].wr_id));
+        assert!(again.is_ok(), "round {round}: {again:?}");
+    }
+    assert!(!world.fake.noted().iter().any(|line| line.contains("lost")));
+    assert_eq!(world.verbs.next_deadline(), None);
+}
+
+/// H7: not every driver sends the event; then a time limit does.
+#[test]
+fn the_last_receive_is_not_waited_for_for_ever() {
+    let mut world = World::new(Personality::default());
+    let (srq, cq, device) = shared(&mut world);
+    let (id, _) = world.resolved(1);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    world.verbs.destroy_id(end.id, world.now);
+    let until = world.verbs.next_deadline().unwrap();
+    assert!(until - world.now <= Duration::from_secs(1));
+    world.later(until - world.now);
+    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
+    // Told before it is destroyed, nothing is waited for.
+    let (id, _) = world.resolved(1);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    world.verbs.disconnect(end.id, world.now).unwrap();
+    world.fake.last_receive(&end.handle);
+    assert_eq!(world.device_events(), [DeviceEventKind::LastReceive(end.qp)]);
+    world.verbs.destroy_id(end.id, world.now);
+    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
+}
+
+/// H7: a device that goes away, and a provider that does, wait for nothing.
+#[test]
+fn nothing_is_left_waiting_when_the_provider_goes() {
+    let mut world = World::new(Personality::default());
+    let (srq, cq, device) = shared(&mut world);
+    let (id, _) = world.resolved(1);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    world.verbs.destroy_id(end.id, world.now);
+    let fake = world.fake;
+    drop(world);
+    assert!(fake.qp(&end.handle, |qp| qp.destroyed));
+}
+
+/// H8: a completion queue that cannot be polled ends its own connections, and no others.
+#[test]
+fn one_bad_queue_ends_its_connections_only() {
+    let mut world = World::new(Personality::default());
+    let (bad, device) = world.pair();
+    let (id, _) = world.resolved(1);
+    let good = world.connect(id, device, None, None);
+    world.verbs.req_notify(bad.cq).unwrap();
+    world.fake.break_queue(&bad.handle);
+    assert!(world.poll(bad.cq).is_empty());
+    let events: Vec<_> = std::iter::from_fn(|| world.verbs.next_cm_event(world.now).unwrap()).collect();
+    assert_eq!((events.len(), events[0].id), (1, bad.id), "{events:?}");
+    assert!(
+        matches!(&events[0].kind, CmEventKind::Disconnected(DisconnectCause::Path(why)) if why.starts_with("fake0: "))
+    );
+    // Said once; and the queue can be armed, polled and given back as any other.
+    world.verbs.req_notify(bad.cq).unwrap();
+    assert!(world.poll(bad.cq).is_empty() && world.events().is_empty());
+    world.verbs.destroy_id(bad.id, world.now);
+    world.verbs.destroy_cq(bad.cq).unwrap();
+    world.fake.complete(&good.handle, failed(3));
+    assert_eq!(world.poll(good.cq).len(), 1);
+}
+
+/// H8: a completion channel that cannot be read is the end of the device, not of the reactor.
+#[test]
+fn a_bad_completion_channel_ends_the_device_only() {
+    let mut world = World::new(Personality::default());
+    let (end, device) = world.pair();
+    world.verbs.req_notify(end.cq).unwrap();
+    world.fake.break_channel();
+    assert_eq!(world.verbs.next_completion_event(device).unwrap(), None);
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::DeviceRemoval]), "{events:?}");
+    assert_eq!(world.device_events(), [DeviceEventKind::Fatal, DeviceEventKind::Removed]);
+    assert_eq!(world.verbs.next_completion_event(device).unwrap(), None);
+    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_cq(end.cq).unwrap();
+}
+
+/// mlx5 gives the queues of a thread domain doorbells of their own (rdma-core, providers/mlx5/verbs.c, `mlx5_alloc_td`).
+#[test]
+fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
+    let mut world = World::new(Personality { thread_domains: true, ..Personality::default() });
+    let (first, device) = world.pair();
+    let (id, _) = world.resolved(1);
+    let second = world.connect(id, device, None, None);
+    assert_eq!(Fake::domain(&first.handle), Fake::domain(&second.handle));
+    let fake = world.fake;
+    fake.noted();
+    drop(world);
+    let freed: Vec<_> = fake.noted().into_iter().filter(|line| line.contains("freed")).collect();
+    assert_eq!(freed, ["parent domain freed", "thread domain freed", "domain freed"]);
+}
+
+/// Settings of a program reach the library.
+#[test]
+fn settings_reach_the_library() {
+    let mut world = World::new(Personality::default());
+    let options = PathOptions { type_of_service: Some(0x68), ack_timeout: Some(14), ..PathOptions::default() };
+    let peer = "10.0.0.2:7".parse().unwrap();
+    let id = world.verbs.resolve_with(peer, &options, world.now + Duration::from_secs(5)).unwrap();
+    assert_eq!(world.fake.noted()[..2], ["option 0 = [104]", "option 3 = [14]"]);
+    let events = world.events();
+    let [CmEventKind::Resolved { device }] = events[..] else { panic!("{events:?}") };
+    assert_eq!(world.verbs.device(device).unwrap().capabilities.completion_vectors, 2);
+    let cq = world.verbs.create_cq_on(device, 16, 1).unwrap();
+    assert!(world.fake.noted().contains(&"queue on vector 1".to_owned()));
+    assert!(matches!(world.verbs.create_cq_on(device, 16, 2), Err(Error::OutOfRange { value: 2, .. })));
+    let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+    world.verbs.create_qp(id, &attr).unwrap();
+    let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
+    let wrong = ConnectParam { retries: Retries { path: 8, ..retries }, ..ConnectParam::default() };
+    assert!(matches!(world.verbs.connect(id, &wrong), Err(Error::OutOfRange { value: 8, .. })));
+    world.verbs.connect(id, &ConnectParam { retries, ..ConnectParam::default() }).unwrap();
+    world.events();
+    assert_eq!(world.fake.noted(), ["connect retry 3 rnr 5", "min rnr timer 8"]);
+    let wrong = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
+    let refused = world.verbs.resolve_with(peer, &wrong, world.now);
+    assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
+}
+
+/// The handle of a queue pair that a completion of nobody names.
+#[test]
+fn a_completion_of_an_unknown_queue_pair_names_none() {
+    let mut world = World::new(Personality::default());
+    let (end, _) = world.pair();
+    let handle = end.handle;
+    world.verbs.destroy_id(end.id, world.now);
+    world.fake.complete(&handle, failed(1));
+    let done = world.poll(end.cq);
+    assert_eq!(done[0].qp, QpId(Key::new(u32::MAX, 0)));
+}

@@ -1,0 +1,78 @@
+//! Queue pairs on a shared receive queue that are about to be destroyed.
+//!
+//! A queue pair in the error state may still hold a receive that it took from the shared queue. On InfiniBand and RoCE adapters
+//! an event says when the last one has come back as a completion (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture
+//! Specification, volume 1, 10.2.9.2). Destroyed before that, the queue pair may take the receive with it, and the shared queue
+//! would be one shorter for good. So the queue pair is destroyed when the event has come, or after a time limit, because not
+//! every driver keeps to it. Nobody waits for that: the id is gone for the user at once.
+
+use std::time::{Duration, Instant};
+
+use super::core::Verbs;
+use super::entry::{Id, Retiring, State};
+use crate::provider::DeviceId;
+use crate::qp::QpId;
+use crate::slab::Key;
+
+/// How long the event is waited for.
+const LIMIT: Duration = Duration::from_millis(500);
+
+impl Verbs {
+    /// Whether the queue pair of an id may hold a shared receive of which an event will tell.
+    pub(super) fn must_retire(&self, id: &Id) -> bool {
+        let connected = matches!(id.state, State::Established | State::Disconnecting { .. } | State::Dead);
+        let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
+        let device = id.device.map(|device| &self.devices[device.0 as usize]);
+        connected && on_shared && device.is_some_and(|device| device.limits.tells_last_receive && !device.removed)
+    }
+
+    /// Keeps the queue pair of a removed id, which is in the error state, for its last receive. Its id still counts as one on
+    /// the device.
+    pub(super) fn retire(&mut self, key: Key, id: Id, now: Instant) {
+        let Id { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
+        self.retiring.push_back(Retiring { key, qp, raw, device, state, until: now + LIMIT });
+    }
+
+    /// Destroys a queue pair whose last receive has come back. Returns whether there was one.
+    pub(super) fn last_receive(&mut self, key: Key, address: usize) -> bool {
+        let of = |retiring: &Retiring| retiring.key == key && retiring.qp.address() == address;
+        let Some(place) = self.retiring.iter().position(of) else { return false };
+        if let Some(retiring) = self.retiring.remove(place) {
+            self.end_of(retiring);
+        }
+        true
+    }
+
+    /// Destroys the queue pairs whose time limit has passed.
+    pub(super) fn retire_overdue(&mut self, now: Instant) {
+        while self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
+            if let Some(retiring) = self.retiring.pop_front() {
+                log::debug!("{}: no word of a last receive", self.devices[retiring.device.0 as usize].info.name);
+                self.end_of(retiring);
+            }
+        }
+    }
+
+    /// Destroys all of a device without waiting.
+    pub(super) fn retire_now(&mut self, device: DeviceId) {
+        let all = std::mem::take(&mut self.retiring);
+        let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|retiring| retiring.device == device);
+        self.retiring = left.into();
+        for retiring in gone {
+            self.end_of(retiring);
+        }
+    }
+
+    fn end_of(&mut self, retiring: Retiring) {
+        let Retiring { key, qp, raw, device, state, .. } = retiring;
+        // Before, as some libraries drop what has completed with the queue pair; and after, for what comes with its end.
+        self.set_aside(key, &qp);
+        raw.abandon();
+        drop(self.park(Some(device), state, raw));
+        self.set_aside(key, &qp);
+        let entry = &mut self.devices[device.0 as usize];
+        entry.numbers.remove(qp.number, QpId(key));
+        entry.ids -= 1;
+        self.close_if_unused(device);
+    }
+}

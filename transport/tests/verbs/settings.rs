@@ -1,0 +1,433 @@
+//! What programs set: each with the value read back from the queue pair, the wire, or the call.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use rdma_transport::verbs::{Lookup, Verbs};
+use rdma_transport::{
+    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Place, Provider, QpAttr,
+    ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
+};
+
+use crate::world::*;
+
+const TOS: u8 = 0x68;
+
+fn resolved_with(
+    world: &mut World,
+    to: SocketAddr,
+    options: &PathOptions,
+) -> (rdma_transport::CmId, rdma_transport::DeviceId) {
+    let id = world.provider.resolve_with(to, options, Instant::now() + TIMEOUT).unwrap();
+    match world.news().kind {
+        CmEventKind::Resolved { device } => (id, device),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Reads the types of service of the IPv4 packets that pass on an interface, until it is dropped.
+struct Capture(OwnedFd);
+
+impl Capture {
+    fn on(netdev: &str) -> Self {
+        const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
+        // SAFETY: makes a descriptor.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, ALL.into()) };
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: made above, for this owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let name = std::ffi::CString::new(netdev).unwrap();
+        // SAFETY: all fields are numbers.
+        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        to.sll_family = libc::AF_PACKET as u16;
+        to.sll_protocol = ALL;
+        // SAFETY: a string that ends in zero.
+        to.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
+        let len = size_of_val(&to) as u32;
+        // SAFETY: an address of this length.
+        let rc = unsafe { libc::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), (&raw const to).cast(), len) };
+        assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+        Self(fd)
+    }
+
+    /// Types of service of the TCP segments with a payload that came from or to `port`.
+    fn of_tcp(&self, port: u16) -> Vec<u8> {
+        let mut seen = Vec::new();
+        let mut packet = [0_u8; 2048];
+        loop {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&self.0);
+            // SAFETY: a place of this length.
+            let len = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
+            let Ok(len) = usize::try_from(len) else { return seen };
+            if len < 40 || packet[0] >> 4 != 4 || packet[9] != 6 {
+                continue;
+            }
+            let header = usize::from(packet[0] & 15) * 4;
+            let at = |place: usize| u16::from_be_bytes([packet[header + place], packet[header + place + 1]]);
+            if [at(0), at(2)].contains(&port) {
+                seen.push(packet[1]);
+            }
+        }
+    }
+}
+
+fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
+    let mut world = World::new();
+    let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
+    let listener = world.provider.listen_with(SocketAddr::new(kind.address(), 0), 4, &options).unwrap();
+    let to = world.provider.local_address(listener).unwrap();
+    let capture = Capture::on("lo");
+    let path = PathOptions { type_of_service: Some(TOS), ack_timeout: Some(14), ..PathOptions::default() };
+    let (id, device) = resolved_with(&mut world, to, &path);
+    let active = world.equip(id, device);
+    let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
+    let param = ConnectParam { responder_resources: 3, initiator_depth: 2, retries, ..ConnectParam::default() };
+    world.provider.connect(id, &param).unwrap();
+    let (id, _, device, ..) = world.connect_request();
+    let passive = world.equip(id, device);
+    let retries = Retries { path: 4, receiver_not_ready: 6, min_rnr_timer: 9 };
+    world.provider.accept(id, &ConnectParam { retries, ..ConnectParam::default() }, Instant::now()).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+    }
+    world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 9));
+    assert_eq!(world.completion(passive.cq).byte_len, 9);
+    let (here, there) = (world.provider.path_of(active.qp).unwrap(), world.provider.path_of(passive.qp).unwrap());
+    println!("active {here:?}\npassive {there:?}");
+    match kind {
+        Kind::Rxe => {
+            assert_eq!((here.type_of_service, there.type_of_service), (TOS, TOS));
+            assert_eq!(here.ack_timeout, 14);
+            assert_eq!(there.ack_timeout, 15);
+            // Each side says how often the other tries again; the active side alone says how often without an answer.
+            assert_eq!((here.retry_count, here.rnr_retry_count, here.min_rnr_timer), (3, 6, 8));
+            assert_eq!((there.retry_count, there.rnr_retry_count, there.min_rnr_timer), (3, 5, 9));
+            // Rxe rounds the first up to a power of two.
+            assert_eq!((here.responder_resources, here.initiator_depth), (4, 2));
+            assert_eq!((there.responder_resources, there.initiator_depth), (2, 4));
+            assert_eq!((here.port, here.mtu), (1, 1024));
+        }
+        Kind::Siw => {
+            // The queue pair of iWARP has none of it; the TCP connection could have the type of service. Siw of Linux 6.1 takes
+            // the setting and does not use it; a kernel that does uses it for every segment.
+            assert_eq!(here.port, 1);
+            let seen = capture.of_tcp(to.port());
+            println!("types of service on the wire: {seen:x?}");
+            assert!(seen.len() > 4 && [0, TOS].iter().any(|wanted| seen.iter().all(|tos| tos == wanted)), "{seen:x?}");
+        }
+    }
+}
+
+fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let peer: IpAddr = kind.variable("PEER").parse().unwrap();
+    let name = kind.variable("DEV");
+    let from = |source| PathOptions { source, ..PathOptions::default() };
+    // The address beside the one that the routes would choose.
+    let (id, _) = resolved_with(&mut world, to, &from(Source::Address(peer)));
+    assert_eq!(world.provider.local_address(id).unwrap().ip(), peer);
+    for port in [None, Some(1)] {
+        let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name: name.clone(), port }));
+        assert_eq!(world.provider.device(device).unwrap().name, name);
+        world.provider.destroy_id(id, Instant::now());
+    }
+    // What is not there is refused by name.
+    for (source, wanted) in [
+        (Source::Device { name: "mlx5_9".into(), port: None }, "mlx5_9"),
+        (Source::Device { name: name.clone(), port: Some(2) }, "port 2 of"),
+        (Source::Address("192.0.2.9".parse().unwrap()), "192.0.2.9"),
+    ] {
+        let refused = world.provider.resolve_with(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
+        assert!(matches!(refused, Error::NoDevice { .. }) && refused.to_string().contains(wanted), "{refused}");
+    }
+    // A message takes that way.
+    let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name, port: Some(1) }));
+    let active = world.equip(id, device);
+    world.provider.connect(id, &ConnectParam::default()).unwrap();
+    let (id, _, device, ..) = world.connect_request();
+    let passive = world.equip(id, device);
+    world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+    }
+    world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 3));
+    assert_eq!(world.completion(passive.cq).byte_len, 3);
+}
+
+fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
+    for only in [true, false] {
+        let mut world = World::new();
+        let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
+        let listener = world.provider.listen_with("[::]:0".parse().unwrap(), 4, &options).unwrap();
+        let port = world.provider.local_address(listener).unwrap().port();
+        // Siw takes IPv6 alone, whatever it is told.
+        let both = !only && kind == Kind::Rxe;
+        for (address, taken) in [(kind.variable("ADDR"), both), (kind.variable("ADDR6"), true)] {
+            let to = SocketAddr::new(address.parse().unwrap(), port);
+            let (id, device) = world.resolved(to);
+            let end = world.equip(id, device);
+            world.provider.connect(id, &ConnectParam::default()).unwrap();
+            match world.news() {
+                event if taken => {
+                    assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{only}: {event:?}")
+                }
+                event => {
+                    let refused = matches!(event.kind, CmEventKind::ConnectFailed(_) | CmEventKind::Rejected { .. });
+                    assert!(refused, "IPv4 on a listener of IPv6 alone: {event:?}");
+                }
+            }
+            world.provider.destroy_id(end.id, Instant::now());
+        }
+    }
+}
+
+/// Every vector raises its events, and there is none beyond the last.
+fn events_come_on_every_completion_vector(kind: Kind) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let (any, device) = world.resolved(to);
+    let vectors = world.provider.device(device).unwrap().capabilities.completion_vectors;
+    println!("{vectors} completion vectors");
+    assert!(matches!(world.provider.create_cq_on(device, 8, vectors), Err(Error::OutOfRange { .. })));
+    world.provider.destroy_id(any, Instant::now());
+    for vector in 0..vectors {
+        let (id, device) = world.resolved(to);
+        let active = world.equip(id, device);
+        world.provider.connect(id, &ConnectParam::default()).unwrap();
+        let (id, _, device, ..) = world.connect_request();
+        let mut passive = world.equip(id, device);
+        world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+        }
+        world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 5));
+        assert_eq!(world.completion(passive.cq).byte_len, 5);
+        // Another pair, whose passive end completes on this vector.
+        world.drop_end(&active);
+        world.disconnected(passive.id, &rdma_transport::DisconnectCause::Peer);
+        world.drop_end(&passive);
+        let cq = world.provider.create_cq_on(device, 2 * DEPTH, vector).unwrap();
+        let (id, device) = world.resolved(to);
+        let active = world.equip(id, device);
+        world.provider.connect(id, &ConnectParam::default()).unwrap();
+        let (id, ..) = world.connect_request();
+        let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+        (passive.id, passive.cq, passive.qp) = (id, cq, world.provider.create_qp(id, &attr).unwrap());
+        let receive = rdma_transport::RecvWr { wr_id: 1, sges: SgeList::one(area.sge(0, SLOT)) };
+        world.provider.post_recv(passive.qp, &[receive]).unwrap();
+        world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+        }
+        world.provider.post_send(active.qp, &[active.send(DEPTH as usize, 6)]).unwrap();
+        // Slept for, on the channel's edge.
+        assert_eq!(world.completion(cq).byte_len, 6);
+        world.drop_end(&active);
+        while world.event_within(std::time::Duration::from_millis(50)).is_some() {}
+        world.provider.destroy_id(passive.id, Instant::now());
+        world.provider.destroy_cq(cq).unwrap();
+    }
+}
+
+/// A queue pair made for receives of one piece refuses others; adapters have smaller queue entries for them.
+fn receives_of_one_piece_take_one(kind: Kind) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let (id, device) = world.resolved(to);
+    let cq = world.provider.create_cq(device, 64).unwrap();
+    let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
+    let attr = QpAttr { max_recv_sge: 1, ..QpAttr::new(cq, cq, 4, 4) };
+    let qp = world.provider.create_qp(id, &attr).unwrap();
+    let mut sges = SgeList::one(area.sge(0, 8));
+    world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 1, sges }]).unwrap();
+    sges.push(area.sge(8, 8)).unwrap();
+    let refused = world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 2, sges }]).unwrap_err().error;
+    assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
+}
+
+/// Names and addresses are looked up by the library; an address of InfiniBand is asked for, and these devices have none.
+fn places_are_looked_up(kind: Kind) {
+    let (node, port) = (kind.variable("ADDR"), 7471);
+    let wanted = Place::Ip(SocketAddr::new(kind.address(), port));
+    for usage in [Lookup::Connect, Lookup::Listen] {
+        let found = Verbs::lookup(&node, &port.to_string(), usage).unwrap();
+        println!("{usage:?}: {found:?}");
+        assert!(found.contains(&wanted), "{found:?}");
+    }
+    assert!(matches!(Verbs::lookup("nowhere.invalid", "1", Lookup::Connect), Err(Error::Io { .. })));
+    assert!(matches!(Verbs::lookup("a\0b", "1", Lookup::Connect), Err(Error::Address { .. })));
+    let mut world = World::new();
+    let place: Place = "ib:[fe80::1]:7471".parse().unwrap();
+    let refused = world.provider.listen_at(place, 4, &ListenOptions::default()).unwrap_err();
+    println!("{refused}");
+    assert!(refused.to_string().contains("ib:[fe80::1]:7471"), "{refused}");
+    let outcome = world.provider.resolve_to(place, &PathOptions::default(), Instant::now() + TIMEOUT);
+    match outcome {
+        Ok(_) => {
+            let event = world.news();
+            println!("{event:?}");
+            assert!(matches!(event.kind, CmEventKind::ConnectFailed(_)), "{event:?}");
+        }
+        Err(error) => println!("{error}"),
+    }
+}
+
+/// Depths past the device's are used as the device has them; ranges that no device has are refused.
+fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
+    let mut world = World::new();
+    world.read_depth = ReadDepth { responder_resources: 10_000, initiator_depth: 10_000 };
+    let (_, to) = world.listen(kind.address());
+    world.pair(to);
+    let (id, device) = world.resolved(to);
+    world.equip(id, device);
+    for retries in [
+        Retries { path: 8, ..Retries::default() },
+        Retries { receiver_not_ready: 8, ..Retries::default() },
+        Retries { min_rnr_timer: 32, ..Retries::default() },
+    ] {
+        let refused = world.provider.connect(id, &ConnectParam { retries, ..ConnectParam::default() });
+        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+    }
+    let path = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
+    let refused = world.provider.resolve_with(to, &path, Instant::now() + TIMEOUT);
+    assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
+    let options = ListenOptions { ack_timeout: Some(99), ..ListenOptions::default() };
+    let refused = world.provider.listen_with(SocketAddr::new(kind.address(), 0), 1, &options);
+    assert!(matches!(refused, Err(Error::OutOfRange { value: 99, .. })), "{refused:?}");
+}
+
+/// Memory registered by another thread is a region like any other; so are regions with hints for the bus, sinks of Reads, and
+/// those whose pages are not pinned, where there are such.
+fn every_kind_of_region_is_read_into(kind: Kind) {
+    const LEN: usize = 1 << 20;
+    let mut world = World::new();
+    world.access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let (_, to) = world.listen(kind.address());
+    let (active, passive) = world.pair(to);
+    let source = world.area(&passive, LEN, Access::REMOTE_READ);
+    source.fill(7);
+    let features = world.provider.device(active.device).unwrap().capabilities.features;
+    println!("{features:?}");
+    let registrar = world.provider.registrar(active.device).unwrap();
+    let memory = Arc::new(Memory::new(LEN).unwrap());
+    let registered = thread::spawn({
+        let memory = Arc::clone(&memory);
+        move || registrar.register(&memory, 0..LEN, Access::READ_SINK).unwrap()
+    });
+    let region = world.provider.adopt(registered.join().unwrap()).unwrap();
+    let mut sinks = vec![Area { memory, region }];
+    sinks.push(world.area(&active, LEN, Access::READ_SINK));
+    sinks.push(world.area(&active, LEN, Access::READ_SINK | Access::RELAXED_ORDERING));
+    if features.contains(Features::ON_DEMAND_PAGING) {
+        sinks.push(world.area(&active, LEN, Access::READ_SINK | Access::ON_DEMAND));
+    } else {
+        let memory = Arc::new(Memory::new(4096).unwrap());
+        let refused = world.provider.register(active.device, &memory, Access::ON_DEMAND);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        assert!(refused.unwrap_err().to_string().contains("on-demand paging"));
+    }
+    for sink in &sinks {
+        world.good(&active, SendOp::Read(source.remote(0)), sink.sge(0, LEN));
+        assert!(sink.bytes() == source.bytes());
+        world.provider.deregister(sink.region.id).unwrap();
+    }
+}
+
+/// Memory that other processes see, and memory of the program's own, are regions like any other.
+fn foreign_memory_is_read_and_written(kind: Kind) {
+    const LEN: usize = 1 << 16;
+    let mut world = World::new();
+    world.access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let (_, to) = world.listen(kind.address());
+    let (active, passive) = world.pair(to);
+    let (shared, file) = Memory::new_file(LEN).unwrap();
+    let shared = Arc::new(shared);
+    let mut own = vec![0_u64; LEN / 8];
+    let base = std::ptr::NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: the vector outlives the region, and is not used meanwhile.
+    let raw = Arc::new(unsafe { Memory::from_raw(base, LEN) }.unwrap());
+    let other = Memory::map_file(file.as_fd(), 0, LEN).unwrap();
+    let source = world.area(&active, LEN, Access::LOCAL_WRITE);
+    source.fill(3);
+    for memory in [&shared, &raw] {
+        let region = world.provider.register(passive.device, memory, Access::REMOTE_WRITE).unwrap();
+        let target = Area { memory: Arc::clone(memory), region };
+        world.good(&active, SendOp::Write(target.remote(0)), source.sge(0, LEN));
+        // A write without a message behind it is there when a message that follows it is.
+        world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 1));
+        world.completion(passive.cq);
+        assert!(target.bytes() == source.bytes());
+        world.provider.deregister(region.id).unwrap();
+    }
+    let mut seen = vec![0; LEN];
+    assert!(other.copy_out(0, &mut seen) && seen == source.bytes());
+    drop((shared, raw));
+    assert_ne!(own[100], 0, "the program has its memory back");
+}
+
+/// The software devices reach no memory of others; they say so by name.
+fn a_dma_buf_is_refused_by_name(kind: Kind) {
+    let mut world = World::new();
+    let (_, to) = world.listen(kind.address());
+    let (_, device) = world.resolved(to);
+    // SAFETY: a name that ends in zero; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), 0) };
+    assert!(fd >= 0);
+    // SAFETY: made above, for this owner.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let refused = world.provider.register_dmabuf(device, fd.as_fd(), 0, 4096, 0x1000, Access::LOCAL_WRITE).unwrap_err();
+    println!("{refused}");
+    assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
+}
+
+/// A Send with Invalidate of few bytes, on a queue pair that copies few bytes at post time. On siw it must not be copied: the
+/// kernel refuses that, and the queue is stuck afterwards.
+fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
+    let mut world = World::new();
+    (world.max_inline, world.access) = (64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let (_, to) = world.listen(kind.address());
+    let (active, passive) = world.pair(to);
+    let features = world.provider.device(active.device).unwrap().capabilities.features;
+    let target = world.area(&passive, 4096, Access::REMOTE_WRITE);
+    for len in [1, 8, 64] {
+        if features.contains(Features::REMOTE_INVALIDATION) {
+            let gone = world.area(&passive, 4096, Access::REMOTE_WRITE);
+            let op = SendOp::SendInvalidate(gone.region.remote_key);
+            world.good(&active, op, active.sge(DEPTH as usize, len));
+            assert_eq!(world.completion(passive.cq).byte_len as usize, len);
+        }
+        active.write(DEPTH as usize, &[len as u8; 64]);
+        world.good(&active, SendOp::Write(target.remote(0)), active.sge(DEPTH as usize, len));
+        assert_eq!(target.bytes()[len - 1], len as u8);
+    }
+    // Asked for a copy that cannot be made, the provider says so before the device is asked.
+    if kind == Kind::Siw {
+        let wr = rdma_transport::SendWr {
+            flags: SendFlags::INLINE,
+            ..active.op(SendOp::SendInvalidate(target.region.remote_key), DEPTH as usize, 8)
+        };
+        let refused = world.provider.post_send(active.qp, &[wr]).unwrap_err().error;
+        assert!(matches!(refused, Error::OutOfRange { value: 8, .. }), "{refused}");
+    }
+    let wc = world.done(&active, SendOp::Send, SgeList::one(active.sge(DEPTH as usize, 8)), SendFlags::INLINE);
+    assert_eq!(wc.status, WcStatus::Success);
+}
+
+on_each_device! {
+    what_is_asked_for_is_what_the_queue_pair_has
+    a_connection_leaves_from_where_it_is_told_to
+    a_listener_takes_ipv6_alone_or_both
+    events_come_on_every_completion_vector
+    depths_of_reads_are_cut_to_the_device
+    every_kind_of_region_is_read_into
+    foreign_memory_is_read_and_written
+    places_are_looked_up
+    receives_of_one_piece_take_one
+    a_dma_buf_is_refused_by_name
+    a_small_send_with_invalidate_leaves_the_queue_whole
+}
