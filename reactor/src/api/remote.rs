@@ -66,7 +66,7 @@ impl<M> Remote<M> {
     }
 
     /// Sends on a connection, behind what this thread sent there before. While the connection's window is closed, it
-    /// waits; it is dropped, and counted in [`crate::Stats::remote_sends_dropped`], when the connection is or goes
+    /// waits; it is dropped, and counted in [`crate::MessageStats::remote_sends_dropped`], when the connection is or goes
     /// away, or takes only shorter messages. Once it is sent, `on_send_complete` follows as for any send.
     ///
     /// # Errors

@@ -173,11 +173,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                     self.handler.on_timer(cx!(self), timer, token);
                 }
                 Due::Guest(number) => self.endpoints.due(self.driver, number),
-                Due::Drain => {
-                    if self.driver.drain_overdue() {
-                        self.endpoints.close_all(self.driver, true);
-                    }
-                }
+                Due::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
                 _ => {}
             }
             self.events();

@@ -108,7 +108,7 @@ impl Context<'_> {
     /// which takes a `Config::send_depth` of 2.
     ///
     /// # Errors
-    /// As [`Context::read`]; with [`Framing::Raw`], the device must have it.
+    /// As [`Context::read`]; with [`crate::Framing::Raw`], the device must have it.
     pub fn write_with_immediate(
         &mut self,
         conn: ConnectionId,
