@@ -107,6 +107,10 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
         let before = opened(p, conn);
         p.turn_for(Duration::from_millis(50));
         if opened(p, conn) == before {
+            // A grant may come with the answer to a keepalive, 50 ms after the last message on an idle machine.
+            p.turn_for(Duration::from_millis(250));
+        }
+        if opened(p, conn) == before {
             return;
         }
     }
