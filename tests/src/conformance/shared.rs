@@ -129,7 +129,9 @@ pub fn windows_follow_use(setup: &Setup) {
     // Half of the 41 that nobody has claimed, and the least.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
-        assert_eq!(p.client.context().writable(conn), LEAST, "idle ones have what they had");
+        // On a slow machine a question and its answer have given back the receive of the hello.
+        let has = p.client.context().writable(conn);
+        assert!((LEAST..=LEAST + 1).contains(&has), "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
