@@ -383,6 +383,12 @@ impl History {
                 side.check_quiet("both are open and idle");
                 assert!(side.said.is_empty(), "never heard: {:?}", side.said);
             }
+            self.idle();
+            assert!(
+                up(&self),
+                "a peer that is there was given up: {:?}",
+                self.sides.each_ref().map(|side| &side.ended)
+            );
         }
         self.part();
         for side in &mut self.sides {
@@ -410,6 +416,14 @@ impl History {
             side.ask_peer();
             self.settle();
             assert!(self.sides[end].arrivals > before, "a question was not answered");
+        }
+    }
+
+    /// Twice the time after which a silent peer is given up, in which both sides look often enough to answer.
+    fn idle(&mut self) {
+        for _ in 0..10 {
+            self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
+            self.settle();
         }
     }
 
