@@ -516,20 +516,51 @@ fn cases() -> u32 {
     asked.unwrap_or(2000)
 }
 
-/// A connection whose passive side has a peer that is about to keep to no rule.
-fn attacked() -> History {
-    let terms = Terms {
-        receive_depth: 16,
-        send_depth: 8,
-        framing: Framing::Credits,
-        shared: false,
-        overtake: false,
-        in_order: true,
-    };
+/// Two sides that are up, of these depths.
+fn connected(receive_depth: u32, send_depth: u32) -> History {
+    let (framing, shared, overtake, in_order) = (Framing::Credits, false, false, true);
+    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
     history.settle();
     history
+}
+
+/// A program that has let some messages go, one in a turn, and keeps the next ones, has its peer's credits given back all
+/// the same: the peer stalls when all but four receives are kept, and not before.
+#[test]
+fn kept_messages_withhold_no_grant_that_is_due() {
+    for depth in 5..40 {
+        for gone in 0..depth {
+            let mut history = connected(depth, 8);
+            for nth in 0..gone + depth - 4 {
+                history.sides[1].manner = if nth < gone { Manner::LetGo } else { Manner::Keep };
+                assert!(history.sides[0].credits() > CONTROL_CREDITS, "{nth} of depth {depth}, {gone} of them gone");
+                history.sides[0].send(4);
+                history.settle();
+            }
+            history.part();
+        }
+    }
+}
+
+/// A message of the reactor's own that found no place in the send queue is sent when a place is free.
+#[test]
+fn a_control_message_that_found_no_place_is_tried_again() {
+    let mut history = connected(16, 1);
+    let side = &mut history.sides[0];
+    side.send(4);
+    for _ in 0..3 {
+        side.ask_peer();
+        side.post();
+    }
+    assert_eq!(
+        (0..9).take_while(|_| side.device.transmit()).count(),
+        3,
+        "one place of the program, and two for control"
+    );
+    while side.device.complete() || side.poll() {}
+    assert!(side.post() && side.device.transmit(), "the third question was forgotten");
 }
 
 impl History {
@@ -551,7 +582,7 @@ impl History {
 /// What waits for a message that is never let be fetched takes receives, and with them the peer's credits.
 #[test]
 fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
-    let mut history = attacked();
+    let mut history = connected(16, 8);
     let offer = Offer { number: 0, region: RemoteRegion { address: 0, len: 100, key: 1 } };
     history.attack(Kind::Offer, 17, &offer.emit());
     for nth in 0..1000 {
@@ -564,7 +595,7 @@ fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
 /// A peer whose messages are fetched and that gives no credit to be told so has no more of them than may be under way.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
-    let mut history = attacked();
+    let mut history = connected(16, 8);
     let mut limit = 16;
     for number in 0..1000 {
         let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 } };

@@ -433,7 +433,7 @@ impl Connection {
         }
     }
 
-    /// A read of a transfer has ended.
+    /// A read of a transfer has ended. The caller has what follows posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
@@ -447,7 +447,6 @@ impl Connection {
             active.fetched.push_back(number);
             self.deliver_held(env);
         }
-        self.mark(env);
     }
 
     /// A read of a transfer has failed: the connection is about to end.

@@ -236,7 +236,7 @@ impl Device {
         if let Some(send) = self.sends.pop_front() {
             self.completions.push_back(Completion::Send { sequence: send.sequence, status });
         }
-        self.go_down(DisconnectCause::WorkRequest(status));
+        self.go_down(DisconnectCause::Path("lost".to_owned()));
     }
 
     pub(super) fn go_down(&mut self, cause: DisconnectCause) {

@@ -10,6 +10,7 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::LocalKey;
 use rdma_transport::qp::SrqId;
 use rdma_transport::slab::Key;
+use rdma_transport::wc::WcStatus;
 
 use super::device::{Completion, Device};
 use crate::config::{Config, Framing};
@@ -356,8 +357,9 @@ impl Side {
     }
 
     pub(super) fn feed(&mut self) {
-        self.starved = false;
-        self.input(|conn, env| conn.mark(env));
+        if std::mem::take(&mut self.starved) {
+            self.input(|conn, env| conn.mark(env));
+        }
     }
 
     /// Takes the next completion; `false` if there is none.
@@ -404,6 +406,9 @@ impl Side {
         let over = empty && self.conn.as_ref().is_some_and(Connection::is_flushed);
         if over {
             self.finish();
+            let reason = self.ended.as_ref().and_then(|ended| ended.reason.as_ref());
+            let guess = DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed));
+            assert_ne!(reason, Some(&guess), "the connection manager knew better");
         }
         over
     }
