@@ -65,8 +65,8 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // A question that the peer has answered is none any more.
-        self.asked = self.asked.filter(|&asked| asked >= heard);
+        // A question that the peer has answered, be it at the same time of a coarse clock, is none any more.
+        self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;
             now
@@ -121,6 +121,18 @@ mod tests {
         assert!(std::mem::take(&mut peer.owes_ping));
         assert_eq!(peer.check(t0 + s(15), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(25)));
         assert!(peer.owes_ping);
+    }
+
+    #[test]
+    fn an_answer_at_the_time_of_the_question_counts() {
+        let t0 = start();
+        let mut peer = Keepalive::new(t0);
+        peer.start(t0, false, &PATIENCE);
+        peer.check(t0 + s(5), t0, true, &PATIENCE);
+        assert!(std::mem::take(&mut peer.owes_ping));
+        let heard = t0 + s(5);
+        assert_eq!(peer.check(t0 + s(15), heard, true, &PATIENCE), Verdict::Wait(t0 + s(25)));
+        assert!(peer.owes_ping, "it is asked again");
     }
 
     #[test]

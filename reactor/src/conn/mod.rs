@@ -16,6 +16,9 @@ pub(crate) mod send_queue;
 pub(crate) mod state;
 pub(crate) mod transfer;
 
+#[cfg(test)]
+mod histories;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -282,6 +282,7 @@ impl Connection {
             || self.rx.update_due()
             || self.keepalive.owes_pong
             || self.sends.is_chained()
+            || self.transfers.is_active()
     }
 
     /// Has a message told to the program.
@@ -326,8 +327,9 @@ impl Connection {
 
     /// A message with a header that is not simply data to deliver.
     fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
-        // The hello opens a connection, and only the hello does.
-        if self.state.is_announced() == (kind == Kind::Hello) {
+        // The active side's hello opens the connection of the passive side, and nothing else does.
+        let hello = kind == Kind::Hello;
+        if self.state.is_announced() == hello || (hello && self.is_active()) {
             self.discard(buffer, env);
             return self.violated(PeerViolation::MalformedMessage, env);
         }

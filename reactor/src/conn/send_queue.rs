@@ -71,6 +71,8 @@ pub(crate) struct SendQueue {
     unsignaled: usize,
     /// A message in the chain can carry a grant.
     has_carrier: bool,
+    /// The peer waits for a message in the chain.
+    is_awaited: bool,
     /// What the next work requests are to have.
     next: SendFlags,
 }
@@ -88,6 +90,7 @@ impl SendQueue {
             named: 0,
             unsignaled: 0,
             has_carrier: false,
+            is_awaited: false,
             next: SendFlags::empty(),
         }
     }
@@ -134,6 +137,11 @@ impl SendQueue {
     /// Whether a message in the chain can carry a grant.
     pub(crate) const fn has_carrier(&self) -> bool {
         self.has_carrier
+    }
+
+    /// The peer waits for the message that was added last: a cork does not keep it.
+    pub(super) const fn hurry(&mut self) {
+        self.is_awaited = true;
     }
 
     /// Sends that the queue pair has.
@@ -248,7 +256,7 @@ impl SendQueue {
     /// The chain, ready to be posted. Its last work request is signaled.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
-        self.has_carrier = false;
+        (self.has_carrier, self.is_awaited) = (false, false);
         if let Some(last) = self.chain.last_mut().filter(|_| !cfg!(planted = "sends-never-signaled")) {
             last.flags |= SendFlags::SIGNALED;
             self.unsignaled = 0;
@@ -560,6 +568,7 @@ impl Connection {
             && self.state.is_open()
             && self.refused.is_none()
             && !self.sends.is_half_chained()
+            && !self.sends.is_awaited
             && !(self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due())
             && !self.transfers.is_active()
     }

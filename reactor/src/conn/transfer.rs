@@ -193,6 +193,13 @@ impl Transfers {
         }
     }
 
+    /// Messages to be fetched by the peer, those being fetched, those held back, and those fetched that the peer does not
+    /// know of.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> [usize; 4] {
+        self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
+    }
+
     /// When either direction has stood still since; `None` if nothing is under way that the peer is to move.
     pub(crate) fn stands_since(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
@@ -317,9 +324,13 @@ impl Connection {
         let (held, incoming) = (std::mem::take(&mut active.held), std::mem::take(&mut active.incoming));
         active.fetched.clear();
         for held in held {
-            if let Held::Message { buffer, .. } = held {
-                self.receives.release();
-                env.buffers.free_receive(buffer, shared);
+            match held {
+                Held::Transfer => {}
+                Held::Message { buffer, .. } => {
+                    self.receives.release();
+                    env.buffers.free_receive(buffer, shared);
+                }
+                Held::Immediate(_) => self.receives.release(),
             }
         }
         for region in incoming.into_iter().filter_map(|transfer| transfer.region) {
@@ -345,7 +356,9 @@ impl Connection {
         let len = offer.region.len;
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.contains(&offer.number);
-        if len == 0 || len > env.config.max_message || active.incoming.len() >= MAX_TRANSFERS || known {
+        // An offer is under way until the peer was told that it was fetched.
+        let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
+        if len == 0 || len > env.config.max_message || full || known {
             return Err(PeerViolation::InvalidOffer);
         }
         active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0 });
@@ -360,8 +373,10 @@ impl Connection {
         self.transfers.active(now).held.push_back(Held::Message { buffer, end });
     }
 
-    /// As [`Connection::hold_message`].
+    /// As [`Connection::hold_message`]. The buffer is free, but its receive is not posted again: the peer's credits bound what
+    /// is held.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
+        self.receives.hold();
         self.transfers.active(now).held.push_back(Held::Immediate(immediate));
     }
 
@@ -410,6 +425,7 @@ impl Connection {
             && let Some(number) = active.fetched.pop_front()
         {
             self.push_control(Kind::Fetched, &number.to_le_bytes(), None, env);
+            self.sends.hurry();
         }
         self.transfers.0 = Some(active);
         if begun {
@@ -417,7 +433,7 @@ impl Connection {
         }
     }
 
-    /// A read of a transfer has ended.
+    /// A read of a transfer has ended. The caller has what follows posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
@@ -431,7 +447,6 @@ impl Connection {
             active.fetched.push_back(number);
             self.deliver_held(env);
         }
-        self.mark(env);
     }
 
     /// A read of a transfer has failed: the connection is about to end.
@@ -478,6 +493,7 @@ impl Connection {
                     }
                 }
                 Some(Held::Immediate(immediate)) => {
+                    self.receives.release();
                     if delivers {
                         self.tell(env, Event::Immediate(immediate));
                     }

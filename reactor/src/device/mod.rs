@@ -160,7 +160,15 @@ impl Device {
         let reserved = self.reserve(provider, count);
         let pool = &mut self.buffers.pool;
         let made = reserved.and_then(|()| {
-            SharedReceives::new(provider, pool, srq, receives, size).inspect_err(|_| pool.unreserve(count))
+            let mut shared = SharedReceives::new(pool, srq, receives, size);
+            match shared.post(provider, pool, &mut Vec::with_capacity(count)) {
+                Ok(()) => Ok(shared),
+                Err(error) => {
+                    shared.empty(pool);
+                    pool.unreserve(count);
+                    Err(error)
+                }
+            }
         });
         match made {
             Ok(shared) => self.buffers.shared = Some(shared),

@@ -46,15 +46,9 @@ struct Lingering {
 }
 
 impl SharedReceives {
-    /// A queue of `count` receives of `size` bytes, all posted, from buffers that the pool has promised.
-    pub(crate) fn new(
-        provider: &mut dyn Provider,
-        pool: &mut Pool,
-        srq: SrqId,
-        count: u32,
-        size: usize,
-    ) -> Result<Self, Error> {
-        let mut shared = Self {
+    /// A queue of `count` receives of `size` bytes, from buffers that the pool has promised. None is posted yet.
+    pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
+        Self {
             srq,
             claims: Claims::new(count - count / SPARE),
             size,
@@ -64,12 +58,7 @@ impl SharedReceives {
             owners: Vec::new(),
             lingering: Vec::new(),
             astray: 0,
-        };
-        let posted = shared.post(provider, pool, &mut Vec::with_capacity(count as usize));
-        if posted.is_err() {
-            shared.empty(pool);
         }
-        posted.map(|()| shared)
     }
 
     pub(crate) const fn srq(&self) -> SrqId {
@@ -120,16 +109,8 @@ impl SharedReceives {
         None
     }
 
-    /// Posts what came back, in one chain.
-    pub(crate) fn post(
-        &mut self,
-        provider: &mut dyn Provider,
-        pool: &Pool,
-        chain: &mut Vec<RecvWr>,
-    ) -> Result<(), Error> {
-        if self.reposts.is_empty() {
-            return Ok(());
-        }
+    /// Makes the work requests of what is to be posted again.
+    pub(crate) fn prepare(&mut self, pool: &Pool, chain: &mut Vec<RecvWr>) {
         chain.clear();
         while let Some(place) = self.vacant.pop() {
             let Some(buffer) = self.reposts.pop() else {
@@ -140,6 +121,19 @@ impl SharedReceives {
             self.receives[usize::from(place)] = Some(posted);
             chain.push(RecvWr { wr_id: shared_recv_work(place), sges: SgeList::one(sge) });
         }
+    }
+
+    /// Posts what came back, in one chain.
+    pub(crate) fn post(
+        &mut self,
+        provider: &mut dyn Provider,
+        pool: &Pool,
+        chain: &mut Vec<RecvWr>,
+    ) -> Result<(), Error> {
+        if self.reposts.is_empty() {
+            return Ok(());
+        }
+        self.prepare(pool, chain);
         provider.post_srq_recv(self.srq, chain).map_err(|failed| {
             for wr in &chain[failed.posted..] {
                 if let Work::SharedRecv { place } = Work::of(wr.wr_id) {
@@ -176,7 +170,7 @@ impl SharedReceives {
     }
 
     /// Gives all buffers back: the queue is gone, or was never used.
-    fn empty(&mut self, pool: &mut Pool) {
+    pub(crate) fn empty(&mut self, pool: &mut Pool) {
         self.reposts.drain(..).for_each(|buffer| pool.give(buffer));
         self.receives.iter_mut().filter_map(Option::take).for_each(|posted| pool.give(posted.done()));
     }

@@ -1,0 +1,610 @@
+//! Histories of two connections, without reactor, provider and clock: whatever happens in whatever order, the promises of
+//! this library hold.
+//!
+//! A history is a list of steps, drawn by proptest: what the two programs do, what their devices and the wire do, time, and
+//! what a peer sends that keeps to no rule. Each step ends with [`Side::check`], and each history with an end of both
+//! connections.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `side.rs` | a connection with what the reactor does for it, and what must hold of it |
+//! | `program.rs` | the program that uses it and checks what it is told |
+//! | `device.rs` | a queue pair as devices have them, and the wire |
+
+mod device;
+mod program;
+mod side;
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rdma_transport::cm::{ConnectFailure, DisconnectCause};
+use rdma_transport::wc::WcStatus;
+
+use self::device::{Bytes, Item};
+use self::side::{BUFFER, Manner, Side, Terms};
+use super::Role;
+use super::frame::{Header, Kind, Offer};
+use crate::config::Framing;
+use crate::error::DisconnectReason;
+use crate::limits::CONTROL_CREDITS;
+use crate::memory::region::RemoteRegion;
+
+/// Turns in which two sides that have nothing new to do must come to rest.
+const PATIENCE: usize = 20_000;
+
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    Send(usize),
+    SendFilled(usize),
+    Append(usize),
+    SendFrom(usize),
+    Offer { len: usize, copy: bool },
+    Read(usize),
+    FetchAdd,
+    Write,
+    WriteAndTell { native: bool },
+    Fence,
+    Cork,
+    Flush,
+    Close,
+    Abort,
+    Behave(Manner),
+    Release(usize),
+    Starve,
+    Feed,
+    Ask,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum World {
+    /// The connection manager says that the connection is up.
+    Established,
+    Transmit(usize),
+    Complete(usize),
+    Arrive(usize),
+    Poll(usize),
+    /// Posts what was gathered.
+    Post,
+    Turn,
+    News,
+    Fail(WcStatus),
+    PostingFails,
+    /// What is on its way to this side is lost, and the connection with it.
+    Cut,
+    DeviceRemoved,
+    ConnectFails,
+    Time(Duration),
+    /// Reads of the peer's memory are not answered any more.
+    NoAnswers,
+    /// The peer sends what no honest one sends.
+    Hostile(Bytes),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Program(usize, Program),
+    World(usize, World),
+}
+
+impl Step {
+    /// The step that a number stands for. Small numbers are steps that do little, for proptest to shrink to.
+    fn of(word: u64) -> Self {
+        let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
+        let len = n % (BUFFER + 1);
+        let program = |what| Self::Program(end, what);
+        let world = |what| Self::World(end, what);
+        match (word >> 1) & 0x7f {
+            0..8 => world(World::Turn),
+            8..14 => world(World::Transmit(1 + n % 4)),
+            14..20 => world(World::Complete(1 + n % 4)),
+            20..30 => world(World::Arrive(1 + n % 4)),
+            30..40 => world(World::Poll(1 + n % 4)),
+            40..52 => world(World::Post),
+            52..66 => program(Program::Send(len)),
+            66..68 => program(Program::SendFilled(len)),
+            68..72 => program(Program::Append(len)),
+            72..74 => program(Program::SendFrom(len)),
+            74..79 => {
+                let len = if n == 0 { 5 << 20 } else { BUFFER + n };
+                program(Program::Offer { len, copy: m & 1 == 0 })
+            }
+            79..82 => program(Program::Read(1 + n % 4)),
+            82 => program(Program::FetchAdd),
+            83..85 => program(Program::Write),
+            85..88 => program(Program::WriteAndTell { native: m & 1 == 0 }),
+            88 => program(Program::Fence),
+            89 => program(Program::Cork),
+            90..92 => program(Program::Flush),
+            92..96 => program(Program::Behave(match n & 3 {
+                0 => Manner::LetGo,
+                1 | 2 => Manner::Keep,
+                _ => Manner::GiveBackInside,
+            })),
+            96..102 => program(Program::Release(1 + n % 8)),
+            102 => program(Program::Starve),
+            103..105 => program(Program::Feed),
+            105 => program(Program::Ask),
+            106..112 => world(World::Established),
+            112..116 => world(World::Time(Duration::from_millis(1 << (n % 15)))),
+            116 => world(World::NoAnswers),
+            117 => match n {
+                0..64 => program(Program::Close),
+                64..96 => program(Program::Abort),
+                96..128 => program(Program::Behave(Manner::Close)),
+                _ => world(World::Turn),
+            },
+            118 => match n {
+                0..20 => world(World::Fail(WcStatus::RetryExceeded)),
+                20..30 => world(World::Fail(WcStatus::Flushed)),
+                30..40 => world(World::PostingFails),
+                40..60 => world(World::Cut),
+                60..65 => world(World::DeviceRemoved),
+                65..75 => world(World::ConnectFails),
+                _ => world(World::News),
+            },
+            119..122 if n < 24 => world(World::Hostile(hostile(n, m))),
+            _ => world(World::Turn),
+        }
+    }
+}
+
+/// A message of a peer that keeps to no rule.
+fn hostile(n: usize, m: u64) -> Bytes {
+    let grant = (m >> 8) as u32;
+    let near = grant % 64;
+    let message = |kind, grant| Header { kind, grant }.emit();
+    match n % 8 {
+        0 => Bytes::of(&m.to_le_bytes()[..(m & 7) as usize]),
+        1 => Bytes::of(&m.to_le_bytes()),
+        2 => Bytes::of(&message(Kind::Data, near)),
+        3 => Bytes::of(&message([Kind::Hello, Kind::Ping, Kind::Pong, Kind::Credit][(m & 3) as usize], near)),
+        4 => Bytes::of(&message(Kind::Credit, grant)),
+        5 => {
+            let len = if m & 1 == 0 { 100 } else { m };
+            let region = RemoteRegion { address: 0, len: len >> 1, key: 1 };
+            let offer = Offer { number: grant % 8, region };
+            Bytes::of(&[&message(Kind::Offer, near)[..], &offer.emit()].concat())
+        }
+        6 => Bytes::of(&[&message(Kind::Fetched, near)[..], &(grant % 4).to_le_bytes()].concat()),
+        _ => Bytes::of(&[&message(Kind::Immediate, near)[..], &m.to_le_bytes()].concat()),
+    }
+}
+
+#[derive(Debug)]
+struct History {
+    terms: Terms,
+    sides: [Side; 2],
+    /// Whether each side was told that the transport is up, or that it will not be.
+    established: [bool; 2],
+    /// What the passive side says to the active one.
+    reply: Vec<u8>,
+    /// Nothing was lost, and nothing has failed.
+    intact: bool,
+}
+
+impl History {
+    fn new(terms: &[Terms; 2], now: Instant) -> Self {
+        let mut sides = [Side::new(Role::Active, &terms[0], now), Side::new(Role::Passive, &terms[1], now)];
+        let request = sides[0].greeting();
+        sides[1].agree(&request);
+        let reply = sides[1].greeting();
+        Self { terms: terms[0].clone(), sides, established: [false; 2], reply, intact: true }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Program(end, what) => self.program(end, what),
+            Step::World(end, what) => self.world(end, what),
+        }
+        self.check();
+    }
+
+    fn program(&mut self, end: usize, what: Program) {
+        let side = &mut self.sides[end];
+        if !side.is_known() {
+            return;
+        }
+        let raw = self.terms.framing == Framing::Raw;
+        match what {
+            Program::Send(len) => side.send(len),
+            Program::SendFilled(len) => side.send_filled(len),
+            Program::Append(len) => side.append(len),
+            Program::SendFrom(len) => side.send_from(len),
+            Program::Offer { len, copy } => side.offer(len, copy),
+            Program::Read(ranges) => side.read(ranges),
+            Program::FetchAdd => side.fetch_add(),
+            Program::Write => side.write(),
+            Program::WriteAndTell { native } => side.write_and_tell(native || raw),
+            Program::Fence => side.fence(),
+            Program::Cork => side.cork(),
+            Program::Flush => side.flush_now(),
+            Program::Close => side.close(),
+            Program::Abort => {
+                self.intact = false;
+                side.close();
+                side.tell(super::Connection::abort);
+            }
+            Program::Behave(manner) => side.manner = manner,
+            Program::Release(count) => side.release(count),
+            Program::Starve => side.starved = true,
+            Program::Feed => side.feed(),
+            Program::Ask => side.ask_peer(),
+        }
+    }
+
+    fn world(&mut self, end: usize, what: World) {
+        let honest = self.asserts_receives();
+        let [side, peer] = pair(&mut self.sides, end);
+        match what {
+            World::Established => self.establish(end),
+            World::Transmit(count) => times(count, || side.device.transmit()),
+            World::Complete(count) => times(count, || side.device.complete()),
+            World::Arrive(count) => times(count, || side.device.arrive(&mut peer.device, honest)),
+            World::Poll(count) => times(count, || side.poll()),
+            World::Post => times(1, || side.post()),
+            World::Turn => times(1, || self.turn(end)),
+            World::News => times(1, || self.news(end)),
+            World::Time(time) => self.sides.iter_mut().for_each(|side| side.advance(time)),
+            World::NoAnswers => side.device.answers = false,
+            World::Hostile(bytes) => {
+                peer.device.wire.push_back(Item::Message(bytes));
+                self.sides.iter_mut().for_each(|side| side.trusts = false);
+            }
+            fault => {
+                self.fault(end, fault);
+                self.intact = false;
+            }
+        }
+    }
+
+    /// Something of this side fails.
+    fn fault(&mut self, end: usize, fault: World) {
+        let [side, peer] = pair(&mut self.sides, end);
+        match fault {
+            World::Fail(status) => side.device.fail(status),
+            World::PostingFails => {
+                side.device.go_down(DisconnectCause::Path("cut".to_owned()));
+                side.tell(|conn, env| conn.posting_failed("no".to_owned(), env));
+            }
+            World::Cut => {
+                peer.device.wire.clear();
+                side.device.go_down(DisconnectCause::Truncated);
+            }
+            World::DeviceRemoved => _ = side.tell(super::Connection::device_removed),
+            World::ConnectFails if end == 0 && !std::mem::replace(&mut self.established[0], true) => {
+                side.device.up = false;
+                side.tell(|conn, env| conn.connect_failed(ConnectFailure::Timeout, env));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether nobody has sent what no honest peer sends.
+    fn is_honest(&self) -> bool {
+        self.sides[0].trusts
+    }
+
+    /// Whether each message must find a receive.
+    fn asserts_receives(&self) -> bool {
+        self.is_honest() && self.terms.framing == Framing::Credits
+    }
+
+    /// The connection manager says that the transport is up.
+    fn establish(&mut self, end: usize) {
+        if !std::mem::replace(&mut self.established[end], true) {
+            let private_data = if end == 0 { self.reply.as_slice() } else { &[] };
+            self.sides[end].tell(|conn, env| conn.established(private_data, BUFFER as u32, env));
+        }
+    }
+
+    /// What the connection manager knows of the end, once what the peer has sent before has arrived.
+    fn news(&mut self, end: usize) -> bool {
+        let [side, peer] = pair(&mut self.sides, end);
+        if side.hear_news() {
+            return true;
+        }
+        let gone = !peer.device.up && peer.device.wire.is_empty() && side.device.up;
+        if gone {
+            side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+        }
+        gone && side.ended.is_none()
+    }
+
+    /// A turn of the reactor, in which its device does all that it can; `false` if there was nothing to do.
+    fn turn(&mut self, end: usize) -> bool {
+        let honest = self.asserts_receives();
+        let [side, peer] = pair(&mut self.sides, end);
+        let mut moved = false;
+        while side.device.transmit() || side.device.arrive(&mut peer.device, honest) || side.device.complete() {
+            moved = true;
+        }
+        moved |= self.news(end);
+        let side = &mut self.sides[end];
+        while side.poll() {
+            moved = true;
+        }
+        moved |= side.post();
+        moved | side.end()
+    }
+
+    /// Both sides go on until there is nothing left to do.
+    fn settle(&mut self) {
+        for _ in 0..PATIENCE {
+            let moved = [self.turn(0), self.turn(1)];
+            self.check();
+            if moved == [false; 2] {
+                return;
+            }
+        }
+        panic!("they never come to rest: {:?}", self.sides);
+    }
+
+    /// What must hold after every step.
+    fn check(&mut self) {
+        for end in 0..2 {
+            self.sides[end].check();
+            let [side, peer] = pair(&mut self.sides, end);
+            let overtake = self.terms.overtake;
+            while let Some(heard) = side.heard.pop_front() {
+                let at = peer.said.iter().position(|said| !overtake || said.is_large() == heard.is_large());
+                let said = at.and_then(|at| peer.said.remove(at));
+                let matches = said.is_some_and(|said| said.matches(heard));
+                assert!(matches, "{heard:?} was heard, {said:?} was said");
+            }
+        }
+    }
+
+    /// Ends the history: nothing is stuck, both connections end, and everything comes home.
+    fn end(mut self) {
+        for end in 0..2 {
+            self.establish(end);
+            let side = &mut self.sides[end];
+            if side.manner == Manner::Close {
+                side.manner = Manner::Keep;
+            }
+        }
+        self.settle();
+        let up = |history: &Self| history.intact && history.is_honest() && history.sides.iter().all(Side::is_open);
+        let answers = self.sides.iter().all(|side| side.device.answers);
+        if up(&self) && answers && self.terms.framing == Framing::Credits {
+            self.check_windows();
+        }
+        for side in &mut self.sides {
+            side.manner = Manner::LetGo;
+            side.release(usize::MAX);
+            side.feed();
+            side.flush_now();
+            side.device.answers = true;
+        }
+        self.settle();
+        if up(&self) {
+            for side in &self.sides {
+                side.check_quiet("both are open and idle");
+                assert!(side.said.is_empty(), "never heard: {:?}", side.said);
+            }
+            self.idle();
+            assert!(
+                up(&self),
+                "a peer that is there was given up: {:?}",
+                self.sides.each_ref().map(|side| &side.ended)
+            );
+        }
+        self.part();
+        for side in &mut self.sides {
+            side.check_home();
+        }
+    }
+
+    /// Whatever the programs keep and cork: what was offered is fetched, a side that may not send has a peer whose program
+    /// keeps nearly all of its receives, and questions are answered.
+    fn check_windows(&mut self) {
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            let fetched = side.offers.is_empty() || side.is_corked() || peer.starved || !side.must_let_peer_send();
+            assert!(fetched, "{:?} were never fetched", side.offers);
+        }
+        self.sides.iter_mut().for_each(Side::flush_now);
+        self.settle();
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            assert!(
+                !peer.must_let_peer_send() || side.credits() > CONTROL_CREDITS,
+                "a grant that is due was never given: {side:?} {peer:?}"
+            );
+            let before = side.arrivals;
+            side.ask_peer();
+            self.settle();
+            assert!(self.sides[end].arrivals > before, "a question was not answered");
+        }
+    }
+
+    /// Twice the time after which a silent peer is given up, in which both sides look often enough to answer.
+    fn idle(&mut self) {
+        for _ in 0..10 {
+            self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
+            self.settle();
+        }
+    }
+
+    /// Both connections end.
+    fn part(&mut self) {
+        let closer = usize::from(self.sides[0].ended.is_some());
+        if self.sides[closer].is_known() {
+            self.sides[closer].close();
+        }
+        for _ in 0..100 {
+            self.settle();
+            if self.sides.iter().all(|side| side.ended.is_some()) {
+                break;
+            }
+            self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(1)));
+        }
+        let honest = self.is_honest();
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            let ended = side.ended.as_ref().expect("every connection ends");
+            if let Some(DisconnectReason::PeerViolation(what)) = ended.reason {
+                assert!(!honest, "an honest peer was accused: {what}");
+            }
+            // What was accepted before the one side closed was delivered to the other.
+            let orderly = matches!(ended.reason, Some(DisconnectReason::Peer));
+            if honest && self.intact && orderly && !side.closed && peer.drained {
+                assert!(peer.said.is_empty(), "lost at the end: {:?}", peer.said);
+            }
+        }
+    }
+}
+
+fn pair(sides: &mut [Side; 2], end: usize) -> [&mut Side; 2] {
+    let [first, second] = sides;
+    if end == 0 { [first, second] } else { [second, first] }
+}
+
+/// Does something so many times, or until it cannot be done.
+fn times(count: usize, mut step: impl FnMut() -> bool) {
+    for _ in 0..count {
+        if !step() {
+            return;
+        }
+    }
+}
+
+fn start() -> Instant {
+    #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+    Instant::now()
+}
+
+fn terms() -> impl Strategy<Value = [Terms; 2]> {
+    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8);
+    (depths(), depths(), 0..8_u8, any::<bool>(), any::<bool>()).prop_map(|(a, b, raw, overtake, in_order)| {
+        let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
+        [a, b].map(|(receive_depth, send_depth, shared)| Terms {
+            receive_depth,
+            send_depth,
+            framing,
+            shared: shared == 5 && framing == Framing::Credits,
+            overtake,
+            in_order,
+        })
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    proptest::collection::vec(any::<u64>().prop_map(Step::of), 0..150)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    /// Over any history: no message without a receive, no credit that is not there, each send ends once, each connection
+    /// ends once and is silent then, nothing is stuck, everything is delivered in order or its connection has failed, an
+    /// honest peer is never accused, and every buffer comes home.
+    #[test]
+    fn every_promise_holds_in_every_history(terms in terms(), steps in steps()) {
+        let mut history = History::new(&terms, start());
+        for step in steps {
+            history.step(step);
+        }
+        history.end();
+    }
+}
+
+/// Histories to try: `PROPTEST_CASES`, or 2,000.
+fn cases() -> u32 {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    asked.unwrap_or(2000)
+}
+
+/// Two sides that are up, of these depths.
+fn connected(receive_depth: u32, send_depth: u32) -> History {
+    let (framing, shared, overtake, in_order) = (Framing::Credits, false, false, true);
+    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order };
+    let mut history = History::new(&[terms.clone(), terms], start());
+    (0..2).for_each(|end| history.establish(end));
+    history.settle();
+    history
+}
+
+/// A program that has let some messages go, one in a turn, and keeps the next ones, has its peer's credits given back all
+/// the same: the peer stalls when all but four receives are kept, and not before.
+#[test]
+fn kept_messages_withhold_no_grant_that_is_due() {
+    for depth in 5..40 {
+        for gone in 0..depth {
+            let mut history = connected(depth, 8);
+            for nth in 0..gone + depth - 4 {
+                history.sides[1].manner = if nth < gone { Manner::LetGo } else { Manner::Keep };
+                assert!(history.sides[0].credits() > CONTROL_CREDITS, "{nth} of depth {depth}, {gone} of them gone");
+                history.sides[0].send(4);
+                history.settle();
+            }
+            history.part();
+        }
+    }
+}
+
+/// A message of the reactor's own that found no place in the send queue is sent when a place is free.
+#[test]
+fn a_control_message_that_found_no_place_is_tried_again() {
+    let mut history = connected(16, 1);
+    let side = &mut history.sides[0];
+    side.send(4);
+    for _ in 0..3 {
+        side.ask_peer();
+        side.post();
+    }
+    assert_eq!(
+        (0..9).take_while(|_| side.device.transmit()).count(),
+        3,
+        "one place of the program, and two for control"
+    );
+    while side.device.complete() || side.poll() {}
+    assert!(side.post() && side.device.transmit(), "the third question was forgotten");
+}
+
+impl History {
+    /// The peer of the passive side sends this, if there is a receive for it.
+    fn attack(&mut self, kind: Kind, grant: u32, payload: &[u8]) {
+        let message = Bytes::of(&[&Header { kind, grant }.emit()[..], payload].concat());
+        self.step(Step::World(1, World::Hostile(message)));
+        let [victim, attacker] = pair(&mut self.sides, 1);
+        while victim.device.transmit() || victim.device.arrive(&mut attacker.device, false) || victim.device.complete()
+        {
+        }
+        while victim.poll() {}
+        victim.post();
+        self.sides[0].device.wire.clear();
+        self.check();
+    }
+}
+
+/// What waits for a message that is never let be fetched takes receives, and with them the peer's credits.
+#[test]
+fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
+    let mut history = connected(16, 8);
+    let offer = Offer { number: 0, region: RemoteRegion { address: 0, len: 100, key: 1 } };
+    history.attack(Kind::Offer, 17, &offer.emit());
+    for nth in 0..1000 {
+        history.attack(Kind::Immediate, 18 + nth, &[0; 8]);
+    }
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A peer whose messages are fetched and that gives no credit to be told so has no more of them than may be under way.
+#[test]
+fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
+    let mut history = connected(16, 8);
+    let mut limit = 16;
+    for number in 0..1000 {
+        let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 } };
+        let [victim, attacker] = pair(&mut history.sides, 1);
+        // The reads are answered, and there is credit for messages of the reactor's own only.
+        attacker.device.wire.push_back(Item::Response);
+        limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
+        history.attack(Kind::Offer, limit, &offer.emit());
+    }
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}

@@ -1,0 +1,305 @@
+//! What the program of a side does, and what it makes of its callbacks.
+
+use rdma_transport::mr::RemoteKey;
+use rdma_transport::wr::{RemoteAddress, SendOp};
+
+use super::side::{BUFFER, Manner, Said, Side, region};
+use crate::conn::effects::{Arrived, Event};
+use crate::conn::frame::Immediate;
+use crate::conn::transfer::Source;
+use crate::conn::{Connection, Env};
+use crate::device::pool::Exhausted;
+use crate::error::{Outcome, SendErrorKind};
+use crate::id::{SendId, SendKind};
+use crate::limits::HEADER_LEN;
+use crate::memory::operations::Locals;
+use crate::memory::region::{Region, RemoteRegion};
+
+/// Memory of the peer.
+const FAR: RemoteAddress = RemoteAddress { address: 0, key: RemoteKey(7) };
+
+impl Side {
+    pub(super) fn is_open(&self) -> bool {
+        self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
+    }
+
+    fn taken(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Option<Said>) -> bool {
+        match sent {
+            Some(Ok(id)) => {
+                self.sends.push_back(Some(id));
+                self.said.extend(said);
+                true
+            }
+            Some(Err(SendErrorKind::WouldBlock(_))) => {
+                self.refused = true;
+                false
+            }
+            Some(Err(SendErrorKind::Closed)) | None => {
+                assert!(!self.conn.as_ref().is_some_and(|conn| conn.state().is_open()));
+                false
+            }
+            Some(Err(error)) => panic!("{error}"),
+        }
+    }
+
+    fn payload(&mut self, len: usize) -> ([u8; BUFFER], Said) {
+        self.tag += 1;
+        let mut bytes = [0xaa; BUFFER];
+        bytes[..4].copy_from_slice(&self.tag.to_le_bytes());
+        (bytes, Said::Message { tag: if len < 4 { 0 } else { self.tag }, len })
+    }
+
+    pub(super) fn send(&mut self, len: usize) {
+        let (bytes, said) = self.payload(len);
+        let sent = self.tell(|conn, env| conn.send(&bytes[..len], env));
+        self.taken(sent, Some(said));
+    }
+
+    /// `Context::buffer` and `Context::send_buffer`.
+    pub(super) fn send_filled(&mut self, len: usize) {
+        let (bytes, said) = self.payload(len);
+        let pool = &mut self.buffers.pool;
+        pool.reserve(1, |_| Err(Exhausted)).expect("a slab has many buffers");
+        pool.unreserve(1);
+        pool.lend(1);
+        let mut buffer = pool.take();
+        if let Some(buffer) = &mut buffer {
+            pool.slabs().bytes_mut(buffer)[HEADER_LEN..HEADER_LEN + len].copy_from_slice(&bytes[..len]);
+        }
+        let sent = self.tell(|conn, env| conn.send_filled(len, env, || buffer.take()));
+        if let Some(buffer) = buffer {
+            self.buffers.pool.unlend();
+            self.buffers.pool.give(buffer);
+        }
+        self.taken(sent, Some(said));
+    }
+
+    /// `Context::append`.
+    pub(super) fn append(&mut self, len: usize) {
+        let before = self.stats.messages.sent;
+        let (bytes, _) = self.payload(BUFFER);
+        let fill = |room: &mut [u8]| {
+            let len = len.min(room.len());
+            room[..len].copy_from_slice(&bytes[..len]);
+            len
+        };
+        let appended = self.tell(|conn, env| conn.append(fill, env));
+        match appended {
+            Some(Ok(0)) => {}
+            Some(Ok(len)) if self.stats.messages.sent > before => {
+                self.sends.push_back(None);
+                self.said.push_back(Said::Message { tag: if len < 4 { 0 } else { self.tag }, len });
+            }
+            Some(Ok(more)) => match self.said.back_mut() {
+                Some(Said::Message { tag, len }) => {
+                    // The tag of a message that was shorter than a tag is in pieces.
+                    *tag = if *len < 4 { 0 } else { *tag };
+                    *len += more;
+                }
+                said => panic!("{said:?} was added to"),
+            },
+            Some(Err(error)) => {
+                self.taken(Some(Err(error)), None);
+            }
+            None => {}
+        }
+    }
+
+    /// `Context::send_region`.
+    pub(super) fn send_from(&mut self, len: usize) {
+        let Self { source, .. } = self;
+        let region = std::mem::replace(source, region(&self.home, 1, 9));
+        let sent = self.tell(|conn, env| conn.send_from(&region, 0..len, env));
+        self.source = region;
+        self.taken(sent, Some(Said::Message { tag: 0, len }));
+    }
+
+    /// A message past one buffer, from a copy or from the program's region.
+    pub(super) fn offer(&mut self, len: usize, copy: bool) {
+        let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
+        let key = self.source.key();
+        let hold = self.source.lend_to_peer(0..1);
+        let source = if copy {
+            assert!(!hold.done());
+            Source::Copy(Box::new(region(&self.home, 1, 4)))
+        } else {
+            Source::Lent(key, hold)
+        };
+        let remote = RemoteRegion { address: 0, len: len as u64, key: 5 };
+        if let Some(id) = self.tell(|conn, env| conn.offer(remote, source, env)) {
+            self.offers.push(id);
+            self.said.push_back(Said::Large { len });
+        }
+    }
+
+    /// Asks for room; notes a refusal.
+    fn checked(
+        &mut self,
+        check: impl FnOnce(&mut Connection, &mut Env<'_>) -> Result<(), SendErrorKind>,
+    ) -> Option<Result<(), SendErrorKind>> {
+        let room = self.tell(check);
+        match room {
+            Some(Ok(())) => {}
+            Some(Err(SendErrorKind::WouldBlock(_))) => self.refused = true,
+            Some(Err(SendErrorKind::Closed | SendErrorKind::TooManyRegions { .. } | SendErrorKind::TooLong { .. }))
+            | None => {}
+            Some(Err(error)) => panic!("{error}"),
+        }
+        room
+    }
+
+    /// `Context::read` of so many ranges.
+    pub(super) fn read(&mut self, ranges: usize) {
+        if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
+            return;
+        }
+        let mut all: [Region; 4] = std::array::from_fn(|_| region(&self.home, 1, 9));
+        std::mem::swap(&mut all[0], &mut self.sink);
+        let mut parts: Vec<_> = all.iter_mut().take(ranges).map(|region| (region, 0..1)).collect();
+        let locals = Locals::to_write(&mut parts).expect("the ranges are inside");
+        let sent = self.tell(|conn, env| Ok(conn.read(FAR, locals, env)));
+        std::mem::swap(&mut all[0], &mut self.sink);
+        self.taken(sent, None);
+    }
+
+    /// `Context::fetch_add`.
+    pub(super) fn fetch_add(&mut self) {
+        if !matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
+            return;
+        }
+        let locals = Locals::to_write(&mut [(&mut self.sink, 0..8)]).expect("the range is inside");
+        let op = SendOp::FetchAdd { remote: FAR, add: 1 };
+        let sent = self.tell(|conn, env| Ok(conn.operate(SendKind::FetchAdd, op, locals, env)));
+        self.taken(sent, None);
+    }
+
+    /// `Context::write`.
+    pub(super) fn write(&mut self) {
+        if matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
+            let locals = self.written();
+            let sent = self.tell(|conn, env| Ok(conn.operate(SendKind::Write, SendOp::Write(FAR), locals, env)));
+            self.taken(sent, None);
+        }
+    }
+
+    fn written(&mut self) -> Locals {
+        self.writes += 1;
+        Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
+    }
+
+    /// `Context::write_with_immediate`, on a device that has it or not. The value says how many writes there were.
+    pub(super) fn write_and_tell(&mut self, native: bool) {
+        let places = if native { 1 } else { 2 };
+        if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
+            return;
+        }
+        let locals = self.written();
+        let value = self.writes;
+        let immediate = Immediate { value, len: 1 };
+        let sent = self.tell(|conn, env| {
+            Ok(if native {
+                conn.operate(SendKind::Write, SendOp::WriteWithImmediate(FAR, value), locals, env)
+            } else {
+                conn.write_and_tell(FAR, locals, immediate, env)
+            })
+        });
+        self.taken(sent, Some(Said::Immediate { value }));
+    }
+
+    pub(super) fn fence(&mut self) {
+        self.input(|conn, _| conn.sends_mut().fence_next());
+    }
+
+    pub(super) fn cork(&mut self) {
+        self.input(|conn, _| conn.cork());
+    }
+
+    pub(super) fn close(&mut self) {
+        self.closed |= self.conn.is_some();
+        self.tell(Connection::close);
+    }
+
+    /// Asks whether the peer is there.
+    pub(super) fn ask_peer(&mut self) {
+        self.input(|conn, env| {
+            conn.keepalive.owes_ping = true;
+            conn.mark(env);
+        });
+    }
+
+    /// The program gives messages back.
+    pub(super) fn release(&mut self, count: usize) {
+        for buffer in self.kept.drain(..count.min(self.kept.len())).collect::<Vec<_>>() {
+            if self.conn.is_some() {
+                self.tell(|conn, env| conn.message_returned(buffer, env));
+            } else if let Some(shared) = &mut self.buffers.shared {
+                shared.give(buffer);
+            } else {
+                self.buffers.pool.give(buffer);
+            }
+        }
+    }
+
+    /// A callback.
+    pub(super) fn event(&mut self, event: Event) {
+        assert!(self.ended.is_none(), "{event:?} after the last callback");
+        assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");
+        match event {
+            Event::Connected => assert!(!std::mem::replace(&mut self.announced, true), "connected twice"),
+            Event::Message(arrived) => self.message(arrived),
+            Event::Fetched(region) => self.hear(Said::Large { len: region.len() }),
+            Event::Immediate(Immediate { value, len }) => {
+                let placed = self.device.placed >= value && len == 1;
+                assert!(placed || !self.trusts, "told before write {value} was placed");
+                self.hear(Said::Immediate { value });
+            }
+            Event::Sent { send, outcome } => self.sent(send, outcome),
+            Event::Writable => assert!(std::mem::take(&mut self.refused) && !self.closed, "nothing was refused"),
+            Event::Disconnected(_) | Event::ConnectError(_) => {
+                panic!("{event:?} is for the end of the connection to say")
+            }
+        }
+    }
+
+    fn hear(&mut self, said: Said) {
+        assert!(!self.closed, "{said:?} after close");
+        if self.trusts {
+            self.heard.push_back(said);
+        }
+    }
+
+    fn message(&mut self, arrived: Arrived) {
+        let Arrived { buffer, start, end, shared, .. } = arrived;
+        let buffer = buffer.expect("nobody has it yet");
+        let payload = &self.buffers.pool.slabs().bytes(&buffer, end as usize)[start as usize..];
+        let tag = payload.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
+        self.hear(Said::Message { tag, len: payload.len() });
+        match self.manner {
+            Manner::LetGo => self.buffers.free_receive(buffer, shared),
+            Manner::Keep => {
+                self.kept.push(buffer);
+                self.input(|conn, _| conn.receives_mut().keep());
+            }
+            Manner::GiveBackInside => {
+                self.input(|conn, env| conn.message_returned(buffer, env));
+                self.input(|conn, _| conn.receives_mut().keep());
+            }
+            Manner::Close => {
+                self.manner = Manner::LetGo;
+                self.closed = true;
+                self.input(Connection::close);
+                self.buffers.free_receive(buffer, shared);
+            }
+        }
+    }
+
+    fn sent(&mut self, send: SendId, outcome: Outcome) {
+        if let Some(at) = self.offers.iter().position(|&id| id == send) {
+            self.offers.remove(at);
+            return;
+        }
+        let first = self.sends.pop_front().expect("a send that has not ended");
+        assert!(first.is_none_or(|id| id == send), "{send:?} ended before {first:?}");
+        assert!(outcome.is_sent() || !self.is_open(), "{send:?} failed on a connection that is open");
+    }
+}
