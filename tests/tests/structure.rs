@@ -25,7 +25,7 @@ const FIELDS: usize = 20;
 /// Most functions and files that a message passes in the reactor on its way in.
 const IN: (usize, usize) = (8, 5);
 /// The same on its way out: queued, posted, and completed.
-const OUT: (usize, usize) = (20, 4);
+const OUT: (usize, usize) = (17, 4);
 /// Most booleans of a type that need no explanation.
 const BOOLEANS: usize = 1;
 /// The types with more booleans, and what each combination of them means: why no two of them exclude each other.
@@ -40,6 +40,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "a read holds a region and waits for an answer; a large message's piece does both, too",
     ),
     ("Endpoint", &["blocked", "marked"], "an endpoint that has refused a datagram may have receives to post"),
+    ("SendQueue", &["has_carrier", "is_awaited"], "what the peer waits for may be a message that carries a grant"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),
     ("CompletionQueue", &["shared", "armed", "ready"], "its size, what it was asked for, and a place on a list"),
     ("Fabric", &["undecided", "fresh"], "the first provider is fresh while it may still be replaced"),

@@ -44,6 +44,11 @@ impl Entry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
+    /// A message, or the reactor's own if it has no name.
+    const fn message(buffer: Posted, id: Option<SendId>) -> Self {
+        Self { buffer: Some(buffer), id, ..Self::EMPTY }
+    }
+
     pub(crate) const fn piece(len: u32) -> Self {
         Self { piece: len, ..Self::EMPTY }
     }
@@ -168,14 +173,6 @@ impl SendQueue {
         id
     }
 
-    /// Adds a message that is in one buffer as a whole.
-    #[inline]
-    pub(crate) fn push_message(&mut self, (posted, sge): (Posted, Sge), id: Option<SendId>) {
-        let flags = self.flags(false, id.is_some());
-        self.has_carrier = true;
-        self.push(Entry { buffer: Some(posted), id, ..Entry::EMPTY }, SendOp::Send, SgeList::one(sge), flags);
-    }
-
     /// Adds a message of the program's that consists of a header in a buffer, and of what `locals` name.
     fn push_gathered(&mut self, pool: &Pool, buffer: Buffer, header: Header, id: SendId, mut locals: Locals) {
         let (posted, sge) = pool.post_behind(buffer, header.emit(), 0);
@@ -185,8 +182,7 @@ impl SendQueue {
             debug_assert!(pushed.is_ok(), "room for the header and a payload");
         }
         locals.sges = sges;
-        self.has_carrier = true;
-        self.push_operation(Entry { buffer: Some(posted), ..Entry::named(id) }, SendOp::Send, locals);
+        self.push_operation(Entry::message(posted, Some(id)), SendOp::Send, locals);
     }
 
     /// Adds a one-sided operation.
@@ -197,11 +193,7 @@ impl SendQueue {
         } else {
             self.holds.push_back(locals.holds);
         }
-        let answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        let message = matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
-        self.answers += usize::from(answered);
-        let flags = self.flags(answered, message && entry.id.is_some());
-        self.push(Entry { holds: true, answered, ..entry }, op, locals.sges, flags);
+        self.push(Entry { holds: true, ..entry }, op, locals.sges);
     }
 
     /// The flags of the next work request. `answered`: it completes with an answer of the peer. `message`: it is one of the
@@ -228,7 +220,12 @@ impl SendQueue {
 
     /// Adds a work request.
     #[inline]
-    fn push(&mut self, entry: Entry, op: SendOp, sges: SgeList, flags: SendFlags) {
+    fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+        entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.answers += usize::from(entry.answered);
+        self.has_carrier |= entry.buffer.is_some();
+        let message = entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
+        let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
         self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
@@ -446,9 +443,9 @@ impl Connection {
 
     /// Queues a message of the program's. `len`: of the payload, bytes.
     #[inline]
-    fn push_data(&mut self, message: (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
+    fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
-        self.sends.push_message(message, Some(id));
+        self.sends.push(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
         self.count_sent(len, env);
         id
     }
@@ -473,8 +470,8 @@ impl Connection {
             debug_assert!(false, "every place in the send queue has a buffer promised");
             return;
         };
-        let message = env.buffers.pool.post_copy(buffer, &self.header(kind).emit(), payload);
-        self.sends.push_message(message, name);
+        let (posted, sge) = env.buffers.pool.post_copy(buffer, &self.header(kind).emit(), payload);
+        self.sends.push(Entry::message(posted, name), SendOp::Send, SgeList::one(sge));
         self.mark(env);
     }
 
