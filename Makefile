@@ -55,8 +55,8 @@ bench: build ## Against bare TCP, in one run
 bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run of the guest
 	tests/vm/bench.sh
 
-mutants: ## Plant defects; the simulation must find each
-	tests/mutants/run.sh
+mutants: vm-setup ## Plant defects; a test must find each
+	$(VERBS_ENV) tests/mutants/run.sh
 
 soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds, longer property tests, 3,000,000 messages that must not be late, 10,000 connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire

@@ -196,8 +196,8 @@ pub(crate) enum Work {
 const SEND: u64 = 1;
 const RECV: u64 = 2;
 const SHARED_RECV: u64 = 3;
-const GUEST: u64 = 8;
-/// Where the kind begins.
+const GUEST: u64 = 4;
+/// Where the kind begins. The highest bit is the provider's, see [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
 /// Bits of a guest's own number.
@@ -253,9 +253,11 @@ mod tests {
             assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
             assert_eq!(Work::of(send_work(id, sequence)), Work::Send { slot, generation, sequence });
             assert_eq!(Work::of(recv_work(id)), Work::Recv { slot, generation });
+            assert!(send_work(id, sequence).max(recv_work(id)) < 1 << 63, "the highest bit is the provider's");
         }
         assert_eq!(Work::of(shared_recv_work(9)), Work::SharedRecv { place: 9 });
         assert_eq!(Work::of(guest_work(1 << 59)), Work::Guest(1 << 59));
+        assert!(guest_work((1 << GUEST_BITS) - 1) < 1 << 63, "the highest bit is the provider's");
         assert_eq!(Work::of(0), Work::Unknown);
         assert_eq!(Work::of(u64::MAX), Work::Unknown);
     }

@@ -44,8 +44,9 @@ pub use crate::error::{
 };
 pub use crate::id::{ConnectionId, EndpointId, IoId, ListenerId, PeerId, SendId, SendKind, TimerId};
 pub use crate::memory::region::{Lent, Region, RegionOptions, RemoteRegion};
-pub use crate::seam::io::{Interest, Readiness};
-pub use crate::seam::poller::{Clock, Edge, Entropy, MioPoller, Poller, SystemClock, system_entropy};
+pub use crate::seam::poller::{
+    Clock, Edge, Entropy, Interest, MioPoller, Poller, Readiness, SystemClock, system_entropy,
+};
 pub use crate::seam::wake::Wake;
 pub use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 pub use crate::turn::{Parts, Reactor, Turn};

@@ -46,6 +46,8 @@ pub trait Work: Debug {
     fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
     /// Sends what there is to send and room for.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
+    /// There is room again, after a send that was refused.
+    fn unblock(&mut self);
     /// A send has completed.
     fn completed(&mut self, kind: SendKind);
     /// What was not its own work took time: of what it sends next, the clock starts now.
@@ -238,6 +240,7 @@ impl Handler for Client {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        self.work.unblock();
         self.proceed(cx, connection);
     }
 

@@ -101,6 +101,10 @@ impl Work for Latency {
         self.my_turn = self.outlet.data(cx, conn) == Sent::Blocked;
     }
 
+    fn unblock(&mut self) {
+        self.outlet.unblock();
+    }
+
     fn completed(&mut self, kind: SendKind) {
         // A read is its own answer.
         if kind == SendKind::Read {

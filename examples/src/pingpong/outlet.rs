@@ -39,6 +39,8 @@ pub struct Outlet {
     small: Vec<u8>,
     /// A large one that was not taken.
     refused: Option<SendBuffer>,
+    /// Something was not taken, and `on_writable` has not come since.
+    blocked: bool,
 }
 
 impl Outlet {
@@ -46,7 +48,7 @@ impl Outlet {
     #[must_use]
     pub fn new(size: u32) -> Self {
         let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
-        Self { size, target: None, small, refused: None }
+        Self { size, target: None, small, refused: None, blocked: false }
     }
 
     /// Reads or writes there from now on.
@@ -57,12 +59,30 @@ impl Outlet {
     /// Sends one data message, or starts one operation. The contents of large ones are what the buffer held before, as with the tools of
     /// perftest: filling them would measure the memory.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
-        if let Some(target) = &mut self.target {
-            return target.go(cx, conn);
+        if self.blocked {
+            return Sent::Blocked;
         }
-        if self.size <= COPY_UP_TO {
-            return cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes);
-        }
+        let sent = match &mut self.target {
+            Some(target) => target.go(cx, conn),
+            None if self.size <= COPY_UP_TO => cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes),
+            None => self.large(cx, conn),
+        };
+        self.blocked = sent == Sent::Blocked;
+        sent
+    }
+
+    /// `on_writable` has come: there is room again.
+    pub const fn unblock(&mut self) {
+        self.blocked = false;
+    }
+
+    /// Whether something was not taken, and `on_writable` has not come since.
+    #[must_use]
+    pub const fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    fn large(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return Sent::Gone };
         buffer.set_len(self.size as usize);
         Frame::mark_data(&mut buffer);
@@ -77,6 +97,11 @@ impl Outlet {
 
     /// Sends one control message.
     pub fn control(&mut self, cx: &mut Context<'_>, conn: ConnectionId, frame: Frame) -> Sent {
-        cx.send(conn, &frame.control()).map_or_else(Sent::from, |_| Sent::Yes)
+        if self.blocked {
+            return Sent::Blocked;
+        }
+        let sent = cx.send(conn, &frame.control()).map_or_else(Sent::from, |_| Sent::Yes);
+        self.blocked = sent == Sent::Blocked;
+        sent
     }
 }

@@ -283,6 +283,10 @@ impl Handler for Server {
 
     fn on_writable(&mut self, cx: &mut Context<'_>, _: ConnectionId) {
         if let Some(session) = &mut self.session {
+            match &mut session.role {
+                Role::Echo { outlet, .. } | Role::Mirror { outlet, .. } => outlet.unblock(),
+                Role::Sink { stream } | Role::Lender { stream, .. } => stream.unblock(),
+            }
             session.proceed(cx);
         }
     }

@@ -67,8 +67,16 @@ impl Stream {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
+    /// There is room again.
+    pub const fn unblock(&mut self) {
+        self.outlet.unblock();
+    }
+
     /// Sends what there is room for. To be called after everything that may have made room.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.outlet.is_blocked() {
+            return;
+        }
         while self.state == State::Flowing && self.sent < self.limit && self.outstanding < self.depth {
             if self.outlet.data(cx, conn) != Sent::Yes {
                 return;

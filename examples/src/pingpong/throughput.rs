@@ -56,7 +56,7 @@ impl Throughput {
     }
 
     /// Ends the round when it is long enough.
-    fn look_at_the_clock(&mut self) {
+    fn look_at_the_clock(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let sent = self.stream.sent();
         if !self.stream.is_flowing() {
             return;
@@ -73,6 +73,7 @@ impl Throughput {
         };
         if enough {
             self.stream.end(Frame::Last(sent));
+            self.stream.pump(cx, conn);
         }
     }
 }
@@ -120,8 +121,11 @@ impl Work for Throughput {
 
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.stream.pump(cx, conn);
-        self.look_at_the_clock();
-        self.stream.pump(cx, conn);
+        self.look_at_the_clock(cx, conn);
+    }
+
+    fn unblock(&mut self) {
+        self.stream.unblock();
     }
 
     fn completed(&mut self, _: SendKind) {

@@ -10,7 +10,7 @@ use crate::driver::DeviceEvent;
 use crate::driver::group::Place;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId};
-use crate::seam::io::Readiness;
+use crate::seam::poller::Readiness;
 
 /// A peer that wants a connection. Nothing is allocated for it yet.
 #[derive(Clone, Copy, Debug)]

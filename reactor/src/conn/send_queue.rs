@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use rdma_transport::wc::WcStatus;
-use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use super::credit::may_control;
 use super::effects::{Action, Event};
@@ -21,7 +21,7 @@ use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
 
 /// A send that has not ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Entry {
     /// The message, or its header.
     buffer: Option<Posted>,
@@ -38,12 +38,19 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    const EMPTY: Self = Self { buffer: None, holds: false, id: None, piece: 0, answered: false, ended: None };
+
     pub(crate) const fn named(id: SendId) -> Self {
-        Self { buffer: None, holds: false, id: Some(id), piece: 0, answered: false, ended: None }
+        Self { id: Some(id), ..Self::EMPTY }
+    }
+
+    /// A message, or the reactor's own if it has no name.
+    const fn message(buffer: Posted, id: Option<SendId>) -> Self {
+        Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
 
     pub(crate) const fn piece(len: u32) -> Self {
-        Self { buffer: None, holds: false, id: None, piece: len, answered: false, ended: None }
+        Self { piece: len, ..Self::EMPTY }
     }
 }
 
@@ -166,39 +173,16 @@ impl SendQueue {
         id
     }
 
-    /// Adds a message that begins at the beginning of its buffer: without a header.
-    #[inline]
-    pub(crate) fn push_raw(&mut self, pool: &Pool, buffer: Buffer, len: usize, entry: Entry) {
-        let (posted, sge) = pool.post(buffer, len);
-        self.has_carrier = true;
-        self.push(Entry { buffer: Some(posted), ..entry }, SendOp::Send, SgeList::one(sge));
-    }
-
-    /// Adds a message with its header: `len` bytes of payload are in the buffer behind where the header is put, or are what
-    /// `locals` name.
-    #[inline]
-    pub(crate) fn push_message(
-        &mut self,
-        pool: &Pool,
-        mut buffer: Buffer,
-        header: Header,
-        len: usize,
-        entry: Entry,
-        locals: Option<Locals>,
-    ) {
-        pool.slabs().bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header.emit());
-        let (posted, sge) = pool.post(buffer, HEADER_LEN + len);
+    /// Adds a message of the program's that consists of a header in a buffer, and of what `locals` name.
+    fn push_gathered(&mut self, pool: &Pool, buffer: Buffer, header: Header, id: SendId, mut locals: Locals) {
+        let (posted, sge) = pool.post_behind(buffer, header.emit(), 0);
         let mut sges = SgeList::one(sge);
-        let holds = locals.is_some();
-        if let Some(locals) = locals {
-            for &sge in locals.sges.as_slice() {
-                let pushed = sges.push(sge);
-                debug_assert!(pushed.is_ok(), "room for the header and a payload");
-            }
-            self.holds.push_back(locals.holds);
+        for &sge in locals.sges.as_slice() {
+            let pushed = sges.push(sge);
+            debug_assert!(pushed.is_ok(), "room for the header and a payload");
         }
-        self.has_carrier = true;
-        self.push(Entry { buffer: Some(posted), holds, ..entry }, SendOp::Send, sges);
+        locals.sges = sges;
+        self.push_operation(Entry::message(posted, Some(id)), SendOp::Send, locals);
     }
 
     /// Adds a one-sided operation.
@@ -212,26 +196,36 @@ impl SendQueue {
         self.push(Entry { holds: true, ..entry }, op, locals.sges);
     }
 
-    /// Adds a work request.
+    /// The flags of the next work request. `answered`: it completes with an answer of the peer. `message`: it is one of the
+    /// program's that uses a receive of the peer.
     #[inline]
-    fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
-        entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        self.answers += usize::from(entry.answered);
+    fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
         // An unsignaled send frees its place only with a later signaled one: never more than half a queue of them.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
-        if entry.answered || self.unsignaled * 2 >= self.slots {
+        if answered || self.unsignaled * 2 >= self.slots {
             self.unsignaled = 0;
             flags = SendFlags::SIGNALED;
         }
         if !self.next.is_empty() {
             flags |= self.next & SendFlags::FENCE;
             self.next.remove(SendFlags::FENCE);
-            if entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..)) {
+            if message {
                 flags |= self.next;
                 self.next = SendFlags::empty();
             }
         }
+        flags
+    }
+
+    /// Adds a work request.
+    #[inline]
+    fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+        entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.answers += usize::from(entry.answered);
+        self.has_carrier |= entry.buffer.is_some();
+        let message = entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
+        let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
         self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
@@ -245,10 +239,11 @@ impl SendQueue {
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 
-    /// Puts the newest grant into the last message of the chain that can carry it.
+    /// Puts the newest grant into the first message of the chain that can carry it: the peer learns of it before it answers
+    /// any of them.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
-        let chained = self.entries.iter_mut().rev().take(self.chain.len());
+        let chained = self.entries.range_mut(self.posted()..);
         if let Some(message) = chained.filter_map(|entry| entry.buffer.as_mut()).next() {
             message.patch(pool.slabs(), HEADER_LEN - 4, &grant.to_le_bytes());
         }
@@ -306,17 +301,16 @@ impl SendQueue {
         self.entries.front()?.ended
     }
 
-    /// Ends the oldest send; gives its buffer back. The regions that it used are returned, too.
+    /// Takes the oldest send out; its buffer goes back to the pool.
     #[inline]
-    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<(Entry, Option<Holds>)> {
+    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
         let mut entry = self.entries.pop_front()?;
         self.answers -= usize::from(entry.answered);
         self.first = self.first.wrapping_add(1);
         if let Some(buffer) = entry.buffer.take() {
             pool.give(buffer.done());
         }
-        let holds = if entry.holds { self.holds.pop_front() } else { None };
-        Some((entry, holds))
+        Some(entry)
     }
 
     /// Forgets the chain: its queue pair is gone, and its entries have failed.
@@ -347,10 +341,12 @@ impl Connection {
     #[inline]
     pub(crate) fn send(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<SendId, SendErrorKind> {
         self.check_message(payload.len(), env)?;
-        let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
-        let start = self.header_len();
-        env.buffers.pool.slabs().bytes_mut(&mut buffer)[start..start + payload.len()].copy_from_slice(payload);
-        Ok(self.push_filled(buffer, payload.len(), env))
+        let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+        let message = match self.framing {
+            Framing::Credits => env.buffers.pool.post_copy(buffer, &self.header(Kind::Data).emit(), payload),
+            Framing::Raw => env.buffers.pool.post_copy(buffer, &[], payload),
+        };
+        Ok(self.push_data(message, payload.len(), env))
     }
 
     /// Queues a message whose payload is in a buffer, behind room for a header.
@@ -381,17 +377,17 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         let locals = Locals::to_read(&[(region, range)])?;
-        let entry = Entry::named(self.sends.name(SendKind::Message));
-        let id = entry.id;
+        let id = self.sends.name(SendKind::Message);
         match self.framing {
-            Framing::Raw => self.sends.push_operation(entry, SendOp::Send, locals),
+            Framing::Raw => self.sends.push_operation(Entry::named(id), SendOp::Send, locals),
             Framing::Credits => {
                 let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
-                self.push_message(Kind::Data, buffer, 0, entry, Some(locals), env);
+                let header = self.header(Kind::Data);
+                self.sends.push_gathered(&env.buffers.pool, buffer, header, id, locals);
             }
         }
         self.count_sent(len, env);
-        id.ok_or(SendErrorKind::Closed)
+        Ok(id)
     }
 
     /// Adds bytes to the last message that is not posted yet, or to a new one: `fill` gets room for at least one byte and
@@ -438,11 +434,18 @@ impl Connection {
     /// Queues a message of the program's whose payload is in place.
     #[inline]
     fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
+        let message = match self.framing {
+            Framing::Credits => env.buffers.pool.post_behind(buffer, self.header(Kind::Data).emit(), len),
+            Framing::Raw => env.buffers.pool.post(buffer, len),
+        };
+        self.push_data(message, len, env)
+    }
+
+    /// Queues a message of the program's. `len`: of the payload, bytes.
+    #[inline]
+    fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
-        match self.framing {
-            Framing::Credits => self.push_message(Kind::Data, buffer, len, Entry::named(id), None, env),
-            Framing::Raw => self.sends.push_raw(&env.buffers.pool, buffer, len, Entry::named(id)),
-        }
+        self.sends.push(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
         self.count_sent(len, env);
         id
     }
@@ -454,32 +457,21 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Queues a message with its header; takes its credit.
+    /// The header of the next message, whose credit is taken.
     #[inline]
-    fn push_message(
-        &mut self,
-        kind: Kind,
-        buffer: Buffer,
-        len: usize,
-        entry: Entry,
-        locals: Option<Locals>,
-        env: &mut Env<'_>,
-    ) {
+    fn header(&mut self, kind: Kind) -> Header {
         self.tx.take();
-        let header = Header { kind, grant: self.rx.told() };
-        self.sends.push_message(&env.buffers.pool, buffer, header, len, entry, locals);
+        Header { kind, grant: self.rx.told() }
     }
 
     /// Queues a message of the reactor's own. The caller knows of a credit and a place for it.
     pub(super) fn push_control(&mut self, kind: Kind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
-        let Some(mut buffer) = env.buffers.pool.take() else {
+        let Some(buffer) = env.buffers.pool.take() else {
             debug_assert!(false, "every place in the send queue has a buffer promised");
             return;
         };
-        let bytes = env.buffers.pool.slabs().bytes_mut(&mut buffer);
-        bytes[HEADER_LEN..HEADER_LEN + payload.len()].copy_from_slice(payload);
-        let entry = name.map_or_else(Entry::default, Entry::named);
-        self.push_message(kind, buffer, payload.len(), entry, None, env);
+        let (posted, sge) = env.buffers.pool.post_copy(buffer, &self.header(kind).emit(), payload);
+        self.sends.push(Entry::message(posted, name), SendOp::Send, SgeList::one(sge));
         self.mark(env);
     }
 
@@ -524,7 +516,7 @@ impl Connection {
         // One Read for each range: a Read on iWARP has one sink, and many an adapter takes no more.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
-            let entry = if nth + 1 == count { Entry::named(id) } else { Entry::default() };
+            let entry = if nth + 1 == count { Entry::named(id) } else { Entry::EMPTY };
             let mut holds = Holds::default();
             holds[0] = hold;
             self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
@@ -547,7 +539,7 @@ impl Connection {
         if late {
             self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
         }
-        self.sends.push_operation(Entry::default(), SendOp::Write(to), locals);
+        self.sends.push_operation(Entry::EMPTY, SendOp::Write(to), locals);
         if !late {
             self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
         }
@@ -615,7 +607,7 @@ impl Connection {
         }
     }
 
-    /// Gets the chain ready to be posted: with a control message if one is due, and the newest grant in its last message.
+    /// Gets the chain ready to be posted: with a control message if one is due, and the newest grant in its first message.
     /// Returns nothing if nothing is to be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
@@ -698,21 +690,27 @@ impl Connection {
     /// Ends the oldest send.
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
-        let Some((entry, holds)) = self.sends.pop(&mut env.buffers.pool) else { return };
-        for (key, hold) in holds.into_iter().flatten().flatten() {
+        let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };
+        if entry.holds {
+            self.end_operation(entry.piece, outcome, env);
+        }
+        if let Some(send) = entry.id {
+            self.tell(env, Event::Sent { send, outcome });
+        }
+    }
+
+    /// The oldest send that used regions has ended: lets go of them. `piece`: bytes of a large message that it has read.
+    #[inline(never)]
+    fn end_operation(&mut self, piece: u32, outcome: Outcome, env: &mut Env<'_>) {
+        for (key, hold) in self.sends.holds.pop_front().into_iter().flatten().flatten() {
             if hold.done() {
                 self.want(env, Action::Unused(key));
             }
         }
-        if entry.piece > 0 {
-            if outcome.is_sent() {
-                self.piece_arrived(entry.piece, env);
-            } else {
-                self.piece_failed();
-            }
-        }
-        if let Some(send) = entry.id {
-            self.tell(env, Event::Sent { send, outcome });
+        if piece > 0 && outcome.is_sent() {
+            self.piece_arrived(piece, env);
+        } else if piece > 0 {
+            self.piece_failed();
         }
     }
 }

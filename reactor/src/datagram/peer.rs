@@ -6,27 +6,11 @@ use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
 use rdma_transport::slab::Key;
 
-use super::table::{Endpoints, Event, Number};
+use super::table::{Endpoints, Event, Lookup, Number, Peer};
 use super::{Origin, PeerId};
 use crate::driver::fabric::Owner;
 use crate::driver::{Driver, Due};
 use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
-
-/// Somewhere that an endpoint sends to.
-#[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) endpoint: Key,
-    pub(super) destination: Destination,
-}
-
-/// A question where datagrams are taken.
-#[derive(Debug)]
-pub(super) struct Lookup {
-    pub(super) endpoint: Key,
-    cm: CmId,
-    address: SocketAddr,
-    timer: Key,
-}
 
 fn destroy_address(driver: &mut Driver, address: AddressId) {
     if let Err(error) = driver.provider_mut().destroy_address(address) {

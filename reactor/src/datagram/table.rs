@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_transport::QpAttr;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, DisconnectCause};
-use rdma_transport::datagram::GRH_LEN;
+use rdma_transport::datagram::{Destination, GRH_LEN};
 use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::DeviceId;
 use rdma_transport::slab::{Key, Slab};
@@ -15,7 +15,6 @@ use rdma_transport::wc::{WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp};
 
 use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
-use super::peer::{Lookup, Peer};
 use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
@@ -58,6 +57,22 @@ pub(crate) enum Event {
         endpoint: EndpointId,
         reason: DisconnectReason,
     },
+}
+
+/// Somewhere that an endpoint sends to.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) endpoint: Key,
+    pub(super) destination: Destination,
+}
+
+/// A question to a peer: which queue pair takes datagrams at an address.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    pub(super) endpoint: Key,
+    pub(super) cm: CmId,
+    pub(super) address: SocketAddr,
+    pub(super) timer: Key,
 }
 
 /// What a guest's number stands for.

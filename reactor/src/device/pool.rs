@@ -13,6 +13,8 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::LocalKey;
 use rdma_transport::wr::Sge;
 
+use crate::limits::HEADER_LEN;
+
 /// The first slab holds what is asked for, at least about this much. Each further slab doubles the pool, up to
 /// [`LARGEST_SLAB`], so that there are few registrations and little memory is locked in vain.
 const SMALLEST_SLAB: usize = 256 << 10;
@@ -272,6 +274,22 @@ impl Pool {
         let posted = Posted(buffer);
         let sge = self.sge(&posted, len);
         (posted, sge)
+    }
+
+    /// Hands copies of `header` and `payload`, which fit together, to a work request.
+    #[inline]
+    pub(crate) fn post_copy(&self, mut buffer: Buffer, header: &[u8], payload: &[u8]) -> (Posted, Sge) {
+        let (head, rest) = self.slabs.bytes_mut(&mut buffer).split_at_mut(header.len());
+        head.copy_from_slice(header);
+        rest[..payload.len()].copy_from_slice(payload);
+        self.post(buffer, header.len() + payload.len())
+    }
+
+    /// Hands `header`, put at the beginning of a buffer, and the `len` bytes behind it to a work request.
+    #[inline]
+    pub(crate) fn post_behind(&self, mut buffer: Buffer, header: [u8; HEADER_LEN], len: usize) -> (Posted, Sge) {
+        self.slabs.bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header);
+        self.post(buffer, HEADER_LEN + len)
     }
 
     /// The entry for the first `len` bytes of a buffer that a work request has.

@@ -112,7 +112,15 @@ impl Driver {
         let mut chain = self.devices.take_receive_chain();
         if let Some((seat, mut env, provider)) = self.at_with_provider(id) {
             if let Some(qp) = seat.link.qp {
-                let posted = post_one(seat, &mut env, provider, qp, &mut chain);
+                let posted = if seat.conn.sends_first() {
+                    post_sends(seat, &mut env, provider, qp)
+                        .and_then(|()| post_receives(seat, &mut env, provider, qp, &mut chain))
+                } else {
+                    post_receives(seat, &mut env, provider, qp, &mut chain).and_then(|()| {
+                        seat.conn.pump_transfers(&mut env);
+                        post_sends(seat, &mut env, provider, qp)
+                    })
+                };
                 if let Err(error) = posted {
                     log::warn!("{id}: posting failed: {error}");
                     seat.conn.posting_failed(error.to_string(), &mut env);
@@ -165,22 +173,6 @@ fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
         log::warn!("{}: a completion of a work request that is not posted ({})", seat.conn.id(), wc.status);
         env.stats.completions.stale += 1;
     }
-}
-
-fn post_one(
-    seat: &mut Seat,
-    env: &mut Env<'_>,
-    provider: &mut dyn Provider,
-    qp: QpId,
-    chain: &mut Vec<RecvWr>,
-) -> Result<(), Error> {
-    if seat.conn.sends_first() {
-        post_sends(seat, env, provider, qp)?;
-        return post_receives(seat, env, provider, qp, chain);
-    }
-    post_receives(seat, env, provider, qp, chain)?;
-    seat.conn.pump_transfers(env);
-    post_sends(seat, env, provider, qp)
 }
 
 fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<(), Error> {

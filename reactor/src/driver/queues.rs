@@ -8,7 +8,7 @@ use rdma_transport::wc::WorkCompletion;
 use super::Driver;
 use crate::config::Config;
 use crate::error::Error;
-use crate::seam::io::Interest;
+use crate::seam::poller::Interest;
 
 /// Completions taken from a queue at a time.
 const BATCH: usize = 256;

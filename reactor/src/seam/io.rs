@@ -1,9 +1,9 @@
 //! Descriptors of the program's own in the reactor's loop.
 //!
-//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call:
-//! bytes or a connection came, room came, an end came; also once after registering, if the descriptor is ready then.
-//! Several edges may come as one call, and a call may come for nothing. So: make the descriptor non-blocking, and on
-//! each call read, write or accept until `WouldBlock`. Who wants to stop earlier, to be fair to others, goes on
+//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call: bytes
+//! or a connection came, room came, or an end came. It is also called once after registering, if the descriptor is ready
+//! then. Several edges may come as one call, and a call may come for nothing. Therefore make the descriptor non-blocking,
+//! and read, write or accept on each call until `WouldBlock`. A program that stops earlier, to be fair to others, goes on
 //! from a timer of zero.
 
 use std::io;
@@ -11,39 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rdma_transport::slab::{Key, Slab};
 
-use super::poller::Poller;
-
-bitflags::bitflags! {
-    /// What to watch a descriptor for.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Interest: u8 {
-        /// Something to read or accept, or the end.
-        const READABLE = 1;
-        /// Room to write, or the end of a connect.
-        const WRITABLE = 2;
-    }
-}
-
-/// What is new on a descriptor. An end or an error counts as readable and writable too: reading or writing says what
-/// it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Readiness {
-    /// Read or accept until `WouldBlock`.
-    pub readable: bool,
-    /// Write until `WouldBlock`.
-    pub writable: bool,
-    /// The other end has closed, or there is an error: what is there can be read, no more comes.
-    pub closed: bool,
-}
-
-impl Readiness {
-    /// Of these three.
-    #[must_use]
-    pub const fn new(readable: bool, writable: bool, closed: bool) -> Self {
-        Self { readable, writable, closed }
-    }
-}
+use super::poller::{Interest, Poller};
 
 /// Tokens of the poller with this bit are of registrations, the others are of the reactor's own channels.
 const OF_PROGRAM: usize = 1 << (usize::BITS - 1);

@@ -9,8 +9,39 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Token};
 
-use super::io::{Interest, Readiness};
 use super::wake::Wake;
+
+bitflags::bitflags! {
+    /// What to watch a descriptor for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Interest: u8 {
+        /// Something to read or accept, or the end.
+        const READABLE = 1;
+        /// Room to write, or the end of a connect.
+        const WRITABLE = 2;
+    }
+}
+
+/// What is new on a descriptor. An end or an error counts as readable and writable, too: the read or write that follows
+/// says which it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Readiness {
+    /// Read or accept until `WouldBlock`.
+    pub readable: bool,
+    /// Write until `WouldBlock`.
+    pub writable: bool,
+    /// The other end has closed, or there is an error: what is there can be read, no more comes.
+    pub closed: bool,
+}
+
+impl Readiness {
+    /// A readiness with these three.
+    #[must_use]
+    pub const fn new(readable: bool, writable: bool, closed: bool) -> Self {
+        Self { readable, writable, closed }
+    }
+}
 
 /// Something is new on a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

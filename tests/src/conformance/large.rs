@@ -10,7 +10,8 @@ use super::harness::{Event, Pair, Probe, Setup, pattern};
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
-    let config = setup.config().buffer_size(BUFFER as u32);
+    // As long as 60 MiB may take on a device of a slow machine.
+    let config = setup.config().buffer_size(BUFFER as u32).close_timeout(Duration::from_secs(30));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
     p.c.large = true;

@@ -129,7 +129,9 @@ pub fn windows_follow_use(setup: &Setup) {
     // Half of the 41 that nobody has claimed, and the least.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
-        assert_eq!(p.client.context().writable(conn), LEAST, "idle ones have what they had");
+        // On a slow machine a question and its answer have given back the receive of the hello.
+        let has = p.client.context().writable(conn);
+        assert!((LEAST..=LEAST + 1).contains(&has), "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
@@ -216,8 +218,14 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (conn, other) = (p.connect(), p.connect());
+    // The last one may have to wait for a credit that comes with the next question whether this side is there.
     fill(&mut p, conn);
-    assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
+    let before = opened(&p, conn);
+    if (p.s.received as usize) < DEPTH - 3 {
+        p.until("a credit", |p| opened(p, conn) > before);
+    }
+    fill(&mut p, conn);
+    assert_eq!(p.s.received as usize, DEPTH - 3);
     // Silence is asked about and answered on what is left.
     p.turn_for(Duration::from_millis(300));
     assert!(p.server.stats().connections.pings + p.client.stats().connections.pings > 0);

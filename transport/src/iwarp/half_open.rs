@@ -80,6 +80,17 @@ impl HalfOpens {
     }
 }
 
+/// The handshakes that peers have begun with a provider.
+#[derive(Debug, Default)]
+pub(super) struct Handshakes {
+    /// How many are not finished.
+    pub(super) unfinished: usize,
+    /// Those of them whose request has not come.
+    pub(super) half_open: HalfOpens,
+    /// The host that has more of the latter than it may.
+    pub(super) crowd: Option<Host>,
+}
+
 #[cfg(test)]
 #[allow(clippy::disallowed_methods)]
 mod tests {

@@ -56,7 +56,7 @@ impl<N: Net> Iwarp<N> {
         let listener = *socket;
         for _ in 0..ACCEPTS {
             if let Err(until) = self.make_room(now) {
-                log::debug!("{} handshakes are not finished: new connections wait", self.handshakes);
+                log::debug!("{} handshakes are not finished: new connections wait", self.handshakes.unfinished);
                 self.paused.push(key);
                 return self.rest(key, Accepting::WhenThereIsRoom, until);
             }
@@ -107,14 +107,14 @@ impl<N: Net> Iwarp<N> {
     /// Makes room for one more handshake by ending the oldest half-open ones. On failure, returns when that will be
     /// possible; it may become possible earlier, when another handshake is done.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
-        while let Some(host) = self.crowd {
-            if self.half_open.count_of(host) <= self.config.handshakes_per_peer() {
-                self.crowd = None;
+        while let Some(host) = self.handshakes.crowd {
+            if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
+                self.handshakes.crowd = None;
             } else {
                 self.evict(Some(host), now)?;
             }
         }
-        while self.handshakes >= self.config.max_handshakes {
+        while self.handshakes.unfinished >= self.config.max_handshakes {
             self.evict(None, now)?;
         }
         Ok(())
@@ -123,7 +123,7 @@ impl<N: Net> Iwarp<N> {
     /// Ends the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns when it
     /// will be over, if there is such a connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
-        let oldest = self.half_open.oldest(host).ok_or(None)?;
+        let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
         let due = oldest.since + self.config.request_grace;
         if due > now {
             return Err(Some(due));
@@ -140,13 +140,13 @@ impl<N: Net> Iwarp<N> {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
         let host = Host::of(peer.ip());
-        let ticket = self.half_open.add(key, host, now);
+        let ticket = self.handshakes.half_open.add(key, host, now);
         self.transition(key, State::Requesting { reader, listener, peer, ticket });
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.request_timeout));
         self.read_request(key, now);
-        if self.half_open.count_of(host) > self.config.handshakes_per_peer() {
-            self.crowd = Some(host);
+        if self.handshakes.half_open.count_of(host) > self.config.handshakes_per_peer() {
+            self.handshakes.crowd = Some(host);
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::NAME;
 use super::config::{IwarpConfig, MAX_READ_DEPTH};
 use super::endpoint::{Accepting, Attempt, Endpoint, State};
-use super::half_open::{HalfOpens, Host};
+use super::half_open::Handshakes;
 use super::linger::Linger;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
@@ -67,11 +67,7 @@ pub struct Iwarp<N: Net> {
     pub(super) backlog: VecDeque<Key>,
     pub(super) staging: Box<[u8]>,
     pub(super) edges: Vec<(SocketId, Ready)>,
-    pub(super) handshakes: usize,
-    /// Those of the handshakes whose request has not come.
-    pub(super) half_open: HalfOpens,
-    /// The host that has more of those than it may.
-    pub(super) crowd: Option<Host>,
+    pub(super) handshakes: Handshakes,
     /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
     /// The connection that received something last.
@@ -88,7 +84,7 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
             .field("net", &self.net)
             .field("endpoints", &self.endpoints.len())
             .field("live", &self.live)
-            .field("handshakes", &self.handshakes)
+            .field("handshakes", &self.handshakes.unfinished)
             .field("lingering", &self.lingers.len())
             .finish_non_exhaustive()
     }
@@ -132,9 +128,7 @@ impl<N: Net> Iwarp<N> {
             backlog: VecDeque::new(),
             staging: vec![0; STAGING].into_boxed_slice(),
             edges: Vec::with_capacity(256),
-            handshakes: 0,
-            half_open: HalfOpens::default(),
-            crowd: None,
+            handshakes: Handshakes::default(),
             paused: Vec::new(),
             hot: None,
             live: 0,
@@ -234,13 +228,13 @@ impl<N: Net> Iwarp<N> {
     /// Changes the state of an endpoint, and the counters that depend on it; returns the previous state.
     pub(super) fn transition(&mut self, key: Key, state: State) -> Option<State> {
         let endpoint = self.endpoints.get_mut(key)?;
-        self.handshakes += usize::from(state.is_handshake());
+        self.handshakes.unfinished += usize::from(state.is_handshake());
         self.live += usize::from(matches!(state, State::Live));
         let previous = std::mem::replace(&mut endpoint.state, state);
-        self.handshakes -= usize::from(previous.is_handshake());
+        self.handshakes.unfinished -= usize::from(previous.is_handshake());
         self.live -= usize::from(matches!(previous, State::Live));
         if let State::Requesting { ticket, .. } = &previous {
-            self.half_open.remove(*ticket);
+            self.handshakes.half_open.remove(*ticket);
         }
         if previous.is_handshake() {
             self.resume();

@@ -218,7 +218,7 @@ impl QueuePair {
             let (wr_id, status, opcode) = (wr.wr_id, WcStatus::Flushed, WcOpcode::Send);
             self.complete_send(&mut resources.cqs, Done { wr_id, status, opcode, len: 0, signaled: true });
         } else {
-            self.tx.post(wr);
+            self.tx.post(wr, &self.responder);
         }
         Ok(())
     }

@@ -108,6 +108,13 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) fn fill(&mut self, mut bytes: &[u8]) {
         let Some(wr) = self.posted.front() else { return };
+        if let [sge] = wr.sges.as_slice() {
+            // One entry, as most receives have: the message is as long as what is placed.
+            sge.part(self.placed, bytes.len()).fill(bytes);
+            self.placed += bytes.len();
+            self.entry_offset = self.placed;
+            return;
+        }
         while !bytes.is_empty() {
             let Some(sge) = wr.sges.as_slice().get(self.entry) else { return };
             let room = sge.part(self.entry_offset, bytes.len());

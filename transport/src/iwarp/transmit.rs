@@ -35,7 +35,7 @@ const MIN_SEGMENT: usize = 128;
 const BUDGET: u64 = 4 << 20;
 const ATOMIC_LEN: u32 = 8;
 
-/// A posted work request.
+/// A posted work request of which not everything is framed.
 #[derive(Debug)]
 struct Entry {
     wr_id: u64,
@@ -45,7 +45,16 @@ struct Entry {
     sges: SgeList,
     /// Where the payload of an inline send is in the inline buffer.
     inline: usize,
-    /// Stream offset behind its last byte, after it is framed.
+}
+
+/// A posted work request that is framed as a whole.
+#[derive(Debug)]
+struct Framed {
+    /// Its completion, if nothing goes wrong.
+    done: Done,
+    /// Whether it completes with an answer of the peer.
+    answered: bool,
+    /// Stream offset behind its last byte.
     end: u64,
 }
 
@@ -124,12 +133,12 @@ pub(crate) struct Transmitter {
     tagged_segment: usize,
     /// Whether messages of this side are held back.
     held: bool,
+    /// Work requests that are framed and not done, and behind them those that are to be framed.
+    framed: VecDeque<Framed>,
     queue: VecDeque<Entry>,
-    /// Number of work requests that are done, which is the number of the one at the front of the queue.
+    /// Number of work requests that are done, which is the number of the oldest one that is not.
     first: u64,
-    /// Number of entries at the front of the queue that are framed, and of bytes that are framed of the one behind
-    /// them.
-    framed: usize,
+    /// Bytes that are framed of the work request at the front of the queue.
     framed_part: usize,
     /// Whether the data of a Write with Immediate is framed and its immediate data is next.
     immediate_next: bool,
@@ -151,9 +160,9 @@ impl Transmitter {
             untagged_segment: 0,
             tagged_segment: 0,
             held: true,
-            queue: VecDeque::with_capacity(depth),
+            framed: VecDeque::with_capacity(depth),
+            queue: VecDeque::new(),
             first: 0,
-            framed: 0,
             framed_part: 0,
             immediate_next: false,
             msn: 1,
@@ -190,7 +199,7 @@ impl Transmitter {
     }
 
     pub(crate) fn queued(&self) -> usize {
-        self.queue.len()
+        self.framed.len() + self.queue.len()
     }
 
     #[inline]
@@ -214,7 +223,7 @@ impl Transmitter {
         if self.held {
             return false;
         }
-        let Some(entry) = self.queue.get(self.framed) else { return false };
+        let Some(entry) = self.queue.front() else { return false };
         if requester.is_idle() && !entry.is_answered() {
             return true;
         }
@@ -223,9 +232,47 @@ impl Transmitter {
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
-    /// Queues a work request. The caller has checked that there is room and that an inline payload fits.
+    /// Takes a work request. The caller has checked that there is room and that an inline payload fits. A Send of one
+    /// small segment that nothing is in front of is framed at once.
     #[inline]
-    pub(crate) fn post(&mut self, wr: &SendWr) {
+    pub(crate) fn post(&mut self, wr: &SendWr, responder: &Responder) {
+        if matches!(wr.op, SendOp::Send)
+            && let [sge] = wr.sges.as_slice()
+            && sge.len() <= COPY_MAX.min(self.untagged_segment)
+            && !wr.flags.intersects(SendFlags::INLINE | SendFlags::FENCE)
+            && self.queue.is_empty()
+            && !self.held
+            && self.fault.is_none()
+            && responder.is_idle()
+            && self.stream.has_room()
+        {
+            self.frame_small(wr, sge);
+        } else {
+            self.enqueue(wr);
+        }
+    }
+
+    /// Frames a Send of one segment that is small.
+    #[inline]
+    fn frame_small(&mut self, wr: &SendWr, sge: &Sge) {
+        let opcode = if wr.flags.contains(SendFlags::SOLICITED) { Opcode::SendSolicited } else { Opcode::Send };
+        let (queue, msn, len) = (SEND_QUEUE, self.msn, UNTAGGED_HEADER_LEN + sge.len());
+        self.msn = msn.wrapping_add(1);
+        let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
+        let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
+        header.emit_into(len as u16, &mut bytes);
+        let start = self.stream.begin(&bytes);
+        self.stream.copy_entry(sge);
+        self.stream.seal(start);
+        let signaled = wr.flags.contains(SendFlags::SIGNALED);
+        let done = Done { wr_id: wr.wr_id, status: WcStatus::Success, opcode: WcOpcode::Send, len: 0, signaled };
+        self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
+        // An answer to the peer that is owed by then goes first.
+        self.answer_next = true;
+    }
+
+    /// Queues a work request.
+    fn enqueue(&mut self, wr: &SendWr) {
         let len = wr.sges.total_len();
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
@@ -242,7 +289,7 @@ impl Transmitter {
                 room = rest;
             }
         }
-        self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline, end: 0 });
+        self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline });
     }
 
     /// Puts the initiator's ready-to-receive message into the stream. Its STag is 1, as that of siw, since some
@@ -295,8 +342,8 @@ impl Transmitter {
     /// Frames one segment of the send queue, which [`Transmitter::may_go`] has allowed.
     #[inline]
     fn frame_own(&mut self, requester: &mut Requester) {
-        let Self { stream, queue, framed, framed_part, msn, inline, .. } = self;
-        let Some(entry) = queue.get_mut(*framed) else { return };
+        let Self { stream, queue, framed_part, msn, inline, .. } = self;
+        let Some(entry) = queue.front() else { return };
         let (offset, opcode) = (*framed_part, entry.opcode());
         let remote = match entry.op {
             SendOp::Send
@@ -316,9 +363,7 @@ impl Transmitter {
                 *framed_part = offset + len;
                 if last {
                     *msn = msn.wrapping_add(1);
-                    entry.end = stream.framed();
-                    *framed += 1;
-                    *framed_part = 0;
+                    self.entry_framed();
                 }
                 return;
             }
@@ -346,7 +391,7 @@ impl Transmitter {
     /// Frames the message that completes a receive of the peer behind a Write (RFC 7306 §6).
     #[inline(never)]
     fn frame_immediate(&mut self, data: u32) {
-        let solicited = self.queue.get(self.framed).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
+        let solicited = self.queue.front().is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue: SEND_QUEUE, msn: self.msn, offset: 0 };
         self.stream.untagged(&header, &u64::from(data).to_be_bytes());
@@ -357,13 +402,13 @@ impl Transmitter {
     /// Frames a Read Request or an Atomic Request.
     #[inline(never)]
     fn frame_request(&mut self, requester: &mut Requester) {
-        let Some(entry) = self.queue.get(self.framed) else { return };
+        let Some(entry) = self.queue.front() else { return };
         if requester.depth() == 0 {
             self.fault = Some(Fault::WorkRequest(WcStatus::LocalQpOperationError));
             return;
         }
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
-        let sequence = Some(self.first + self.framed as u64);
+        let sequence = Some(self.first + self.framed.len() as u64);
         let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
         let mut request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
         let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
@@ -399,10 +444,10 @@ impl Transmitter {
 
     #[inline]
     fn entry_framed(&mut self) {
-        if let Some(entry) = self.queue.get_mut(self.framed) {
-            entry.end = self.stream.framed();
+        if let Some(entry) = self.queue.pop_front() {
+            let (done, answered) = (Done::of(&entry, WcStatus::Success), entry.is_answered());
+            self.framed.push_back(Framed { done, answered, end: self.stream.framed() });
         }
-        self.framed += 1;
         self.framed_part = 0;
         self.immediate_next = false;
     }
@@ -524,15 +569,13 @@ impl Transmitter {
     /// Completes the work requests at the front of the queue that are done.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
-        while self.framed > 0
-            && let Some(entry) = self.queue.front()
-            && entry.end <= self.stream.sent()
-            && (!entry.is_answered() || self.first < requester.answered())
+        while let Some(framed) = self.framed.front()
+            && framed.end <= self.stream.sent()
+            && (!framed.answered || self.first < requester.answered())
         {
-            done(Done::of(entry, WcStatus::Success));
-            self.queue.pop_front();
+            done(framed.done);
+            self.framed.pop_front();
             self.first += 1;
-            self.framed -= 1;
         }
     }
 
@@ -547,16 +590,18 @@ impl Transmitter {
     /// `failed` gives a status for: the one with that number, counted from the first of the queue, or without a number
     /// the first that was not framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
-        let unframed = self.first + self.framed as u64;
-        while let Some(entry) = self.queue.pop_front() {
+        let unframed = self.first + self.framed.len() as u64;
+        let framed = self.framed.drain(..).map(|framed| framed.done);
+        let queued = self.queue.drain(..).map(|entry| Done::of(&entry, WcStatus::Success));
+        for flushed in framed.chain(queued) {
             let status = match failed {
                 Some((at, status)) if at.unwrap_or(unframed) == self.first => status,
                 _ => WcStatus::Flushed,
             };
-            done(Done::of(&entry, status));
+            done(Done { status, signaled: true, ..flushed });
             self.first += 1;
         }
-        (self.framed, self.framed_part, self.immediate_next) = (0, 0, false);
+        (self.framed_part, self.immediate_next) = (0, false);
     }
 }
 

@@ -32,9 +32,6 @@ pub(super) struct Limits {
     pub(super) initiator_depth: u8,
     /// Scatter/gather entries of a receive on a shared queue.
     pub(super) shared_sge: u32,
-    /// Whether an event says that a queue pair in the error state has taken its last receive from a shared queue
-    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
-    pub(super) tells_last_receive: bool,
 }
 
 impl Limits {
@@ -47,8 +44,13 @@ impl Limits {
             responder_resources: reads(attr.max_qp_rd_atom),
             initiator_depth: reads(attr.max_qp_init_rd_atom),
             shared_sge: u32::try_from(attr.max_srq_sge).unwrap_or(0),
-            tells_last_receive: !device.iwarp && device.driver != Driver::Rxe,
         }
+    }
+
+    /// Whether an event says that a queue pair in the error state has taken its last receive from a shared queue
+    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
+    pub(super) fn tells_last_receive(&self) -> bool {
+        !self.iwarp && self.driver != Driver::Rxe
     }
 }
 
@@ -203,7 +205,6 @@ mod tests {
             responder_resources: 16,
             initiator_depth,
             shared_sge: 4,
-            tells_last_receive: !iwarp,
         };
         // SAFETY: all fields are numbers.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };

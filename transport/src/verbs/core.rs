@@ -41,18 +41,23 @@ const USUAL_DEPTH: u16 = 16;
 /// Time to resolve an address while nobody has said what time it is.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The connection-manager channel of the provider, and what was ready on it and is not looked at yet.
+pub(super) struct Watch {
+    pub(super) poll: Poll,
+    pub(super) ready: Events,
+    /// Whether the event channel of librdmacm may have events.
+    pub(super) channel: bool,
+    /// Devices that may have asynchronous events.
+    pub(super) devices: Vec<u32>,
+}
+
 /// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
 ///
 /// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the devices in
 /// use, and what the private threads for iWARP report.
 pub struct Verbs {
     pub(super) channel: Arc<EventChannel>,
-    pub(super) poll: Poll,
-    pub(super) ready: Events,
-    /// Whether the event channel may have events.
-    pub(super) channel_ready: bool,
-    /// Devices that may have asynchronous events.
-    pub(super) async_ready: Vec<u32>,
+    pub(super) watch: Watch,
     pub(super) connector: Connector,
     pub(super) ids: Slab<Id>,
     pub(super) cqs: Slab<Cq>,
@@ -104,10 +109,7 @@ impl Verbs {
         let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
         Ok(Self {
             channel,
-            poll,
-            ready: Events::with_capacity(16),
-            channel_ready: true,
-            async_ready: Vec::new(),
+            watch: Watch { poll, ready: Events::with_capacity(16), channel: true, devices: Vec::new() },
             connector: Connector::new(waker),
             ids: Slab::default(),
             cqs: Slab::default(),

@@ -34,12 +34,12 @@ impl Verbs {
                     return Ok(Some(event));
                 }
             }
-            if self.channel_ready {
+            if self.watch.channel {
                 match self.channel.next()? {
                     Some(event) => self.cm_event(event, now),
-                    None => self.channel_ready = false,
+                    None => self.watch.channel = false,
                 }
-            } else if let Some(device) = self.async_ready.pop() {
+            } else if let Some(device) = self.watch.devices.pop() {
                 self.async_events(device as usize);
             } else if !self.look()? {
                 return Ok(None);
@@ -49,17 +49,17 @@ impl Verbs {
 
     /// Asks which descriptors have something new; returns whether there is anything to look at.
     fn look(&mut self) -> Result<bool> {
-        match self.poll.poll(&mut self.ready, Some(Duration::ZERO)) {
+        match self.watch.poll.poll(&mut self.watch.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
             other => other.map_err(|source| Error::io("epoll_wait", source))?,
         }
         let mut any = false;
         let mut woken = false;
-        for event in self.ready.iter() {
+        for event in self.watch.ready.iter() {
             any = true;
             match event.token() {
-                CM => self.channel_ready = true,
-                token if token.0 >= ASYNC => self.async_ready.push((token.0 - ASYNC) as u32),
+                CM => self.watch.channel = true,
+                token if token.0 >= ASYNC => self.watch.devices.push((token.0 - ASYNC) as u32),
                 _ => woken = true,
             }
         }

@@ -52,7 +52,7 @@ impl Verbs {
         entry.read_depth = read_depth;
         let key = self.add(entry);
         // Events that came along made no edge on this provider's channel.
-        self.channel_ready = true;
+        self.watch.channel = true;
         self.connector.wake();
         match self.land(key) {
             Ok(device) => Ok((CmId(key), device)),

@@ -55,7 +55,7 @@ impl Verbs {
         let index = self.devices.len();
         for fd in device.live()?.event_fds() {
             let registered =
-                self.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
+                self.watch.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
             registered.map_err(|source| Error::io("watching a device", source))?;
         }
         let mut watch = Id::new(watch, State::Watching);
@@ -156,7 +156,7 @@ impl Verbs {
             }
         }
         for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
-            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&fd)) {
+            if let Err(error) = self.watch.poll.registry().deregister(&mut SourceFd(&fd)) {
                 log::debug!("forgetting a device: {error}");
             }
         }

@@ -77,7 +77,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn cm_channel(&self) -> RawFd {
-        self.poll.as_raw_fd()
+        self.watch.poll.as_raw_fd()
     }
 
     fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {

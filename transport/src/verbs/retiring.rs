@@ -23,7 +23,7 @@ impl Verbs {
         let connected = matches!(id.state, State::Established | State::Disconnecting { .. } | State::Dead);
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
         let device = id.device.map(|device| &self.devices[device.0 as usize]);
-        connected && on_shared && device.is_some_and(|device| device.limits.tells_last_receive && !device.removed)
+        connected && on_shared && device.is_some_and(|device| device.limits.tells_last_receive() && !device.removed)
     }
 
     /// Keeps the queue pair of a removed id, which is in the error state, for its last receive. Its id still counts as one on

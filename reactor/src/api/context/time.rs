@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Context;
 use crate::driver::Due;
 use crate::id::{IoId, TimerId};
-use crate::seam::io::Interest;
+use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {

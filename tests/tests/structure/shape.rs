@@ -1,0 +1,98 @@
+//! The shape of types and signatures.
+
+use syn::visit::{self, Visit};
+use syn::{Fields, Item, ItemStruct, Type, Variant};
+
+use super::source::{Source, attributes, is_for_tests};
+
+/// A type with fields of names, or a variant with such.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) file: String,
+    pub(crate) line: usize,
+    pub(crate) name: String,
+    pub(crate) fields: usize,
+    /// The fields that are `bool`.
+    pub(crate) booleans: Vec<String>,
+}
+
+impl Shape {
+    fn of(file: &str, name: &syn::Ident, fields: &Fields) -> Self {
+        let boolean = |field: &&syn::Field| matches!(&field.ty, Type::Path(path) if path.path.is_ident("bool"));
+        let name_of = |field: &syn::Field| field.ident.as_ref().map_or_else(String::new, ToString::to_string);
+        Self {
+            file: file.into(),
+            line: name.span().start().line,
+            name: name.to_string(),
+            fields: fields.len(),
+            booleans: fields.iter().filter(boolean).map(name_of).collect(),
+        }
+    }
+}
+
+/// All types of a crate that are not for tests.
+pub(crate) fn shapes(source: &Source) -> Vec<Shape> {
+    struct Shapes<'a>(&'a str, Vec<Shape>);
+    impl<'ast> Visit<'ast> for Shapes<'_> {
+        fn visit_item(&mut self, item: &'ast Item) {
+            if !is_for_tests(attributes(item)) {
+                visit::visit_item(self, item);
+            }
+        }
+
+        fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+            self.1.push(Shape::of(self.0, &item.ident, &item.fields));
+        }
+
+        fn visit_variant(&mut self, variant: &'ast Variant) {
+            self.1.push(Shape::of(self.0, &variant.ident, &variant.fields));
+        }
+    }
+    let mut found = Vec::new();
+    for module in source.modules.values() {
+        let mut shapes = Shapes(&module.file, Vec::new());
+        shapes.visit_file(&module.syntax);
+        found.append(&mut shapes.1);
+    }
+    found
+}
+
+/// Types with more fields than `most`, outside of files of this name.
+pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<String> {
+    let wide = shapes.iter().filter(|shape| shape.fields > most && !shape.file.ends_with(except));
+    wide.map(|shape| {
+        format!("{}:{}: `{}` has {} fields, more than {most}", shape.file, shape.line, shape.name, shape.fields)
+    })
+    .collect()
+}
+
+/// Types with more booleans than `most` that are not among those that were looked at, and types of that list that are not in
+/// the code, or not with these booleans.
+pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&str], &str)]) -> Vec<String> {
+    let listed =
+        |shape: &&Shape| explained.iter().any(|(name, fields, _)| *name == shape.name && *fields == shape.booleans);
+    let unlisted = shapes.iter().filter(|shape| shape.booleans.len() > most && !listed(shape)).map(|shape| {
+        format!(
+            "{}:{}: `{}` has the booleans {:?}: list them with the reason why no two exclude each other",
+            shape.file, shape.line, shape.name, shape.booleans
+        )
+    });
+    let stale = explained
+        .iter()
+        .filter(|(name, fields, _)| !shapes.iter().any(|shape| shape.name == *name && shape.booleans == *fields));
+    unlisted
+        .chain(stale.map(|(name, fields, _)| format!("no type `{name}` has the booleans {fields:?} any more")))
+        .collect()
+}
+
+/// The lines of a crate in which a signature names the type of the program's handler.
+pub(crate) fn handler_lines(source: &Source) -> Vec<String> {
+    let lines = source
+        .modules
+        .values()
+        .flat_map(|module| module.text.lines().enumerate().map(|(at, line)| (&module.file, at + 1, line)));
+    lines
+        .filter(|(.., line)| line.contains("H: Handler"))
+        .map(|(file, at, line)| format!("{file}:{at}: {}", line.trim()))
+        .collect()
+}
