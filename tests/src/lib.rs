@@ -1,9 +1,10 @@
-//! What the tests share: the conformance suite, the simulation, recorded exchanges.
+//! What the tests share: the conformance suite, the simulation, recorded exchanges, providers that are ill.
 
 pub mod conformance;
 #[cfg(feature = "verbs")]
 pub mod device;
 pub mod ends;
+pub mod forward;
 pub mod pcap;
 pub mod peer;
 pub mod sim;

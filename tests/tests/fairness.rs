@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Parts, Reactor, SendErrorKind};
+use rdma_reactor::{
+    Config, ConnectionId, Context, Handler, Message, Parts, Reactor, Region, RegionOptions, RemoteRegion, SendErrorKind,
+};
 use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
 use rdma_reactor_tests::sim::net::SimNet;
 use rdma_reactor_tests::sim::poller::{SimClock, SimPoller, virtual_ns};
@@ -78,8 +80,11 @@ fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
     Reactor::with_parts(config, parts).expect("settings in range")
 }
 
-/// The 99th percentile of the echo's time, ns, with a flood next to it or without, and completions that waited.
-fn p99(config: &Config, flood: bool) -> (u64, u64) {
+/// A reactor, its program, and whether it has more to do.
+type Node = (Reactor, Box<dyn Handler>, bool);
+
+/// A network of three nodes on which nothing goes wrong.
+fn network() -> Shared {
     let net = NetOptions {
         segment: 1448,
         latency: (20_000, 20_000),
@@ -94,9 +99,39 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
         tick: 100,
     };
     let faults = FaultOptions { every: 0, kinds: Vec::new() };
-    let fabric: Shared = Arc::new(Mutex::new(Fabric::new(1, 3, net, faults, Trace::new(0))));
+    Arc::new(Mutex::new(Fabric::new(1, 3, net, faults, Trace::new(0))))
+}
+
+/// Runs the nodes until a condition holds of the first one; those in `dead` do nothing.
+fn run(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&Node) -> bool, dead: &[usize]) {
+    for _ in 0..10_000_000 {
+        if done(&nodes[0]) {
+            return;
+        }
+        let now = lock(fabric).now();
+        let mut idle = true;
+        let mut next = lock(fabric).next();
+        for (node, (reactor, handler, more)) in nodes.iter_mut().enumerate().filter(|(node, _)| !dead.contains(node)) {
+            let due = reactor.next_deadline().map(virtual_ns);
+            if *more || lock(fabric).is_runnable(node, true) || due.is_some_and(|due| due <= now) {
+                lock(fabric).seen(node);
+                *more = reactor.turn(&mut **handler, Duration::ZERO).expect("a turn").more;
+                idle = false;
+            }
+            next = next.into_iter().chain(due).min();
+        }
+        if idle {
+            lock(fabric).advance(next.expect("something is to come"));
+        }
+    }
+    panic!("not in 10,000,000 rounds: {what}");
+}
+
+/// The 99th percentile of the echo's time, ns, with a flood next to it or without, and completions that waited.
+fn p99(config: &Config, flood: bool) -> (u64, u64) {
+    let fabric = network();
     let times = Ping::default();
-    let mut nodes: Vec<(Reactor, Box<dyn Handler>, bool)> = vec![
+    let mut nodes: Vec<Node> = vec![
         (reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric))), true),
         (reactor(1, &fabric, config.clone()), Box::new(times.clone()), true),
         (reactor(2, &fabric, config.clone()), Box::new(Flood), true),
@@ -105,31 +140,59 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
     for (reactor, ..) in &mut nodes[1..if flood { 3 } else { 2 }] {
         reactor.context().connect(address(0, 7471)).expect("a peer");
     }
-    for _ in 0..10_000_000 {
-        if times.0.borrow().len() >= PINGS {
-            let mut times = times.0.borrow_mut();
-            // What came before the flood was up does not count.
-            let times = &mut times[20..];
-            times.sort_unstable();
-            return (times[times.len() * 99 / 100], nodes[0].0.stats().completions.deferred);
-        }
-        let now = lock(&fabric).now();
-        let mut idle = true;
-        let mut next = lock(&fabric).next();
-        for (node, (reactor, handler, more)) in nodes.iter_mut().enumerate() {
-            let due = reactor.next_deadline().map(virtual_ns);
-            if *more || lock(&fabric).is_runnable(node, true) || due.is_some_and(|due| due <= now) {
-                lock(&fabric).seen(node);
-                *more = reactor.turn(&mut **handler, Duration::ZERO).expect("a turn").more;
-                idle = false;
-            }
-            next = next.into_iter().chain(due).min();
-        }
-        if idle {
-            lock(&fabric).advance(next.expect("something is to come"));
-        }
+    run(&fabric, &mut nodes, "all echoes", |_| times.0.borrow().len() >= PINGS, &[]);
+    let mut times = times.0.borrow_mut();
+    // What came before the flood was up does not count.
+    let times = &mut times[20..];
+    times.sort_unstable();
+    (times[times.len() * 99 / 100], nodes[0].0.stats().completions.deferred)
+}
+
+/// Writes nothing to the peer's memory, all the time: no credit and no right is needed for that.
+#[derive(Default)]
+struct EmptyWrites(Option<Region>);
+
+impl Handler for EmptyWrites {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.0 = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
+        self.on_writable(cx, conn);
     }
-    panic!("{} echoes in 10,000,000 rounds", times.0.borrow().len());
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
+        let local = self.0.as_ref().expect("it is connected");
+        while !matches!(cx.write(conn, nowhere, local, 0..0), Err(SendErrorKind::WouldBlock(_))) {}
+    }
+}
+
+/// Whether a peer is there is judged by what it sends: work of others does not put the verdict off, be it messages or
+/// writes of nothing, and does not hurry it.
+#[test]
+fn a_dead_peer_is_given_up_beside_a_flood() {
+    const TIMEOUT: Duration = Duration::from_millis(30);
+    let config = Config::default().keepalive(Duration::from_millis(10), TIMEOUT);
+    let floods: [fn() -> Box<dyn Handler>; 2] = [|| Box::new(Flood), || Box::<EmptyWrites>::default()];
+    for flood in floods {
+        let fabric = network();
+        let mut nodes: Vec<Node> = vec![
+            (reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric))), true),
+            (reactor(1, &fabric, config.clone()), Box::new(Ping::default()), true),
+            (reactor(2, &fabric, config.clone()), flood(), true),
+        ];
+        nodes[0].0.context().listen(address(0, 7471)).expect("a free port");
+        for (reactor, ..) in &mut nodes[1..] {
+            reactor.context().connect(address(0, 7471)).expect("a peer");
+        }
+        run(&fabric, &mut nodes, "both are up", |node| node.0.stats().connections.connected == 2, &[]);
+        let died = lock(&fabric).now();
+        run(&fabric, &mut nodes, "a peer is given up", |node| node.0.stats().connections.disconnected > 0, &[1]);
+        let took = Duration::from_nanos(lock(&fabric).now() - died);
+        let stats = nodes[0].0.stats().connections;
+        assert_eq!((stats.keepalive_timeouts, stats.current), (1, 1), "the flood is alive: {stats:?}");
+        println!("given up after {took:?}");
+        // The first question is due after 10 ms, and the flush of a queue pair takes a moment.
+        assert!(took >= TIMEOUT - Duration::from_millis(1) && took < TIMEOUT * 3, "given up after {took:?}");
+    }
 }
 
 #[test]

@@ -171,3 +171,45 @@ impl Table {
         self.ending_moved = true;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Framing};
+    use crate::conn::Role;
+
+    fn seat(id: ConnectionId, config: &Config, now: Instant) -> Seat {
+        let peer = ([127, 0, 0, 1], 1).into();
+        let link = Link {
+            cm: CmId(Key::new(0, 1)),
+            qp: None,
+            place: None,
+            timer: None,
+            regions: Vec::new(),
+            ending: false,
+            flush: Flush::Before,
+            suspect: None,
+        };
+        let conn = Connection::new(id, Role::Passive, Framing::Credits, peer, Vec::new(), config, now);
+        Seat { conn, link, allowance: Allowance::default() }
+    }
+
+    /// A slot has had a million connections and more: its first name still means none of them.
+    #[test]
+    fn a_name_is_never_that_of_another_connection() {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        let now = Instant::now();
+        let (mut table, config) = (Table::new(ReactorTag::next()), Config::default());
+        let first = table.insert(|id| seat(id, &config, now));
+        assert!(table.remove(first).is_some());
+        let mut last = first;
+        for nth in 0..=1 << GENERATION_BITS {
+            let id = table.insert(|id| seat(id, &config, now));
+            assert!(id != first && id != last, "the name {id} comes again after {nth} connections");
+            assert!(table.get(first).is_none() && table.get(last).is_none());
+            assert!(table.remove(id).is_some() && table.remove(id).is_none());
+            last = id;
+        }
+        assert_eq!(last.slot(), 1, "the slot whose names are used up is not used again");
+    }
+}

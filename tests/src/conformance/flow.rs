@@ -136,6 +136,32 @@ pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
+/// A user that lets messages go and then keeps the next ones has its peer's credits given back all the same: what was owed
+/// when it began to keep is not withheld until it lets go.
+pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
+    const DEPTH: u32 = 16;
+    const GONE: u64 = 6;
+    const KEPT: u64 = 7;
+    // Nobody is rescued by a question.
+    let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    for nth in 1..=GONE + KEPT + 1 {
+        if nth == GONE + 1 {
+            p.s.keep = Some(Vec::new());
+        }
+        // The receiver handles each in a turn of its own.
+        let deadline = now() + Duration::from_secs(60);
+        while p.client.context().send(conn, b"message").is_err() {
+            assert!(now() < deadline, "no credit for message {nth}");
+            p.turn();
+        }
+        p.until("it arrives", |p| p.s.received == nth);
+    }
+    p.s.keep = None;
+    p.finish();
+}
+
 /// Timers fire in order, not early, once; a cancelled one never.
 pub fn timers_fire_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());

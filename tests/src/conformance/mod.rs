@@ -34,7 +34,8 @@ macro_rules! conformance {
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
                     too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock,
-                    detached_messages_withhold_credit, messages_kept_for_good_stall_nobody, timers_fire_in_order,
+                    detached_messages_withhold_credit, messages_kept_for_good_stall_nobody,
+                    messages_kept_after_others_stall_nobody, timers_fire_in_order,
                     remote_stops_the_loop, silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
                     both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;

@@ -1,0 +1,163 @@
+//! What one connection, one peer or one device does is its own business, and ends when it ends.
+
+use std::time::Duration;
+
+use rdma_reactor::transport::caps::Features;
+use rdma_reactor::{
+    Access, Blocked, Config, ConnectionId, Context, DisconnectReason, Error, Handler, Reactor, RegionOptions,
+    SendErrorKind, Wait,
+};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
+use rdma_reactor_tests::forward::{Forward, Health};
+
+fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
+    probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
+}
+
+/// A completion queue that cannot be polled, or not be armed, costs the connections of its device. The reactor goes on:
+/// its timers fire, and it can be shut down.
+#[test]
+fn a_device_that_fails_is_not_the_end_of_the_reactor() {
+    for what in [Health::POLL, Health::NOTIFY] {
+        with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
+            let config = Setup::iwarp().config().wait(Wait::Event);
+            let mut p = Pair::new(&Setup::iwarp(), config.clone(), Probe::default(), Probe::default());
+            let health = Health::default();
+            p.client = Forward::reactor(config, Features::empty(), &health);
+            let conn = p.connect();
+            health.fail(what);
+            p.client.context().set_timer(Duration::from_millis(5), 7);
+            // Something to poll for, and to arm after.
+            p.client.context().send(conn, b"into the void").expect("it is up");
+            p.until("the end of the connection", |p| disconnect(&p.c).is_some());
+            assert_eq!(disconnect(&p.c), Some(DisconnectReason::DeviceRemoved));
+            p.until("the timer", |p| p.c.count(|event| *event == Event::Timer(7)) == 1);
+            p.until("the peer knows", |p| p.s.live() == 0);
+            p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("nothing is left to wait for");
+        });
+    }
+}
+
+/// A time that is longer than any clock can tell is as good as no limit.
+#[test]
+fn a_shutdown_may_take_for_ever() {
+    with_watchdog("a_shutdown_may_take_for_ever", || {
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
+        p.connect();
+        p.client.shutdown(&mut p.c, Duration::MAX).expect("it ends");
+        assert_eq!(disconnect(&p.c), Some(DisconnectReason::Local));
+    });
+}
+
+/// A shutdown waits for what a peer that does nothing leaves undone, and does not spin meanwhile.
+#[test]
+fn a_shutdown_sleeps_while_a_peer_does_nothing() {
+    with_watchdog("a_shutdown_sleeps_while_a_peer_does_nothing", || {
+        let config = Setup::iwarp().config().wait(Wait::Event).close_timeout(Duration::from_millis(300));
+        let config = config.max_message(8 << 20);
+        let mut p = Pair::new(&Setup::iwarp(), config, Probe::default(), Probe::default());
+        p.c.large = true;
+        let conn = p.connect();
+        p.client.context().send(conn, &vec![1; 4 << 20]).expect("room");
+        let before = p.client.stats().turns.taken;
+        // The server, which does not take a turn, would have to fetch the message.
+        p.client.shutdown(&mut p.c, Duration::MAX).expect("it ends");
+        let turns = p.client.stats().turns.taken - before;
+        assert!(turns < 50, "{turns} turns in 300 ms");
+    });
+}
+
+/// Registers memory for its peer in the last callback.
+#[derive(Default)]
+struct Late {
+    refusal: Option<Result<(), Error>>,
+}
+
+impl Handler for Late {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
+        let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
+        self.refusal = Some(cx.register(conn, 64, &options).map(drop));
+    }
+}
+
+/// Memory that only the peer of a connection may reach cannot be had when that connection is over: there is nobody left
+/// to whom its rights could be restricted, and nobody to take them back.
+#[test]
+fn no_rights_for_a_peer_that_is_gone() {
+    with_watchdog("no_rights_for_a_peer_that_is_gone", || {
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
+        let conn = p.connect();
+        p.client.context().close(conn);
+        let mut late = Late::default();
+        while late.refusal.is_none() {
+            p.server.turn(&mut p.s, Duration::ZERO).expect("a turn");
+            p.client.turn(&mut late, Duration::from_millis(1)).expect("a turn");
+        }
+        assert!(matches!(late.refusal, Some(Err(Error::Gone("connection")))), "{:?}", late.refusal);
+        assert_eq!(p.client.stats().memory.regions, 0);
+    });
+}
+
+/// A peer that is offered all that a side would offer, and fetches nothing, gets half of the memory for copies. A neighbour
+/// sends large messages all the same, and the peer loses its connection when its messages have stood still for too long.
+#[test]
+fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
+    with_watchdog("a_peer_that_fetches_nothing_takes_half_of_the_memory", || {
+        const SIZE: usize = 1 << 20;
+        let config: Config = Setup::iwarp()
+            .config()
+            .max_message(SIZE as u64)
+            .transfer_memory(8 * SIZE)
+            .transfer_timeout(Duration::from_millis(500))
+            .keepalive(Duration::from_secs(300), Duration::from_secs(900));
+        let mut p = Pair::new(&Setup::iwarp(), config.clone(), Probe::default(), Probe::default());
+        (p.s.large, p.s.record_messages) = (true, false);
+        p.connect();
+        let idle = p.s.connection().expect("connected");
+        // The idle one takes no turn from here on.
+        let _idle = other_client(&mut p, config);
+        p.connect();
+        let busy = p.s.events.iter().rev().find_map(|e| if let Event::Connect(id, _) = e { Some(*id) } else { None });
+        let busy = busy.expect("connected");
+        let taken = (0..16).take_while(|&nth| p.server.context().send(idle, &pattern(nth, SIZE)).is_ok()).count();
+        assert_eq!(taken, 4, "half of the memory");
+        assert_eq!(p.server.context().send(idle, &[0; SIZE]), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
+        p.server.context().send(busy, &pattern(9, SIZE)).expect("the other half");
+        p.until("the neighbour's message", |p| p.c.received == 1);
+        p.until("the idle one's end", |p| disconnect(&p.s).is_some());
+        assert_eq!(disconnect(&p.s), Some(DisconnectReason::TransferTimeout));
+        p.until("its memory is free", |p| p.server.stats().memory.copied_bytes == 0);
+    });
+}
+
+/// A peer that offers a lot and answers no read gets half of the memory for what is fetched. The messages of another peer
+/// arrive all the same.
+#[test]
+fn a_peer_that_answers_no_read_takes_half_of_the_memory() {
+    with_watchdog("a_peer_that_answers_no_read_takes_half_of_the_memory", || {
+        const SIZE: usize = 1 << 20;
+        let config = Setup::iwarp().config().max_message(SIZE as u64);
+        let server = config.clone().transfer_memory(8 * SIZE);
+        let mut p = Pair::with_configs(&Setup::iwarp(), server, config.clone(), Probe::default(), Probe::default());
+        (p.s.large, p.c.large) = (true, true);
+        let first = p.connect();
+        for nth in 0..16 {
+            p.client.context().send(first, &pattern(nth, SIZE)).expect("room for the offers");
+        }
+        // The offers go out, and the first peer takes no turn any more.
+        p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
+        let _silent = other_client(&mut p, config);
+        p.c.large = true;
+        let second = p.connect();
+        p.until("the offers have come", |p| p.server.stats().memory.fetched_bytes > 0);
+        p.client.context().send(second, &pattern(5, SIZE)).expect("room");
+        p.until("the message of the second peer", |p| p.s.received == 1);
+        assert_eq!(p.server.stats().memory.fetched_bytes, 4 * SIZE, "half of the memory waits for the first peer");
+    });
+}
+
+/// Puts another client into the pair; returns the one before, which takes no turn then.
+fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
+    let client = Reactor::new(config).expect("a reactor");
+    (std::mem::replace(&mut p.client, client), std::mem::take(&mut p.c))
+}
