@@ -8,3 +8,4 @@ pub mod forward;
 pub mod pcap;
 pub mod peer;
 pub mod sim;
+pub mod steady;

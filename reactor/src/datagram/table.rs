@@ -399,7 +399,13 @@ impl Endpoints {
     }
 
     /// Tells the program of the next endpoint that has room again after it had refused a datagram. `false`: there is none.
+    #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
+        !self.to_ask.is_empty() && self.ask_writable()
+    }
+
+    #[cold]
+    fn ask_writable(&mut self) -> bool {
         while let Some(key) = self.to_ask.pop() {
             let Some(endpoint) = self.open_one(key) else { continue };
             if endpoint.traffic.has_room() && std::mem::take(&mut endpoint.blocked) {
@@ -414,6 +420,13 @@ impl Endpoints {
     /// Posts what the turn has gathered.
     #[inline]
     pub(crate) fn flush(&mut self, driver: &mut Driver) {
+        if !self.to_post.is_empty() {
+            self.post_marked(driver);
+        }
+    }
+
+    #[cold]
+    fn post_marked(&mut self, driver: &mut Driver) {
         while let Some(key) = self.to_post.pop() {
             let Some(endpoint) = self.all.get_mut(key) else { continue };
             endpoint.marked = false;

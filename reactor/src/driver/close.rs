@@ -324,7 +324,12 @@ impl Driver {
 
     /// Stage 8: the next timer that is due and is a guest's or the program's; others are done with here. `None`: none is due,
     /// or `budget` is used up.
+    #[inline]
     pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, Due)> {
+        if self.timers.next().is_some_and(|at| at <= self.now) { self.pop_due(budget) } else { None }
+    }
+
+    fn pop_due(&mut self, budget: &mut usize) -> Option<(Key, Due)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(self.now)?;
             *budget -= 1;

@@ -90,9 +90,13 @@ impl Driver {
         if self.config.shared_receives.is_some() {
             self.devices.settle_shared(&mut *self.fabric.provider);
         }
-        if self.effects.to_post.is_empty() {
-            return;
+        if !self.effects.to_post.is_empty() {
+            self.post_marked();
         }
+    }
+
+    /// Posts what all connections on the list have gathered.
+    fn post_marked(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         for id in list.drain(..) {
             self.post(id);

@@ -40,8 +40,14 @@ impl Driver {
     }
 
     /// Stage 9: begins what was asked for; returns the time that the program has to drain.
+    #[inline]
     pub(crate) fn begin_drain(&mut self) -> Option<Duration> {
         let Drain::Wanted(deadline) = self.drain else { return None };
+        Some(self.begin_drain_of(deadline))
+    }
+
+    #[cold]
+    fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
         self.drain = Drain::Draining;
         log::info!("draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {
@@ -49,7 +55,7 @@ impl Driver {
         }
         let until = self.now.checked_add(deadline).unwrap_or(self.now + FOREVER);
         self.timers.insert(until, Due::Drain);
-        Some(deadline)
+        deadline
     }
 
     /// The deadline has passed: nothing is waited for any more. Whether that is new.
@@ -66,10 +72,15 @@ impl Driver {
     }
 
     /// After stage 10: whether nothing is left. `guests`: something else than a connection is.
+    #[inline]
     pub(crate) fn finish_drain(&mut self, guests: bool) {
-        if !matches!(self.drain, Drain::Draining | Drain::Overdue) {
-            return;
+        if matches!(self.drain, Drain::Draining | Drain::Overdue) {
+            self.look_whether_drained(guests);
         }
+    }
+
+    #[cold]
+    fn look_whether_drained(&mut self, guests: bool) {
         // A reactor that listens does so for the others, until there are none.
         if self.membership.as_ref().is_some_and(|membership| membership.is_open() && !self.listeners.is_empty()) {
             return;

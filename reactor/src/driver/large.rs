@@ -146,7 +146,12 @@ impl Driver {
 
     /// Tells the program of the next connection that was refused a send and would not be now: once per refusal. `false`:
     /// there is none. One at a time, as each callback may use what the next one hopes for.
+    #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
+        !self.effects.to_ask.is_empty() && self.ask_writable()
+    }
+
+    fn ask_writable(&mut self) -> bool {
         while let Some(id) = self.effects.to_ask.pop_front() {
             let Some(seat) = self.table.get(id) else { continue };
             let memory = match seat.conn.is_unblocked() {

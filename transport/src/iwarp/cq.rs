@@ -89,6 +89,9 @@ impl Completions {
     pub(crate) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let ring = &mut self.queues.get_mut(cq.0).ok_or(STALE)?.ring;
         let count = max.min(ring.len());
+        if count == 0 {
+            return Ok(0);
+        }
         // Two copies of what lies together, not one for each completion.
         let (front, back) = ring.as_slices();
         let first = count.min(front.len());

@@ -1,0 +1,220 @@
+//! Counts the instructions of steady states under callgrind, and compares them with those in `tests/data/instructions.txt`.
+//!
+//! ```text
+//! rdma-instructions             counts and compares; fails when something takes 3 % more
+//! rdma-instructions write       counts, and writes the file
+//! rdma-instructions run N M     does state N for M times: what callgrind runs
+//! ```
+//!
+//! The counts are of user mode and depend on the compiler, so the file names the compiler that it is of.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use rdma_reactor_tests::steady::{Side, Steady, Work};
+
+/// What is counted: its name, the work, and the side.
+const STATES: [(&str, Work, Side); 6] = [
+    ("64 B round trip, one side", Work::RoundTrip, Side::Client),
+    ("64 B streamed, sender", Work::Stream, Side::Client),
+    ("64 B streamed, receiver", Work::Stream, Side::Server),
+    ("64 B write, sender", Work::Write, Side::Client),
+    ("timer", Work::Timer, Side::Client),
+    ("idle turn", Work::Idle, Side::Client),
+];
+/// Two runs of different length: what both have in common does not count.
+const RUNS: [u64; 2] = [2_000, 12_000];
+/// Largest growth that passes, in percent, and growth of a function that is told of, in instructions.
+const GROWTH: f64 = 3.0;
+const TOLD: f64 = 2.0;
+const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
+
+/// Instructions of a function, or of a layer, for each time.
+type Costs = BTreeMap<String, f64>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        [] => compare(),
+        ["write"] => write(),
+        ["run", state, times] => run(state, times),
+        _ => Err("usage: rdma-instructions [write | run STATE TIMES]".into()),
+    };
+    result.map_or_else(
+        |error| {
+            eprintln!("rdma-instructions: {error}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+fn run(state: &str, times: &str) -> Result<(), String> {
+    let (state, times): (usize, u64) =
+        state.parse().ok().zip(times.parse().ok()).ok_or("run takes two numbers: the state and how many times")?;
+    let &(_, work, side) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
+    Steady::new(work, side).repeat(times);
+    Ok(())
+}
+
+fn compiler() -> String {
+    let version = Command::new("rustc").arg("--version").output();
+    version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
+}
+
+/// What each state costs, by function.
+fn count() -> Result<Vec<Costs>, String> {
+    (0..STATES.len())
+        .map(|state| {
+            let [few, many] = RUNS.map(|times| profile(state, times));
+            let (few, many) = (few?, many?);
+            let times = (RUNS[1] - RUNS[0]) as f64;
+            let costs = many.into_iter().map(|(name, cost)| {
+                let before = few.get(&name).copied().unwrap_or(0.0);
+                (name, (cost - before) / times)
+            });
+            Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
+        })
+        .collect()
+}
+
+/// Runs a state under callgrind.
+fn profile(state: usize, times: u64) -> Result<Costs, String> {
+    let program = std::env::current_exe().map_err(|error| format!("no name of this program: {error}"))?;
+    let out = std::env::temp_dir().join(format!("rdma-instructions.{}.{state}.{times}", std::process::id()));
+    let result = callgrind(&program, &out, state, times);
+    let _ = std::fs::remove_file(&out);
+    result
+}
+
+fn callgrind(program: &Path, out: &PathBuf, state: usize, times: u64) -> Result<Costs, String> {
+    let ran = Command::new("timeout")
+        .args(["120", "valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=*measured_turn*"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(program)
+        .args(["run", &state.to_string(), &times.to_string()])
+        .output()
+        .map_err(|error| format!("valgrind: {error}: install it (make vm-setup does)"))?;
+    if !ran.status.success() {
+        return Err(format!("{}: {}", STATES[state].0, String::from_utf8_lossy(&ran.stderr).trim()));
+    }
+    let text = std::fs::read_to_string(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    Ok(parse(&text))
+}
+
+/// Sums a profile up by function. Format: the manual of Valgrind, "Callgrind Format Specification".
+fn parse(text: &str) -> Costs {
+    let (mut names, mut costs) = (BTreeMap::new(), Costs::new());
+    let (mut function, mut inclusive) = (String::new(), false);
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("fn=") {
+            function = named(name, &mut names);
+        } else if let Some(name) = line.strip_prefix("cfn=") {
+            named(name, &mut names);
+        } else if line.starts_with("calls=") {
+            // The next line is what the callee costs.
+            inclusive = true;
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
+            let cost = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse::<f64>().ok());
+            if let Some(cost) = cost.filter(|_| !std::mem::take(&mut inclusive)) {
+                *costs.entry(function.clone()).or_default() += cost;
+            }
+        }
+    }
+    costs
+}
+
+/// The name behind `(number) name`, or behind `(number)` when it came before.
+fn named(field: &str, names: &mut BTreeMap<String, String>) -> String {
+    let (number, name) = field.split_once(' ').map_or((field, None), |(number, name)| (number, Some(name)));
+    if let Some(name) = name {
+        // What tells instances of a function apart changes with every build.
+        let name = name.split("'").next().unwrap_or(name);
+        names.insert(number.into(), name.into());
+    }
+    names.get(number).cloned().unwrap_or_else(|| field.into())
+}
+
+fn total(costs: &Costs) -> f64 {
+    costs.values().sum()
+}
+
+fn write() -> Result<(), String> {
+    let mut text = format!("# Instructions of steady states, counted by `make instructions-write`: {}\n", compiler());
+    for ((name, ..), costs) in STATES.iter().zip(count()?) {
+        let _ = writeln!(text, "\n{:.0} = {name}", total(&costs));
+        let mut costs: Vec<_> = costs.into_iter().filter(|(_, cost)| *cost >= TOLD).collect();
+        costs.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (function, cost) in costs {
+            let _ = writeln!(text, "{cost:9.1} {function}");
+        }
+    }
+    std::fs::write(BASELINE, text).map_err(|error| format!("{BASELINE}: {error}"))
+}
+
+/// What the file says of each state: the total, and the functions.
+fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
+    let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
+    let mut current = None;
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        if let Some((sum, name)) = line.split_once(" = ") {
+            states.insert(name.into(), (sum.parse().unwrap_or(0.0), Costs::new()));
+            current = Some(name.to_owned());
+        } else if let Some((cost, function)) = line.trim_start().split_once(' ')
+            && let Some((_, costs)) = current.as_ref().and_then(|name| states.get_mut(name))
+        {
+            costs.insert(function.into(), cost.parse().unwrap_or(0.0));
+        }
+    }
+    states
+}
+
+fn compare() -> Result<(), String> {
+    let text = std::fs::read_to_string(BASELINE).map_err(|error| format!("{BASELINE}: {error}"))?;
+    let compiler = compiler();
+    let same = text.lines().next().is_some_and(|line| line.ends_with(&compiler));
+    if !same {
+        println!("Counted with {compiler}; the file is of another compiler, so that nothing is compared.");
+    }
+    let (before, mut worse) = (baseline(&text), Vec::new());
+    for ((name, ..), costs) in STATES.iter().zip(count()?) {
+        let now = total(&costs);
+        let (was, functions) = before.get(*name).ok_or_else(|| format!("{BASELINE} has no {name:?}"))?;
+        let growth = (now / was - 1.0) * 100.0;
+        println!("{name:28} {now:7.0} instructions, {was:.0} before ({growth:+.1} %)");
+        if same && growth > GROWTH {
+            worse.push(*name);
+            for (function, cost) in costs {
+                let grown = cost - functions.get(&function).copied().unwrap_or(0.0);
+                if grown > TOLD {
+                    println!("{grown:+9.1} {function}");
+                }
+            }
+        }
+    }
+    if worse.is_empty() {
+        return Ok(());
+    }
+    Err(format!("more than {GROWTH} % more: {}; `make instructions-write` if that is what you want", worse.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_summed_up_by_function_without_callees() {
+        let text = "events: Ir\nfl=(1) a.rs\nfn=(1) one\n10 5\n+1 7\ncfn=(2) two\ncalls=1 50\n12 100\nfn=(2)\n50 90\nfi=(2) b.rs\n* 10\nfn=(1)\n9 1\n";
+        assert_eq!(parse(text), Costs::from([("one".into(), 13.0), ("two".into(), 100.0)]));
+    }
+
+    #[test]
+    fn the_file_is_read_as_it_is_written() {
+        let states = baseline("# head\n\n12 = a state\n      7.5 a::b<C, D>\n      4.0 e\n");
+        let functions = Costs::from([("a::b<C, D>".into(), 7.5), ("e".into(), 4.0)]);
+        assert_eq!(states, BTreeMap::from([("a state".into(), (12.0, functions))]));
+    }
+}
