@@ -320,7 +320,7 @@ fn link_down(device: Device, load: Load) {
             match side.ends(*conn)[..] {
                 [] => assert_eq!(device, SIW),
                 [Event::ConnectError(_, error)] => {
-                    assert!(error.to_string().contains("port of rxe0 is down"), "{error}")
+                    assert!(error.to_string().contains("port 1 of rxe0 is down"), "{error}")
                 }
                 ref other => panic!("{other:?}"),
             }
