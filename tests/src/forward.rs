@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use rdma_reactor::transport::caps::Features;
@@ -19,26 +19,43 @@ use rdma_reactor::transport::wr::{RecvWr, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
-/// What works. The clones are of one device.
-#[derive(Clone, Debug, Default)]
-pub struct Health(Arc<AtomicU8>);
+/// What a device does until it falls ill. The clones are of one device.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Times that completion queues can be polled still.
+    polls: Arc<AtomicU32>,
+    /// Times that they can be armed still.
+    arms: Arc<AtomicU32>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        let ever = || Arc::new(AtomicU32::new(u32::MAX));
+        Self { polls: ever(), arms: ever() }
+    }
+}
 
 impl Health {
-    /// Polling completion queues fails from then on.
-    pub const POLL: u8 = 1;
-    /// Arming completion queues fails from then on.
-    pub const NOTIFY: u8 = 2;
-
-    /// Breaks something.
-    pub fn fail(&self, what: u8) {
-        self.0.fetch_or(what, Ordering::Relaxed);
+    /// Completion queues can be polled so many times from now on.
+    pub fn fail_after_polls(&self, polls: u32) {
+        self.polls.store(polls, Ordering::Relaxed);
     }
 
-    fn check(&self, what: u8, call: &'static str) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) & what == 0 {
-            return Ok(());
+    /// Completion queues can be armed so many times from now on.
+    pub fn fail_after_arms(&self, arms: u32) {
+        self.arms.store(arms, Ordering::Relaxed);
+    }
+}
+
+/// Counts a call, or fails it if there were enough.
+fn count(left: &AtomicU32, call: &'static str) -> Result<()> {
+    match left.load(Ordering::Relaxed) {
+        u32::MAX => Ok(()),
+        0 => Err(Error::io(call, io::Error::other("the device is ill"))),
+        some => {
+            left.store(some - 1, Ordering::Relaxed);
+            Ok(())
         }
-        Err(Error::io(call, io::Error::other("the device is ill")))
     }
 }
 
@@ -139,11 +156,11 @@ unsafe impl Provider for Forward {
         self.inner.post_send(qp, chain)
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        self.health.check(Health::POLL, "ibv_poll_cq")?;
+        count(&self.health.polls, "ibv_poll_cq")?;
         self.inner.poll_cq(cq, max, out)
     }
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        self.health.check(Health::NOTIFY, "ibv_req_notify_cq")?;
+        count(&self.health.arms, "ibv_req_notify_cq")?;
         self.inner.req_notify(cq)
     }
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {

@@ -170,7 +170,8 @@ impl Handler for EmptyWrites {
 #[test]
 fn a_dead_peer_is_given_up_beside_a_flood() {
     const TIMEOUT: Duration = Duration::from_millis(30);
-    let config = Config::default().keepalive(Duration::from_millis(10), TIMEOUT);
+    let config = Config::default().receive_depth(FLOOD).send_depth(FLOOD).buffer_size(256);
+    let config = config.keepalive(Duration::from_millis(10), TIMEOUT);
     let floods: [fn() -> Box<dyn Handler>; 2] = [|| Box::new(Flood), || Box::<EmptyWrites>::default()];
     for flood in floods {
         let fabric = network();

@@ -29,7 +29,8 @@ pub(crate) enum Command<M> {
 }
 
 /// A reactor, seen from other threads: clone it, send it around. Nothing here blocks, and everything is harmless when
-/// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks.
+/// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks. Where the reactor has a real-time
+/// priority, see "Real-time priorities" in `docs/loop.md`.
 pub struct Remote<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<Command<M>>,

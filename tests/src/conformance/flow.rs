@@ -146,6 +146,10 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
+    // A side that has heard something does not ask whether its peer is there.
+    let there = p.s.connection().expect("connected");
+    p.server.context().send(there, b"welcome").expect("room");
+    p.until("the client has heard of the server", |p| p.c.received == 1);
     for nth in 1..=GONE + KEPT + 1 {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
