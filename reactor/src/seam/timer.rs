@@ -44,6 +44,12 @@ impl<T> Timers<T> {
         value
     }
 
+    /// Whether no timer is set, and none was lately.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
     /// The earliest deadline.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         while let Some(Reverse((at, _, key))) = self.heap.peek() {

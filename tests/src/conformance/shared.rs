@@ -95,6 +95,15 @@ fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     most
 }
 
+/// Sends a message for which there is room, unless a question whether the other side is there has its credit for a moment.
+fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
+    let before = opened(p, conn);
+    if p.client.context().send(conn, payload).is_err() {
+        p.until("room", |p| opened(p, conn) > before);
+        p.client.context().send(conn, payload).expect("room");
+    }
+}
+
 /// How often a connection was told that there is room again.
 fn opened(p: &Pair, conn: ConnectionId) -> usize {
     p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
@@ -129,9 +138,9 @@ pub fn windows_follow_use(setup: &Setup) {
     // Half of the 41 that nobody has claimed, and the least.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
-        // On a slow machine a question and its answer have given back the receive of the hello.
+        // On a slow machine, a question takes a credit for a moment, and its answer brings that of the hello.
         let has = p.client.context().writable(conn);
-        assert!((LEAST..=LEAST + 1).contains(&has), "idle ones have what they had, not {has}");
+        assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
@@ -268,7 +277,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
         let before = p.c.received;
         for &conn in &honest {
             for _ in 0..LEAST {
-                p.client.context().send(conn, b"honest").expect("room");
+                send_soon(&mut p, conn, b"honest");
             }
         }
         p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
@@ -284,7 +293,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     assert!(!matches!(blamed, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout), "{blamed:?}");
     let before = p.c.received;
     for &conn in &honest {
-        p.client.context().send(conn, b"still here").expect("room");
+        send_soon(&mut p, conn, b"still here");
     }
     p.until("all are echoed", |p| p.c.received >= before + honest.len() as u64);
     assert!(honest.iter().all(|&conn| p.client.context().writable(conn) > 0));
