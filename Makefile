@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout test-debian13 test-aarch64 test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rd
 
 test-aarch64: ## The library for aarch64: checked, and the transport's unit tests under qemu-user
 	timeout 1800 tests/aarch64.sh
+
+package: ## Packs both libraries, and tests what was packed in an empty folder
+	timeout 1800 tests/package.sh
 
 test-debian13: ## A build in a clean Debian 13, without -dev packages and libclang
 	timeout 1800 tests/debian13.sh

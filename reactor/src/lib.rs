@@ -56,5 +56,5 @@ pub use rdma_transport::mr::Access;
 
 /// The README's program, compiled and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 pub struct Readme;

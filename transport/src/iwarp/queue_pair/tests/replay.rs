@@ -1,7 +1,6 @@
 //! The recorded connections of kernel peers, replayed octet by octet as either side would have seen them.
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
-#[path = "../../../../../tests/src/pcap.rs"]
 mod pcap;
 
 use std::collections::BTreeMap;
@@ -258,7 +257,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
 
 #[test]
 fn every_capture_as_either_side() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/iwarp");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/iwarp/queue_pair/tests/replay/captures");
     let mut names: Vec<_> = std::fs::read_dir(directory)
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".pcap").map(str::to_owned))

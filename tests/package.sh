@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Packs both libraries as `cargo publish` does, unpacks them in an empty folder, and tests there what was packed: the unit
+# tests, the recorded connections, the examples of the documentation, and the program of the README.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+for package in transport reactor; do
+    for file in LICENSE-MIT LICENSE-APACHE README.md; do
+        [ -e "$package/$file" ] || { echo "package.sh: $package/$file is missing: it has to be in the package" >&2; exit 1; }
+    done
+done
+"$cargo" package --allow-dirty --no-verify -p rdma-transport -p rdma-reactor
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+for package in rdma-transport rdma-reactor; do
+    tar -xzf "target/package/$package-$version.crate" -C "$folder"
+done
+# The packed reactor asks the registry for the packed transport, which is not there yet.
+mkdir "$folder/.cargo"
+cat > "$folder/.cargo/config.toml" <<EOF
+[patch.crates-io]
+rdma-transport = { path = "$folder/rdma-transport-$version" }
+EOF
+export CARGO_TARGET_DIR=$PWD/target/package/check
+for package in rdma-transport rdma-reactor; do
+    (cd "$folder/$package-$version" && timeout 900 "$cargo" test --lib && timeout 300 "$cargo" test --doc)
+done
