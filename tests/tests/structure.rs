@@ -25,7 +25,7 @@ const FIELDS: usize = 20;
 /// Most functions and files that a message passes in the reactor on its way in.
 const IN: (usize, usize) = (8, 5);
 /// The same on its way out: queued, posted, and completed.
-const OUT: (usize, usize) = (17, 4);
+const OUT: (usize, usize) = (18, 4);
 /// Most booleans of a type that need no explanation.
 const BOOLEANS: usize = 1;
 /// The types with more booleans, and what each combination of them means: why no two of them exclude each other.
