@@ -1,25 +1,25 @@
-//! Credits: a sender sends only messages for which the peer has receives posted. Pure.
+//! Credits: a sender sends only messages for which the peer has receives posted. This file does no I/O.
 //!
 //! Both sides count messages from the start of the connection, modulo 2^32. A grant is the absolute count up to which
 //! the peer may send, so that a lost, repeated or overtaken grant does no harm.
 //!
-//! Control messages (grants, and questions and answers whether the other side is there) take credits too. Two full sides
-//! can always grant, ask and answer, however their messages cross. That follows from three rules:
+//! Control messages (grants, pings and pongs) take credits too. Two sides with full windows can always grant, ask and
+//! answer, however their messages cross. That follows from three rules:
 //!
-//! - Data leaves the last [`CONTROL_CREDITS`]. So at least three of the receives of a side are never kept by the program:
+//! - Data leaves the last [`CONTROL_CREDITS`] alone. So the program never keeps at least three of a side's receives:
 //!   the peer may use them, or they are owed to it.
 //! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without a
-//!   credit: of the two last messages one was sent after the other had come, or each brings a credit.
+//!   credit: of the last message of each side, one was sent after the other had come, or each brings a credit.
 //! - A grant is due when at least two credits are owed, and either no fewer than the peer has left or the peer has none
 //!   left for data ([`ReceiveWindow::update_due`]). A side with one credit left is therefore owed at least two, and a grant
 //!   is sent. Each grant takes two messages of the other side: two sides that have nothing else to say fall silent.
 //!
-//! Receives whose messages are done with are posted again in chains, not one by one: when they are a quarter of the window,
-//! and at once when a grant would be due ([`ReceiveWindow::worth_posting`]).
+//! When a message is done with, its receive is posted again in a chain with others, not alone: when a quarter of the
+//! window is free, and at once when a grant would be due ([`ReceiveWindow::worth_posting`]).
 
 use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
 
-/// Whether a control message can be sent: the last credit is for one that brings a grant.
+/// Whether a control message can be sent. The last credit is kept for a message that brings a grant.
 #[must_use]
 pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     match tx.available() {
@@ -29,7 +29,7 @@ pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     }
 }
 
-/// What the peer lets us send.
+/// The messages that the peer lets this side send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWindow {
     limit: u32,
@@ -43,14 +43,14 @@ impl SendWindow {
         Self { limit: initial, sent: 0 }
     }
 
-    /// Messages of any kind that can be sent now.
+    /// Number of messages of any kind that can be sent now.
     #[must_use]
     #[inline]
     pub(crate) const fn available(&self) -> u32 {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Data messages that can be sent now: the credits for control stay.
+    /// Number of data messages that can be sent now. The credits for control messages are not counted.
     #[must_use]
     #[inline]
     pub(crate) const fn available_for_data(&self) -> u32 {
@@ -64,10 +64,10 @@ impl SendWindow {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Learns a grant. Old ones change nothing; one wider than any window is the peer's fault.
+    /// Takes in a grant. An old grant changes nothing; a grant wider than any window is the peer's fault.
     ///
     /// # Errors
-    /// The grant, when it can only be a fault.
+    /// The grant, if it can only be a fault.
     #[inline]
     pub(crate) fn grant(&mut self, limit: u32) -> Result<(), InvalidGrant> {
         let ahead = limit.wrapping_sub(self.limit);
@@ -82,23 +82,23 @@ impl SendWindow {
     }
 }
 
-/// A grant no honest peer gives.
+/// A grant that no honest peer gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidGrant {
-    /// The limit it named.
+    /// The limit that the grant names.
     pub(crate) limit: u32,
-    /// What had been sent.
+    /// Number of messages that this side had sent, modulo 2^32.
     pub(crate) sent: u32,
 }
 
-/// What we let the peer send.
+/// The messages that this side lets the peer send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveWindow {
-    /// Receives posted since the start.
+    /// Number of receives posted since the start, modulo 2^32.
     posted: u32,
-    /// What the peer was last told.
+    /// The last grant that the peer was told.
     granted: u32,
-    /// Messages received since the start.
+    /// Number of messages received since the start, modulo 2^32.
     received: u32,
 }
 
@@ -109,13 +109,13 @@ impl ReceiveWindow {
         Self { posted: depth, granted: depth, received: 0 }
     }
 
-    /// Counts receives that were posted again. Only now may the peer use them.
+    /// Counts receives that were posted again. From now on the peer may be told of them.
     #[inline]
     pub(crate) fn posted(&mut self, count: u32) {
         self.posted = self.posted.wrapping_add(count);
     }
 
-    /// Counts a message that came; `false` when the peer had no credit for it.
+    /// Counts a message that arrived; `false` if the peer had no credit for it.
     #[inline]
     pub(crate) fn received(&mut self) -> bool {
         if self.granted == self.received {
@@ -125,7 +125,7 @@ impl ReceiveWindow {
         true
     }
 
-    /// Receives posted that the peer does not know of.
+    /// Number of posted receives that the peer does not know of.
     #[must_use]
     #[inline]
     pub(crate) const fn owed(&self) -> u32 {
@@ -148,14 +148,14 @@ impl ReceiveWindow {
         owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
     }
 
-    /// Whether `free` receives of a window of `depth` are to be posted again now.
+    /// Whether it is time to post `free` receives of a window of `depth` again.
     #[must_use]
     #[inline]
     pub(crate) const fn worth_posting(&self, free: u32, depth: u32) -> bool {
         free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
     }
 
-    /// The grant to send now. The peer counts as told of it.
+    /// Returns the grant to send now, and counts it as told to the peer.
     #[inline]
     pub(crate) fn grant(&mut self) -> u32 {
         self.granted = self.posted;
@@ -169,7 +169,7 @@ impl ReceiveWindow {
         self.granted
     }
 
-    /// Receives posted and not yet used.
+    /// Number of receives that are posted and not used yet.
     pub(crate) const fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.received)
     }
@@ -215,7 +215,7 @@ mod tests {
         assert!(!rx.received());
         rx.posted(1);
         assert!(!rx.received(), "posted but not granted");
-        // One owed, and two are worth a message.
+        // One credit is owed, and a grant is due from two on.
         assert!(!rx.update_due() && !rx.update_due_after(0) && rx.update_due_after(1));
         rx.grant();
         assert!(rx.received());
@@ -235,7 +235,7 @@ mod tests {
         assert!(!may_control(&tx, &rx), "none is left");
     }
 
-    /// One end of the model: what the reactor does with the two windows, without a reactor.
+    /// One end of the model. It uses the two windows as the reactor does, without a reactor.
     #[derive(Debug)]
     struct End {
         tx: SendWindow,
@@ -248,9 +248,9 @@ mod tests {
         held: u32,
         /// Receives that are to be posted again.
         free: u32,
-        /// The end is on the list of those that have something to post: only then it sends.
+        /// The end is on the list of those with something to post. It sends only then.
         marked: bool,
-        /// It is to ask whether the other is there.
+        /// The end is to ask whether the other one is there.
         asks: bool,
         owes_answer: bool,
     }
@@ -289,7 +289,7 @@ mod tests {
         proptest::collection::vec(step, 1..2000)
     }
 
-    /// Two ends, and what is on its way from each.
+    /// Two ends, and the messages on their way from each.
     #[derive(Debug)]
     struct Model {
         ends: [End; 2],
@@ -316,8 +316,8 @@ mod tests {
             }
         }
 
-        /// What the reactor does when it flushes a connection: receives, data, and one control message if no data carries
-        /// what it would say. Returns the messages sent.
+        /// Flushes an end as the reactor flushes a connection: receives, data, and one control message if no data says
+        /// the same. Returns the number of messages sent.
         fn flush(&mut self, end: usize) -> u32 {
             let side = &mut self.ends[end];
             if !std::mem::take(&mut side.marked) {
@@ -374,7 +374,7 @@ mod tests {
             } else {
                 side.free += 1;
             }
-            // What waits for a credit, or is due by now, whether or not the receive of this message is free.
+            // Something may have waited for a credit or be due by now, even if the receive of this message is not free.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true
@@ -410,7 +410,7 @@ mod tests {
             self.ends[end].marked = true;
         }
 
-        /// Both go on until there is nothing left to do; how many messages that took.
+        /// Lets both ends go on until there is nothing left to do; returns the number of messages sent.
         fn settle(&mut self, hold: bool) -> u32 {
             let (mut messages, mut progress) = (0, true);
             while std::mem::take(&mut progress) {

@@ -1,4 +1,4 @@
-//! What comes out of a connection: callbacks to make, and things to do for it.
+//! The output of a connection: callbacks to make, and actions to take for it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,15 +17,15 @@ use crate::memory::region::Region;
 pub(crate) enum Event {
     /// The connection is up.
     Connected,
-    /// A message came.
+    /// A message arrived.
     Message(Arrived),
     /// A message past one buffer was fetched.
     Fetched(Box<Region>),
-    /// A peer's write with immediate data was placed.
+    /// A write with immediate data by the peer was placed.
     Immediate(Immediate),
     /// A send has ended.
     Sent { send: SendId, outcome: Outcome },
-    /// A send that was refused would be taken now.
+    /// A send like one that was refused would be taken now.
     Writable,
     /// The last callback of a connection that was up.
     Disconnected(Box<DisconnectReason>),
@@ -36,9 +36,9 @@ pub(crate) enum Event {
 /// A message in a buffer of the pool.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// `None` once it is in other hands.
+    /// The buffer; `None` once the program has detached it or it was freed.
     pub(crate) buffer: Option<Buffer>,
-    /// Where the payload begins and ends in the buffer.
+    /// Offsets at which the payload begins and ends in the buffer, bytes.
     pub(crate) start: u32,
     pub(crate) end: u32,
     /// Index of the device.

@@ -1,28 +1,29 @@
-//! The messages of the protocol: the header in front of every message, and the payloads of those that are the reactor's
-//! own. The layouts are in `docs/wire.md`.
+//! The messages of the protocol: the header in front of every message, and the payloads of the reactor's own messages.
+//! The layouts are in `docs/wire.md`.
 
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
     /// A message of the program.
     Data = 0,
-    /// The active side's first message: it opens the passive side.
+    /// The first message of the active side; it opens the connection on the passive side.
     Hello = 1,
     /// A grant that no other message carries.
     Credit = 2,
-    /// The question whether the peer is there.
+    /// A question to the peer, to find out whether it is still there.
     Ping = 3,
     /// The answer to a ping.
     Pong = 4,
-    /// The writes before it are placed: an [`Immediate`].
+    /// News that the writes before this message are placed; the payload is an [`Immediate`].
     Immediate = 5,
-    /// A message past one buffer, to be read from the sender's memory: an [`Offer`].
+    /// A message past one buffer that the receiver is to read from the sender's memory; the payload is an [`Offer`].
     Offer = 6,
-    /// The offered message was fetched; its memory may be used again. Four bytes: the number of the transfer.
+    /// News that an offered message was fetched and its memory may be used again. The payload is the number of the
+    /// transfer, four bytes.
     Fetched = 7,
 }
 
@@ -30,22 +31,23 @@ impl Kind {
     const ALL: [Self; 8] =
         [Self::Data, Self::Hello, Self::Credit, Self::Ping, Self::Pong, Self::Immediate, Self::Offer, Self::Fetched];
 
-    /// Whether such a message has no payload.
+    /// Whether messages of this kind have no payload.
     const fn is_bare(self) -> bool {
         matches!(self, Self::Hello | Self::Credit | Self::Ping | Self::Pong)
     }
 
-    /// Whether such a message stands for something of the program's.
+    /// Whether messages of this kind carry something of the program.
     pub(crate) const fn is_of_program(self) -> bool {
         matches!(self, Self::Data | Self::Offer | Self::Immediate)
     }
 }
 
-/// `kind:8 | zero:24 | grant:32`, little-endian.
+/// The header of a message: `kind:8 | zero:24 | grant:32`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// Absolute count of messages that the receiver of this header may send.
+    /// Number of messages that the receiver of this header may send, counted from the start of the connection modulo
+    /// 2^32.
     pub(crate) grant: u32,
 }
 
@@ -67,17 +69,17 @@ impl Header {
     }
 }
 
-/// What a peer's write with immediate data brings.
+/// The news of a peer's write with immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// The peer's 32 bits.
+    /// The 32 bits that the peer has chosen.
     pub value: u32,
-    /// Bytes that were written.
+    /// Number of bytes that the peer has written.
     pub len: u32,
 }
 
 impl Immediate {
-    /// `value:4 | len:4`, little-endian.
+    /// Reads `value:4 | len:4`, little-endian; `None` if the length is not 8 bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let (value, rest) = bytes.split_first_chunk()?;
         let len = <[u8; 4]>::try_from(rest).ok()?;
@@ -89,10 +91,10 @@ impl Immediate {
     }
 }
 
-/// What an offer says: `number:4 | zero:4 | region:20`, little-endian.
+/// The payload of an offer: `number:4 | zero:4 | region:20`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The number of the transfer: those under way on a connection differ.
+    /// The number of the transfer. Transfers under way on one connection have different numbers.
     pub(crate) number: u32,
     pub(crate) region: RemoteRegion,
 }

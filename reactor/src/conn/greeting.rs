@@ -1,10 +1,10 @@
-//! The greeting: what two reactors tell each other in the private data of request, reply and reject. The layout is in
+//! The greeting that two reactors exchange in the private data of request, reply and reject. The layout is in
 //! `docs/wire.md`.
 
 use crate::error::RejectReason;
 use crate::limits::{MAX_WINDOW, MIN_WINDOW};
 
-/// Private data that every connection manager carries (`rdma_connect`(3)).
+/// Length of the private data that every connection manager carries, bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 1;
@@ -12,7 +12,7 @@ const VERSION: u8 = 1;
 const EXTENSIONS: u8 = 1;
 const GREETING_LEN: usize = 20;
 
-/// Private data left to the program, bytes.
+/// Longest private data of the program, bytes.
 pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
 
 const fn raw(reason: RejectReason) -> u8 {
@@ -37,31 +37,31 @@ const fn reason(raw: u8) -> RejectReason {
     }
 }
 
-/// `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 | max_message:4 | user…`,
-/// little-endian.
+/// A greeting on the wire: `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 |
+/// max_message:4 | user…`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting<'a> {
-    /// Receives posted for the peer.
+    /// Number of receives posted for the peer.
     pub(crate) window: u32,
-    /// Largest payload taken in one buffer, bytes.
+    /// Largest payload that this side takes in one buffer, bytes.
     pub(crate) buffer_size: u32,
-    /// Largest message fetched, KiB; 0: none is.
+    /// Largest message that this side fetches, KiB; 0: it fetches none.
     pub(crate) max_message: u32,
-    /// Immediate data and atomics of the embedded provider are understood: they are used if both sides say so.
+    /// This side understands immediate data and atomics of the embedded provider. They are used if both sides say so.
     pub(crate) extensions: bool,
-    /// Why the connection is refused; meaningful in a reject only.
+    /// The reason of a refusal; meaningful in a reject only.
     pub(crate) reason: RejectReason,
     /// The program's private data.
     pub(crate) user: &'a [u8],
 }
 
 impl<'a> Greeting<'a> {
-    /// A greeting that says no.
+    /// A greeting that refuses the connection.
     pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
         Self { window: 0, buffer_size: 0, max_message: 0, extensions: false, reason, user }
     }
 
-    /// The bytes to send; the caller has refused private data past [`MAX_USER_PRIVATE_DATA`].
+    /// Returns the bytes to send. The caller has refused private data longer than [`MAX_USER_PRIVATE_DATA`].
     pub(crate) fn emit(&self) -> Vec<u8> {
         debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
@@ -102,7 +102,7 @@ impl<'a> Greeting<'a> {
             return Err(RejectReason::Version);
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
-        // Bits of later versions are theirs to agree on.
+        // Feature bits that this version does not know are ignored.
         let extensions = fixed[7] & EXTENSIONS != 0;
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
         Ok(Self { window, buffer_size, max_message, extensions, reason: reason(fixed[6]), user })

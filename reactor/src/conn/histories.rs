@@ -1,9 +1,9 @@
-//! Histories of two connections, without reactor, provider and clock: whatever happens in whatever order, the promises of
-//! this library hold.
+//! Histories of two connections, without reactor, provider and clock. The promises of this library hold whatever
+//! happens, and in any order.
 //!
-//! A history is a list of steps, drawn by proptest: what the two programs do, what their devices and the wire do, time, and
-//! what a peer sends that keeps to no rule. Each step ends with [`Side::check`], and each history with an end of both
-//! connections.
+//! A history is a list of steps, drawn by proptest: acts of the two programs, of their devices and of the wire, time
+//! that passes, and messages of a peer that keeps to no rule. Each step ends with [`Side::check`], and each history
+//! with an end of both connections.
 //!
 //! | file | holds |
 //! |---|---|
@@ -70,14 +70,14 @@ enum World {
     News,
     Fail(WcStatus),
     PostingFails,
-    /// What is on its way to this side is lost, and the connection with it.
+    /// Everything on its way to this side is lost, and the connection with it.
     Cut,
     DeviceRemoved,
     ConnectFails,
     Time(Duration),
     /// Reads of the peer's memory are not answered any more.
     NoAnswers,
-    /// The peer sends what no honest one sends.
+    /// The peer sends something that no honest peer sends.
     Hostile(Bytes),
 }
 
@@ -177,9 +177,9 @@ struct History {
     sides: [Side; 2],
     /// Whether each side was told that the transport is up, or that it will not be.
     established: [bool; 2],
-    /// What the passive side says to the active one.
+    /// The private data of the passive side's reply.
     reply: Vec<u8>,
-    /// Nothing was lost, and nothing has failed.
+    /// Nothing was lost on the wire, and nothing has failed.
     intact: bool,
 }
 
@@ -258,7 +258,7 @@ impl History {
         }
     }
 
-    /// Something of this side fails.
+    /// Lets something of this side fail.
     fn fault(&mut self, end: usize, fault: World) {
         let [side, peer] = pair(&mut self.sides, end);
         match fault {
@@ -280,7 +280,7 @@ impl History {
         }
     }
 
-    /// Whether nobody has sent what no honest peer sends.
+    /// Whether all messages so far were those of honest peers.
     fn is_honest(&self) -> bool {
         self.sides[0].trusts
     }
@@ -298,7 +298,7 @@ impl History {
         }
     }
 
-    /// What the connection manager knows of the end, once what the peer has sent before has arrived.
+    /// Lets the connection manager tell of the end, once everything that the peer has sent before has arrived.
     fn news(&mut self, end: usize) -> bool {
         let [side, peer] = pair(&mut self.sides, end);
         if side.hear_news() {
@@ -328,7 +328,7 @@ impl History {
         moved | side.end()
     }
 
-    /// Both sides go on until there is nothing left to do.
+    /// Lets both sides go on until there is nothing left to do.
     fn settle(&mut self) {
         for _ in 0..PATIENCE {
             let moved = [self.turn(0), self.turn(1)];
@@ -340,7 +340,7 @@ impl History {
         panic!("they never come to rest: {:?}", self.sides);
     }
 
-    /// What must hold after every step.
+    /// Checks the promises that hold after every step.
     fn check(&mut self) {
         for end in 0..2 {
             self.sides[end].check();
@@ -396,8 +396,8 @@ impl History {
         }
     }
 
-    /// Whatever the programs keep and cork: what was offered is fetched, a side that may not send has a peer whose program
-    /// keeps nearly all of its receives, and questions are answered.
+    /// Checks the windows of two sides at rest, whatever the programs keep and cork. Every offered message is fetched,
+    /// a side may send unless the program of its peer keeps nearly all receives, and pings are answered.
     fn check_windows(&mut self) {
         for end in 0..2 {
             let [side, peer] = pair(&mut self.sides, end);
@@ -419,7 +419,7 @@ impl History {
         }
     }
 
-    /// Twice the time after which a silent peer is given up, in which both sides look often enough to answer.
+    /// Lets twice the time pass after which a silent peer is given up. Both sides look often enough to answer.
     fn idle(&mut self) {
         for _ in 0..10 {
             self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
@@ -427,7 +427,7 @@ impl History {
         }
     }
 
-    /// Both connections end.
+    /// Ends both connections.
     fn part(&mut self) {
         let closer = usize::from(self.sides[0].ended.is_some());
         if self.sides[closer].is_known() {
@@ -447,7 +447,7 @@ impl History {
             if let Some(DisconnectReason::PeerViolation(what)) = ended.reason {
                 assert!(!honest, "an honest peer was accused: {what}");
             }
-            // What was accepted before the one side closed was delivered to the other.
+            // The sends that the one side accepted before it closed were delivered to the other.
             let orderly = matches!(ended.reason, Some(DisconnectReason::Peer));
             if honest && self.intact && orderly && !side.closed && peer.drained {
                 assert!(peer.said.is_empty(), "lost at the end: {:?}", peer.said);
@@ -461,7 +461,7 @@ fn pair(sides: &mut [Side; 2], end: usize) -> [&mut Side; 2] {
     if end == 0 { [first, second] } else { [second, first] }
 }
 
-/// Does something so many times, or until it cannot be done.
+/// Takes a step `count` times, or until it cannot be taken.
 fn times(count: usize, mut step: impl FnMut() -> bool) {
     for _ in 0..count {
         if !step() {
@@ -497,9 +497,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Over any history: no message without a receive, no credit that is not there, each send ends once, each connection
-    /// ends once and is silent then, nothing is stuck, everything is delivered in order or its connection has failed, an
-    /// honest peer is never accused, and every buffer comes home.
+    /// The promises hold over any history: no message goes without a receive or a credit, each send ends once, each
+    /// connection ends once and is silent then, nothing is stuck, everything is delivered in order or its connection
+    /// has failed, an honest peer is never accused, and every buffer comes home.
     #[test]
     fn every_promise_holds_in_every_history(terms in terms(), steps in steps()) {
         let mut history = History::new(&terms, start());
@@ -510,7 +510,7 @@ proptest! {
     }
 }
 
-/// Histories to try: `PROPTEST_CASES`, or 2,000.
+/// Number of histories to try: `PROPTEST_CASES`, or 2,000.
 fn cases() -> u32 {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     asked.unwrap_or(2000)
@@ -526,8 +526,8 @@ fn connected(receive_depth: u32, send_depth: u32) -> History {
     history
 }
 
-/// A program that has let some messages go, one in a turn, and keeps the next ones, has its peer's credits given back all
-/// the same: the peer stalls when all but four receives are kept, and not before.
+/// The peer gets its credits back even if a program lets some messages go, one in a turn, and keeps the next ones. The
+/// peer stalls when all but four receives are kept, and not before.
 #[test]
 fn kept_messages_withhold_no_grant_that_is_due() {
     for depth in 5..40 {
@@ -564,7 +564,7 @@ fn a_control_message_that_found_no_place_is_tried_again() {
 }
 
 impl History {
-    /// The peer of the passive side sends this, if there is a receive for it.
+    /// Sends a message from the peer of the passive side, if there is a receive for the message.
     fn attack(&mut self, kind: Kind, grant: u32, payload: &[u8]) {
         let message = Bytes::of(&[&Header { kind, grant }.emit()[..], payload].concat());
         self.step(Step::World(1, World::Hostile(message)));
@@ -579,7 +579,7 @@ impl History {
     }
 }
 
-/// What waits for a message that is never let be fetched takes receives, and with them the peer's credits.
+/// Messages that wait behind one that can never be fetched take receives, and with them the peer's credits.
 #[test]
 fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -592,7 +592,8 @@ fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A peer whose messages are fetched and that gives no credit to be told so has no more of them than may be under way.
+/// A peer that gives no credit to be told that its messages were fetched cannot have more of them than may be under
+/// way.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -600,7 +601,7 @@ fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     for number in 0..1000 {
         let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 } };
         let [victim, attacker] = pair(&mut history.sides, 1);
-        // The reads are answered, and there is credit for messages of the reactor's own only.
+        // The reads are answered, and there is credit only for messages of the reactor's own.
         attacker.device.wire.push_back(Item::Response);
         limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
         history.attack(Kind::Offer, limit, &offer.emit());

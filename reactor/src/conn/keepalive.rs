@@ -1,15 +1,16 @@
-//! Whether the peer is still there: when it was heard, when it is asked, when it is given up. Pure.
+//! The keepalive decides when a silent peer is asked whether it is still there, and when it is given up. This file does
+//! no I/O, and time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// An active side that has heard nothing for this long after its hello asks once: the kernel's siw may sit on the first
-/// frame of a connection until a second one comes.
+/// Silence after its own hello that makes an active side ask once, early. The kernel's siw may hold the first frame of
+/// a connection back until a second one comes.
 const NUDGE: Duration = Duration::from_millis(100);
 
-/// The least time to the next look at a peer that may be gone.
+/// Time until the next look at a peer that may be gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// How long a peer may be silent.
+/// The limits of a peer's silence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// Silence after which the peer is asked.
@@ -18,27 +19,27 @@ pub(crate) struct Patience {
     pub(crate) timeout: Duration,
 }
 
-/// What this side has done about the silence of one peer. When the peer was heard is known by its connection.
+/// The state of the questions to one peer. The connection itself notes when the peer was heard.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
-    /// When the connection came up.
+    /// Time at which the connection came up.
     since: Instant,
-    /// When the peer was asked last.
+    /// Time of the last question, unless the peer has answered since.
     asked: Option<Instant>,
-    /// The peer is to be asked early if it says nothing after this side's hello.
+    /// This side is to ask early if the peer says nothing after this side's hello.
     nudges: bool,
-    /// A question is to be sent.
+    /// A ping is to be sent.
     pub(crate) owes_ping: bool,
-    /// An answer is to be sent.
+    /// A pong is to be sent.
     pub(crate) owes_pong: bool,
 }
 
-/// What to do at the end of a while.
+/// The result of a look at a peer's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Look again then.
+    /// The peer is not overdue; look again at this time.
     Wait(Instant),
-    /// The peer seems to be gone, but something of it may be left to look at. Look again then.
+    /// The peer seems to be gone, but something that it sent may not have been looked at yet; look again at this time.
     Suspect(Instant),
     /// The peer is gone.
     Lost,
@@ -49,15 +50,15 @@ impl Keepalive {
         Self { since: now, asked: None, nudges: false, owes_ping: false, owes_pong: false }
     }
 
-    /// The connection is up; returns when to look first.
+    /// Notes that the connection is up; returns the time of the first look.
     pub(crate) fn start(&mut self, now: Instant, active: bool, patience: &Patience) -> Instant {
         self.since = now;
         self.nudges = active;
         now + if active { patience.interval.min(NUDGE) } else { patience.interval }
     }
 
-    /// Looks whether the peer is there, which was heard at `heard`. `caught_up`: nothing of this peer can be left that nobody
-    /// has looked at.
+    /// Judges the silence of a peer that was heard last at `heard`. `caught_up`: this side has looked at everything
+    /// that the peer has sent.
     pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
         if std::mem::take(&mut self.nudges) && heard <= self.since {
             self.owes_ping = true;
@@ -65,13 +66,14 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // A question that the peer has answered, be it at the same time of a coarse clock, is none any more.
+        // The peer has answered a question that is not newer than the last sign of life. Both may have the same time on
+        // a coarse clock.
         self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;
             now
         });
-        // Whoever comes late to ask gives the peer as much time to answer.
+        // A side that asks late gives the peer as much time to answer as one that asks on time.
         let answer_time = patience.timeout.saturating_sub(patience.interval);
         let end = (heard + patience.timeout).max(asked + answer_time);
         if now < end {

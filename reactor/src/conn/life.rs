@@ -1,4 +1,4 @@
-//! How a connection begins and ends.
+//! The beginning and the end of a connection.
 
 use std::time::Instant;
 
@@ -17,12 +17,12 @@ use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, RejectReason};
 
-/// How a timeout of a connection came about.
+/// The peer's silence as it was when a timeout of a connection ran.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
-    /// When the transport got the last octets of the peer, if it says so.
+    /// Time at which the transport got the last octets of the peer, if the provider reports that.
     pub(crate) heard: Option<Instant>,
-    /// Nothing of this peer can be left that nobody has looked at.
+    /// This side has looked at everything that the peer has sent.
     pub(crate) caught_up: bool,
 }
 
@@ -35,19 +35,19 @@ impl Config {
 impl Connection {
     // Beginning.
 
-    /// The connection is on a device, with these receives and a window of so many.
+    /// Gives the connection its receives once its device is known. `window`: how many of them the peer is granted.
     pub(crate) fn equip(&mut self, receives: RecvQueue, window: u32) {
         self.sends.reserve();
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
     }
 
-    /// The first receives are posted: the greeting grants them.
+    /// Sets the window to the first `depth` receives that were posted; the greeting grants them.
     pub(crate) const fn grant_initial(&mut self, depth: u32) {
         self.rx = ReceiveWindow::new(depth);
     }
 
-    /// The peer's address is resolved; `false` if that does not matter any more.
+    /// Notes that the peer's address is resolved; `false` if that does not matter any more.
     pub(crate) fn resolved(&mut self) -> bool {
         let was = matches!(self.state, State::Resolving);
         if was {
@@ -56,7 +56,7 @@ impl Connection {
         was
     }
 
-    /// What this side says to the peer: its private data, behind a greeting unless the framing is raw.
+    /// Returns the private data for the peer: the program's own, behind a greeting unless the framing is raw.
     pub(crate) fn greeting(&self, private_data: &[u8], buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         match self.framing {
             Framing::Raw => private_data.to_vec(),
@@ -72,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// Notes what the peer's greeting says, and what a buffer of this side holds.
+    /// Takes over the terms of the peer's greeting. `own`: largest payload in one buffer of this side, bytes.
     pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool) {
         self.tx = SendWindow::new(greeting.window);
         self.terms = match self.framing {
@@ -86,8 +86,8 @@ impl Connection {
         self.about.private_data = greeting.user.to_vec();
     }
 
-    /// The transport is up. `own`: what a buffer of this side holds. Returns whether the peer offers extensions that are to be
-    /// agreed on.
+    /// Notes that the transport is up. `own`: largest payload in one buffer of this side, bytes. Returns whether the
+    /// peer offers extensions that are to be agreed on.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
             (State::Accepting, Framing::Credits) => self.state = State::Greeting,
@@ -99,7 +99,8 @@ impl Connection {
             (State::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked) {
                 Ok(greeting) => {
                     self.agree(&greeting, own, false);
-                    // The hello opens the peer's side, and goes before anything that the program sends.
+                    // The hello opens the connection on the peer's side, so it goes before anything that the program
+                    // sends.
                     self.push_control(Kind::Hello, &[], None, env);
                     self.announce(env);
                     return greeting.extensions;
@@ -109,13 +110,13 @@ impl Connection {
                     self.end(Ending::ConnectError(error), Certainty::Known, env);
                 }
             },
-            // The event came twice, or data that came before it has implied it.
+            // The event came twice, or data that arrived before the event has announced the connection already.
             _ => {}
         }
         false
     }
 
-    /// Both sides use the extensions of the embedded provider.
+    /// Notes that both sides use the extensions of the embedded provider.
     pub(crate) const fn use_extensions(&mut self) {
         self.terms.extensions = true;
     }
@@ -124,7 +125,7 @@ impl Connection {
     pub(super) fn announce(&mut self, env: &mut Env<'_>) {
         match &mut self.state {
             State::Closing(closing) => {
-                // The peer has closed before its hello was seen: what it sent is delivered all the same.
+                // The peer has closed before its hello was seen. Its messages are delivered all the same.
                 let Ending::Silent(Some(reason)) = &closing.ending else { return };
                 closing.ending = Ending::disconnect(reason.clone());
             }
@@ -149,8 +150,8 @@ impl Connection {
 
     // Time.
 
-    /// The deadline has passed that [`Action::Deadline`] has set. Whether the peer seems to be gone, and only what may be unseen
-    /// speaks for it.
+    /// Handles the deadline that [`Action::Deadline`] or [`Action::LookBy`] has set. Returns whether the peer seems to
+    /// be gone, and gets a delay only because something that it sent may not have been looked at.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         match self.state {
             State::Resolving | State::Connecting => {
@@ -211,13 +212,13 @@ impl Connection {
         self.end(ending, Certainty::Known, env);
     }
 
-    /// The program closes the connection, and what it has sent need not arrive.
+    /// The program closes the connection, and its sends need not arrive.
     pub(crate) fn abort(&mut self, env: &mut Env<'_>) {
         self.close(env);
         self.flush(env);
     }
 
-    /// The program wants to hear no more of the connection than its sends and its end.
+    /// Drops every callback that is due except those for the ends of sends and for the end of the connection.
     fn mute(&mut self, env: &mut Env<'_>) {
         self.refused = None;
         self.discard_held(env);
@@ -232,14 +233,14 @@ impl Connection {
         events.retain_mut(|(of, event)| *of != id || !is_muted(event, buffers, shared));
     }
 
-    /// Ends the connection, for the first reason given. The rest happens when the queues were flushed.
+    /// Begins to end the connection; the first reason given counts. The connection is over when the queues are flushed.
     pub(crate) fn end(&mut self, ending: Ending, certainty: Certainty, env: &mut Env<'_>) {
         let graceful = matches!(ending, Ending::Disconnect { reason: DisconnectReason::Local, .. });
         match self.state {
             State::Closing(_) => return,
             State::Draining => {
                 if !graceful {
-                    // It was ending anyway; what was still to be sent cannot be.
+                    // The program has closed the connection already. The sends that are left cannot go out any more.
                     self.flush(env);
                 }
                 return;
@@ -276,7 +277,7 @@ impl Connection {
         matches!(self.state, State::Draining) && self.sends.is_empty() && !self.transfers.offers()
     }
 
-    /// A connection that the program has closed had its time to send.
+    /// Stops sending on a connection that the program has closed, and flushes its queues.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
         if matches!(self.state, State::Draining) {
             let ending = Ending::Disconnect { reason: DisconnectReason::Local, delivers: false };
@@ -292,25 +293,26 @@ impl Connection {
         self.want(env, Action::Flush);
     }
 
-    /// A work request has failed, and nobody has ended the connection: what ended it is about to be known.
+    /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager
+    /// is about to report the cause.
     pub(super) fn work_request_failed(&mut self, status: WcStatus, env: &mut Env<'_>) {
         let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(status));
         let certainty = if status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
         self.end(Ending::disconnect(reason), certainty, env);
     }
 
-    /// Work requests could not be posted. It may be the device that is going away.
+    /// Ends the connection because work requests could not be posted. The cause may be a device that is going away.
     pub(crate) fn posting_failed(&mut self, why: String, env: &mut Env<'_>) {
         self.end(Ending::disconnect(DisconnectReason::Internal(why)), Certainty::Guessed, env);
     }
 
-    /// The peer has broken the protocol.
+    /// Ends the connection because the peer has broken the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         log::warn!("{}: {} broke the protocol: {what}", self.id, self.about.peer);
         self.end(Ending::violation(what), Certainty::Known, env);
     }
 
-    /// The peer's side has refused.
+    /// Ends the connection because the peer's side has refused it.
     pub(crate) fn rejected(&mut self, private_data: Vec<u8>, env: &mut Env<'_>) {
         let error = match Greeting::parse(&private_data) {
             Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },
@@ -319,7 +321,7 @@ impl Connection {
         self.end(Ending::ConnectError(error), Certainty::Known, env);
     }
 
-    /// Connecting has failed.
+    /// Ends the connection because connecting has failed.
     pub(crate) fn connect_failed(&mut self, failure: ConnectFailure, env: &mut Env<'_>) {
         let error = match failure {
             ConnectFailure::Timeout => ConnectError::Timeout,
@@ -328,22 +330,23 @@ impl Connection {
         self.end(Ending::ConnectError(error), Certainty::Known, env);
     }
 
-    /// The device is going away.
+    /// Ends the connection because its device is going away.
     pub(crate) fn device_removed(&mut self, env: &mut Env<'_>) {
         if !self.correct(|_| Some(DisconnectReason::DeviceRemoved)) {
             self.end(Ending::disconnect(DisconnectReason::DeviceRemoved), Certainty::Known, env);
         }
     }
 
-    /// The connection manager says that the connection is gone.
+    /// Handles the connection manager's news that the connection is gone.
     pub(crate) fn disconnected(&mut self, cause: DisconnectCause, env: &mut Env<'_>) {
         let reason = |cause| match cause {
-            // The event that follows this side's own disconnect does not say that the queues were flushed before it.
+            // A cause of `Local` is only this side's answer to queues that were flushed before. The peer has flushed
+            // them.
             DisconnectCause::Peer | DisconnectCause::Local => DisconnectReason::Peer,
             cause => DisconnectReason::Transport(cause),
         };
         let corrected = self.correct(|guess| match (guess, reason(cause.clone())) {
-            // What could not be posted was not the peer's doing.
+            // The peer is not to blame for work requests that could not be posted.
             (DisconnectReason::Internal(_), DisconnectReason::Peer) => None,
             (_, reason) => Some(reason),
         });
@@ -361,7 +364,7 @@ impl Connection {
         self.end(ending, Certainty::Known, env);
     }
 
-    /// Replaces a reason that was guessed, if it was.
+    /// Replaces the reason of the end if it was guessed; returns whether it was.
     fn correct(&mut self, better: impl FnOnce(&DisconnectReason) -> Option<DisconnectReason>) -> bool {
         let State::Closing(closing) = &mut self.state else { return false };
         let Closing { ending: Ending::Disconnect { reason, .. }, certainty: certainty @ Certainty::Guessed } =
@@ -376,13 +379,14 @@ impl Connection {
         true
     }
 
-    /// Whether nothing of a connection that ends is left with the device, and why it ended is known.
+    /// Whether the device has no work requests of an ending connection any more, and the reason of the end is known.
     pub(crate) fn is_flushed(&self) -> bool {
         let certain = self.state.closing().is_some_and(|closing| closing.certainty == Certainty::Known);
         certain && self.outstanding() == 0
     }
 
-    /// The queue pair is gone. The sends that are left have failed; returns the last callback, if there is one.
+    /// Cleans up after the queue pair is gone: the sends that are left have failed. Returns the last callback, if there
+    /// is one.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
@@ -409,8 +413,7 @@ impl Connection {
     }
 }
 
-/// Whether an event is not told to a program that wants to hear no more than the sends and the end of a connection; frees
-/// what such an event holds.
+/// Whether an event is dropped after the program has closed the connection; frees the buffer of such an event.
 fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
     match event {
         Event::Message(arrived) => {

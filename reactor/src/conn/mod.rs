@@ -2,8 +2,8 @@
 //! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
 //!
 //! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
-//! [`recv_queue`]), the large messages ([`transfer`]) and what is known of the peer's silence ([`keepalive`]). [`frame`] and
-//! [`greeting`] are what it says to the peer. How it begins and ends is in [`life`].
+//! [`recv_queue`]), the large messages ([`transfer`]) and the account of the peer's silence ([`keepalive`]). [`frame`]
+//! and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end.
 
 pub(crate) mod credit;
 pub(crate) mod effects;
@@ -36,7 +36,7 @@ use crate::error::Blocked;
 use crate::id::ConnectionId;
 use crate::stats::Stats;
 
-/// What an input of a connection works with.
+/// The surroundings that every input of a connection works with.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub(crate) now: Instant,
@@ -56,26 +56,27 @@ pub(crate) enum Role {
     Passive,
 }
 
-/// What a refused send needs. A later one of these needs what the earlier ones need, and more.
+/// The things that a refused send needs. Each variant needs everything that the variants above it need, and more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     /// A place in the send queue.
     Place,
     /// A place and a credit.
     Message,
-    /// A place and a credit, a transfer less under way, and memory for a copy of so many bytes, if any.
+    /// A place and a credit, an end of one of the transfers under way, and memory for a copy of `copy` bytes unless
+    /// that is 0.
     Transfer { copy: usize },
 }
 
-/// A send was refused, and `on_writable` is owed.
+/// A refusal: a send found no room, and the program is owed an `on_writable`.
 #[derive(Clone, Copy, Debug)]
 struct Refused {
-    /// The least that a refused send needs.
+    /// The smallest need of all the sends refused since then.
     need: Need,
     since: Instant,
 }
 
-/// What both sides have agreed on.
+/// The terms that both sides have agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// Largest payload that the peer takes in one buffer, bytes.
@@ -86,7 +87,7 @@ pub(crate) struct Terms {
     pub(crate) extensions: bool,
 }
 
-/// What is looked at seldom.
+/// The parts of a connection that are seldom looked at.
 #[derive(Debug)]
 struct About {
     peer: SocketAddr,
@@ -94,9 +95,9 @@ struct About {
     private_data: Vec<u8>,
     /// The program's number.
     user: u64,
-    /// Time with refused sends, up to the last `on_writable`.
+    /// Time in which sends were refused, up to the last `on_writable`.
     stalled: Duration,
-    /// What came before an active side knew that the connection is up.
+    /// Messages that arrived before this active side knew that the connection is up.
     early: VecDeque<Early>,
 }
 
@@ -106,14 +107,14 @@ pub(crate) struct Connection {
     id: ConnectionId,
     role: Role,
     framing: Framing,
-    /// It is on the list of connections with something to post.
+    /// The connection is on the list of those with something to post.
     marked: bool,
-    /// The program gathers sends over turns.
+    /// The program gathers sends over several turns.
     corked: bool,
     state: State,
     tx: SendWindow,
     rx: ReceiveWindow,
-    /// When the peer was heard last, by a message.
+    /// Time of the last sign of life: a message, a read that ended, or octets that the transport got.
     heard: Instant,
     terms: Terms,
     sends: SendQueue,
@@ -206,7 +207,7 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Work requests that the queue pair still has.
+    /// Number of work requests that the queue pair still has.
     pub(crate) fn outstanding(&self) -> usize {
         self.sends.posted() + self.receives.posted()
     }
@@ -222,23 +223,23 @@ impl Connection {
         }
     }
 
-    /// The connection was taken from that list.
+    /// Notes that the connection was taken off the list of those with something to post.
     pub(crate) const fn unmark(&mut self) {
         self.marked = false;
     }
 
-    /// Has a callback made.
+    /// Asks for a callback.
     #[inline]
     fn tell(&self, env: &mut Env<'_>, event: Event) {
         env.effects.events.push_back((self.id, event));
     }
 
-    /// Has something done.
+    /// Asks for an action.
     fn want(&self, env: &mut Env<'_>, action: Action) {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// Has it looked at whether a refused send would be taken now.
+    /// Asks for a check whether a send that was refused would be taken now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
@@ -262,7 +263,7 @@ impl Connection {
         self.sends.room(self.transfers.places()) > 0
     }
 
-    /// Messages that would be taken now.
+    /// Number of messages that would be taken now.
     pub(crate) fn writable(&self) -> usize {
         if !self.state.is_open() {
             return 0;
@@ -282,13 +283,13 @@ impl Connection {
         let refused = self.refused.get_or_insert(Refused { need, since: env.now });
         refused.need = refused.need.min(need);
         if self.corked {
-            // What is held back goes: there is no other way to room.
+            // The cork lets go of the chain: only sends that go out and end can make room.
             self.mark(env);
         }
     }
 
-    /// What a refused send needs besides credits and places that are there; `None`: no send was refused, or it would be
-    /// refused again.
+    /// Returns the need of a refused send if the credits, places and transfers for it are there; the caller looks after
+    /// memory. `None`: no send was refused, or it would be refused again.
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {
@@ -309,13 +310,13 @@ impl Connection {
         }
     }
 
-    /// How long sends were refused, all times together.
+    /// Total time in which sends were refused.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.about.stalled + open
     }
 
-    /// Gathers sends over turns.
+    /// Starts to gather sends over several turns.
     pub(crate) const fn cork(&mut self) {
         self.corked = true;
     }

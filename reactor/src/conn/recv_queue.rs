@@ -1,4 +1,5 @@
-//! The receives of a connection, its own or those that it claims of the device's shared queue, and what comes in them.
+//! The receives of a connection, either its own or those that it claims of the device's shared queue, and the messages
+//! that arrive in them.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -26,16 +27,16 @@ pub(crate) struct RecvQueue {
     source: Source,
     /// Messages that the program keeps.
     kept: u32,
-    /// Messages that wait for a large message.
+    /// Number of messages that are held until a large message before them is delivered.
     held: u32,
-    /// Messages that came back before their callback, which had kept them, returned.
+    /// Number of messages that the program kept in a callback and gave back before that callback returned.
     early: u32,
 }
 
 #[derive(Debug)]
 enum Source {
     Own {
-        /// In the order of posting.
+        /// Buffers of the posted receives, in the order of posting.
         posted: VecDeque<Posted>,
         depth: u32,
         /// Bytes of one receive.
@@ -45,13 +46,13 @@ enum Source {
 }
 
 impl RecvQueue {
-    /// A queue of its own, with nothing posted yet.
+    /// A receive queue of the connection's own, with nothing posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
         Self { source: Source::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
-    /// Receives of the shared queue.
+    /// Receives that the connection claims of the shared queue.
     pub(crate) const fn shared(claim: Claim) -> Self {
         Self { source: Source::Shared(claim), kept: 0, held: 0, early: 0 }
     }
@@ -66,7 +67,7 @@ impl RecvQueue {
         matches!(self.source, Source::Shared(_))
     }
 
-    /// What the connection claims of the shared queue.
+    /// The claim of the connection on the shared queue, if it uses that queue.
     pub(crate) const fn claim(&self) -> Option<&Claim> {
         match &self.source {
             Source::Own { .. } => None,
@@ -79,7 +80,7 @@ impl RecvQueue {
         self.kept
     }
 
-    /// Receives of its own that the queue pair has.
+    /// Number of receives that the queue pair has of its own.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         match &self.source {
@@ -88,7 +89,8 @@ impl RecvQueue {
         }
     }
 
-    /// The buffer of a receive that has completed; `place` is that in the shared queue.
+    /// Returns the buffer of a receive that has completed. `place`: the position in the shared queue, if the connection
+    /// uses that.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
         match &mut self.source {
@@ -97,7 +99,7 @@ impl RecvQueue {
         }
     }
 
-    /// Counts a message of the program's, which calls for receives of the shared queue.
+    /// Counts a message of the program. The claim on the shared queue grows with such messages.
     #[inline]
     pub(crate) const fn count(&mut self) {
         if let Source::Shared(claim) = &mut self.source {
@@ -105,7 +107,7 @@ impl RecvQueue {
         }
     }
 
-    /// A message keeps its receive: it waits for a large message.
+    /// Notes that a message keeps its receive because it waits for a large message.
     pub(crate) const fn hold(&mut self) {
         self.held += 1;
         if let Source::Shared(claim) = &mut self.source {
@@ -113,7 +115,7 @@ impl RecvQueue {
         }
     }
 
-    /// A message that was held lets go of its receive.
+    /// Notes that a message that was held lets go of its receive.
     pub(crate) const fn release(&mut self) {
         self.held = self.held.saturating_sub(1);
         if let Source::Shared(claim) = &mut self.source {
@@ -121,7 +123,7 @@ impl RecvQueue {
         }
     }
 
-    /// The program keeps a message that was delivered, and its receive with it.
+    /// Notes that the program keeps a message that was delivered, and its receive with it.
     pub(crate) const fn keep(&mut self) {
         if self.early > 0 {
             self.early -= 1;
@@ -145,7 +147,7 @@ impl RecvQueue {
         }
     }
 
-    /// Receives of its own that are to be posted again: those that are neither posted nor kept.
+    /// Number of own receives that can be posted again: those that are neither posted nor kept nor held.
     pub(crate) fn to_post(&self) -> u32 {
         match &self.source {
             Source::Own { posted, depth, .. } => depth.saturating_sub(posted.len() as u32 + self.kept + self.held),
@@ -153,7 +155,7 @@ impl RecvQueue {
         }
     }
 
-    /// Whether receives of its own are to be posted again now.
+    /// Whether it is time to post own receives again.
     #[inline]
     pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
@@ -162,7 +164,8 @@ impl RecvQueue {
         }
     }
 
-    /// Takes buffers for the receives that are to be posted again, and makes their work requests. How many it could get.
+    /// Takes buffers for the receives that are to be posted again, and makes their work requests. Returns the number of
+    /// buffers that the pool had.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
         let free = self.to_post();
@@ -179,7 +182,7 @@ impl RecvQueue {
         count
     }
 
-    /// The last `count` of what was prepared was not posted.
+    /// Takes the last `count` prepared receives back, because they were not posted.
     pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
         let Source::Own { posted, .. } = &mut self.source else { return };
         for _ in 0..count {
@@ -189,13 +192,13 @@ impl RecvQueue {
         }
     }
 
-    /// Adjusts what the connection promises of the shared queue: how many receives more.
+    /// Adjusts the claim on the shared queue; returns how many more receives the connection may promise.
     pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
         let (Source::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
-    /// Gives the buffers of its own receives back: the queue pair is gone.
+    /// Gives the buffers of the own receives back to the pool after the queue pair is gone.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         if let Source::Own { posted, .. } = &mut self.source {
             posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
@@ -203,7 +206,7 @@ impl RecvQueue {
     }
 }
 
-/// What came before an active side knew that the connection is up.
+/// A message that arrived before an active side knew that the connection is up.
 #[derive(Debug)]
 pub(super) struct Early {
     buffer: Buffer,
@@ -215,7 +218,7 @@ pub(super) struct Early {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
     pub(crate) status: WcStatus,
-    /// Bytes that came.
+    /// Number of bytes that arrived.
     pub(crate) len: u32,
     /// Immediate data of a peer's write.
     pub(crate) immediate: Option<u32>,
@@ -224,7 +227,8 @@ pub(crate) struct Completed {
 }
 
 impl Connection {
-    /// A receive has completed; `place` is that in the shared queue. `false` if there was no such receive.
+    /// Handles a receive that has completed. `place`: its position in the shared queue, if the connection uses that.
+    /// `false` if there was no such receive.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(buffer) = self.receives.complete(env.buffers, place) else { return false };
@@ -274,7 +278,7 @@ impl Connection {
         true
     }
 
-    /// Whether the next flush has something to do, as far as what has come can bring that about.
+    /// Whether an arrived or returned message has left the next flush something to do.
     #[inline]
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()
@@ -285,7 +289,7 @@ impl Connection {
             || self.transfers.is_active()
     }
 
-    /// Has a message told to the program.
+    /// Passes a message to the program.
     #[inline]
     pub(super) fn deliver(&mut self, arrived: Arrived, env: &mut Env<'_>) {
         env.stats.messages.received += 1;
@@ -293,7 +297,7 @@ impl Connection {
         self.tell(env, Event::Message(arrived));
     }
 
-    /// A buffer of a receive is free again, and so is the receive.
+    /// Frees the buffer of a receive, and so the receive.
     fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         if !(cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending()) {
             env.buffers.free_receive(buffer, self.receives.is_shared());
@@ -314,7 +318,7 @@ impl Connection {
 
     fn receive_failed(&mut self, buffer: Buffer, status: WcStatus, env: &mut Env<'_>) {
         self.discard(buffer, env);
-        // Of a connection that is not up yet, the connection manager is about to say why it will not be.
+        // If the connection is not up yet, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
             State::Connecting => status == WcStatus::Flushed,
@@ -325,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// A message with a header that is not simply data to deliver.
+    /// Handles a message with a header, unless it is data that can be delivered at once.
     fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         // The active side's hello opens the connection of the passive side, and nothing else does.
         let hello = kind == Kind::Hello;
@@ -379,7 +383,7 @@ impl Connection {
         }
     }
 
-    /// A message without a header: a write with immediate data, or anything with `Framing::Raw`.
+    /// Handles a message without a header: a write with immediate data, or any message with `Framing::Raw`.
     fn received_bare(&mut self, buffer: Buffer, wc: &Completed, env: &mut Env<'_>) {
         let early = !self.state.is_announced();
         if self.framing == Framing::Credits && (early || !self.rx.received()) {
@@ -387,7 +391,7 @@ impl Connection {
             return self.violated(PeerViolation::CreditOverrun, env);
         }
         if early && self.is_active() {
-            // The peer has answered, and the answer is about to be told.
+            // The peer has accepted, and the event that says so is still to come.
             return self.about.early.push_back(Early { buffer, len: wc.len, immediate: wc.immediate });
         }
         if early {
@@ -412,14 +416,14 @@ impl Connection {
         }
     }
 
-    /// Delivers what came before the connection was known to be up.
+    /// Delivers the messages that arrived before this side knew that the connection is up.
     pub(super) fn deliver_early(&mut self, env: &mut Env<'_>) {
         while let Some(early) = self.about.early.pop_front() {
             self.deliver_bare(early, env);
         }
     }
 
-    /// Frees what came before a connection that was never known to be up.
+    /// Frees the messages that arrived on a connection that never came up on this side.
     pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
         while let Some(early) = self.about.early.pop_front() {
             self.discard(early.buffer, env);

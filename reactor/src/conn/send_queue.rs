@@ -1,5 +1,5 @@
-//! The send queue of a connection: sends that are posted, and behind them the chain that the next flush posts. Also how
-//! sends get there, and how they end.
+//! The send queue of a connection: the sends that are posted, and behind them the chain that the next flush posts. The
+//! file also has the ways in which sends enter the queue, and the ways in which they end.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,17 +23,18 @@ use crate::memory::region::Region;
 /// A send that has not ended.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// The message, or its header.
+    /// The message, or its header if the payload is elsewhere.
     buffer: Option<Posted>,
-    /// Whether it uses regions: those at the front of `holds` when it is at the front.
+    /// The send uses regions: those at the front of `holds` once the send is at the front of the queue.
     holds: bool,
-    /// The program's name for it; control messages have none.
+    /// The program's name for the send; control messages have none.
     pub(crate) id: Option<SendId>,
-    /// Bytes of a large message that it reads.
+    /// Bytes of a large message that this send reads; 0 for all other sends.
     pub(crate) piece: u32,
-    /// It waits for the peer's answer, and ends with its own completion only: on siw a later send may complete before.
+    /// The send waits for the peer's answer, and ends with its own completion only. On siw a later send may complete
+    /// before it.
     answered: bool,
-    /// How it ended, when one before it has not.
+    /// The outcome of a send that has completed while a send before it has not.
     ended: Option<Outcome>,
 }
 
@@ -44,7 +45,7 @@ impl Entry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// A message, or the reactor's own if it has no name.
+    /// A message of the program, or one of the reactor if it has no name.
     const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
@@ -58,27 +59,27 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     connection: ConnectionId,
-    /// Sends that there may be at once, control included.
+    /// Largest number of sends in the queue, control messages included.
     slots: usize,
-    /// Posted and not ended, then those of `chain`, in order.
+    /// Sends that have not ended: first the posted ones, then those of `chain`, in order.
     entries: VecDeque<Entry>,
-    /// To be posted by the next flush.
+    /// Work requests that the next flush posts.
     chain: Vec<SendWr>,
-    /// Entries that wait for an answer.
+    /// Number of entries that wait for an answer.
     answers: usize,
-    /// Regions of those entries that use any, in order.
+    /// Regions that entries use, one element for each entry that uses regions, in order.
     holds: VecDeque<Holds>,
-    /// Position of the first entry among all sends, its low bits.
+    /// Position of the first entry among all sends; only the low 16 bits.
     first: u16,
-    /// Sends of the program so far.
+    /// Number of sends of the program so far.
     named: u64,
-    /// Work requests in a row without a signal.
+    /// Number of work requests in a row without a signal.
     unsignaled: usize,
     /// A message in the chain can carry a grant.
     has_carrier: bool,
-    /// The peer waits for a message in the chain.
+    /// The peer waits for a message in the chain, so a cork does not hold the chain back.
     is_awaited: bool,
-    /// What the next work requests are to have.
+    /// Flags that the next work requests are to have.
     next: SendFlags,
 }
 
@@ -100,19 +101,19 @@ impl SendQueue {
         }
     }
 
-    /// Takes the memory that it will need.
+    /// Allocates the memory that the queue needs, once.
     pub(crate) fn reserve(&mut self) {
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
 
-    /// Places that sends of the program may take, when `reserved` of them are kept for something else.
+    /// Number of places that sends of the program may take while `reserved` places are kept for something else.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
         self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved)
     }
 
-    /// Places that sends of the program ever get.
+    /// Number of places for sends of the program in an empty queue.
     pub(crate) const fn most_room(&self) -> usize {
         self.slots - CONTROL_SENDS as usize
     }
@@ -134,7 +135,7 @@ impl SendQueue {
         !self.chain.is_empty()
     }
 
-    /// Whether half of the queue, or more, is to be posted.
+    /// Whether the chain takes half of the queue, or more.
     pub(crate) fn is_half_chained(&self) -> bool {
         self.chain.len() * 2 >= self.slots
     }
@@ -144,12 +145,12 @@ impl SendQueue {
         self.has_carrier
     }
 
-    /// The peer waits for the message that was added last: a cork does not keep it.
+    /// Notes that the peer waits for the message that was added last. A cork does not hold it back.
     pub(super) const fn hurry(&mut self) {
         self.is_awaited = true;
     }
 
-    /// Sends that the queue pair has.
+    /// Number of sends that the queue pair has.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         self.entries.len() - self.chain.len()
@@ -173,7 +174,7 @@ impl SendQueue {
         id
     }
 
-    /// Adds a message of the program's that consists of a header in a buffer, and of what `locals` name.
+    /// Adds a message of the program that consists of a header in a buffer and of the memory that `locals` names.
     fn push_gathered(&mut self, pool: &Pool, buffer: Buffer, header: Header, id: SendId, mut locals: Locals) {
         let (posted, sge) = pool.post_behind(buffer, header.emit(), 0);
         let mut sges = SgeList::one(sge);
@@ -196,11 +197,12 @@ impl SendQueue {
         self.push(Entry { holds: true, ..entry }, op, locals.sges);
     }
 
-    /// The flags of the next work request. `answered`: it completes with an answer of the peer. `message`: it is one of the
-    /// program's that uses a receive of the peer.
+    /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer.
+    /// `message`: it is a message of the program that uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
-        // An unsignaled send frees its place only with a later signaled one: never more than half a queue of them.
+        // An unsignaled send frees its place only with a later signaled one. So at most half a queue of sends in a row
+        // is unsignaled.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
         if answered || self.unsignaled * 2 >= self.slots {
@@ -231,7 +233,7 @@ impl SendQueue {
         self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
     }
 
-    /// The last send of the chain, to add to it: if it is a message of the program's in one buffer.
+    /// Returns the last send of the chain, for more bytes, if it is a message of the program in one buffer.
     pub(crate) fn open_message(&mut self) -> Option<(&mut Posted, &mut SgeList)> {
         let wr = self.chain.last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
         let entry =
@@ -239,8 +241,8 @@ impl SendQueue {
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 
-    /// Puts the newest grant into the first message of the chain that can carry it: the peer learns of it before it answers
-    /// any of them.
+    /// Puts the newest grant into the first message of the chain that can carry it. So the peer learns of the grant
+    /// before it answers any message of the chain.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
         let chained = self.entries.range_mut(self.posted()..);
@@ -250,7 +252,7 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// The chain, ready to be posted. Its last work request is signaled.
+    /// Returns the chain, ready to be posted. Its last work request is signaled.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
@@ -261,7 +263,7 @@ impl SendQueue {
         &self.chain
     }
 
-    /// The queue pair has taken the first work requests of the chain.
+    /// Notes that the queue pair has taken the first `count` work requests of the chain.
     #[inline]
     pub(crate) fn taken(&mut self, count: usize) {
         if count == self.chain.len() {
@@ -271,14 +273,15 @@ impl SendQueue {
         }
     }
 
-    /// How many sends a completion of `sequence` ends; `None` when no such send is posted.
+    /// Returns the number of sends that a completion of `sequence` ends; `None` if no such send is posted.
     #[inline]
     pub(crate) fn ended_by(&self, sequence: u16) -> Option<usize> {
         let count = usize::from(sequence.wrapping_sub(self.first)) + 1;
         (count <= self.posted()).then_some(count)
     }
 
-    /// Whether some entries wait for answers: then completions are noted, and ends follow as [`SendQueue::front_ended`] says.
+    /// Whether some entries wait for answers. Then completions are noted in the entries, and sends end as
+    /// [`SendQueue::front_ended`] says.
     #[inline]
     pub(crate) const fn has_answers(&self) -> bool {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
@@ -290,18 +293,18 @@ impl SendQueue {
             if nth + 1 == count {
                 entry.ended = Some(outcome);
             } else if !entry.answered {
-                // Sends before the one that failed were only not signaled.
+                // The sends before the last one have succeeded; they had no signal.
                 entry.ended.get_or_insert(Outcome::Sent);
             }
         }
     }
 
-    /// How the oldest send ended, if it has.
+    /// The outcome of the oldest send, if it has completed.
     pub(crate) fn front_ended(&self) -> Option<Outcome> {
         self.entries.front()?.ended
     }
 
-    /// Takes the oldest send out; its buffer goes back to the pool.
+    /// Takes the oldest send out of the queue; its buffer goes back to the pool.
     #[inline]
     pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
         let mut entry = self.entries.pop_front()?;
@@ -313,7 +316,7 @@ impl SendQueue {
         Some(entry)
     }
 
-    /// Forgets the chain: its queue pair is gone, and its entries have failed.
+    /// Forgets the chain after its queue pair is gone; the caller ends the entries.
     pub(crate) fn abandon_chain(&mut self) {
         self.chain.clear();
         self.has_carrier = false;
@@ -337,7 +340,7 @@ impl Connection {
         })
     }
 
-    /// Queues a message that `payload` is copied to.
+    /// Queues a message with a copy of `payload`.
     #[inline]
     pub(crate) fn send(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<SendId, SendErrorKind> {
         self.check_message(payload.len(), env)?;
@@ -349,7 +352,7 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Queues a message whose payload is in a buffer, behind room for a header.
+    /// Queues a message with a payload that is already in a buffer, behind room for a header.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
@@ -358,16 +361,16 @@ impl Connection {
     ) -> Result<SendId, SendErrorKind> {
         self.check_message(len, env)?;
         let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
-        // The program has lent it until now.
+        // The program had borrowed the buffer until now.
         env.buffers.pool.unlend();
         if self.framing == Framing::Raw {
-            // The room that is kept for the header is not wanted: the payload begins the message.
+            // A raw message has no header, so the payload moves to the beginning of the buffer.
             env.buffers.pool.slabs().bytes_mut(&mut buffer).copy_within(HEADER_LEN..HEADER_LEN + len, 0);
         }
         Ok(self.push_filled(buffer, len, env))
     }
 
-    /// Queues a message whose payload a device reads from where it is.
+    /// Queues a message with a payload that the device reads from the region.
     pub(crate) fn send_from(
         &mut self,
         region: &Region,
@@ -390,8 +393,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Adds bytes to the last message that is not posted yet, or to a new one: `fill` gets room for at least one byte and
-    /// says how many bytes it has put there. Nothing is sent if it has put none.
+    /// Adds bytes to the last message that is not posted yet, or to a new one. `fill` gets room for at least one byte,
+    /// and returns how many bytes it has put there. If `fill` returns 0, nothing is sent.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,
@@ -422,7 +425,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// Bytes in front of every payload.
+    /// Length of the header in front of every payload, bytes.
     #[inline]
     const fn header_len(&self) -> usize {
         match self.framing {
@@ -431,7 +434,7 @@ impl Connection {
         }
     }
 
-    /// Queues a message of the program's whose payload is in place.
+    /// Queues a message of the program with a payload that is already in place.
     #[inline]
     fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
         let message = match self.framing {
@@ -441,7 +444,7 @@ impl Connection {
         self.push_data(message, len, env)
     }
 
-    /// Queues a message of the program's. `len`: of the payload, bytes.
+    /// Queues a message of the program. `len`: length of the payload, bytes.
     #[inline]
     fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
@@ -457,14 +460,14 @@ impl Connection {
         self.mark(env);
     }
 
-    /// The header of the next message, whose credit is taken.
+    /// Takes a credit, and returns the header of the message that uses it.
     #[inline]
     fn header(&mut self, kind: Kind) -> Header {
         self.tx.take();
         Header { kind, grant: self.rx.told() }
     }
 
-    /// Queues a message of the reactor's own. The caller knows of a credit and a place for it.
+    /// Queues a message of the reactor's own. The caller has checked that there are a credit and a place.
     pub(super) fn push_control(&mut self, kind: Kind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
         let Some(buffer) = env.buffers.pool.take() else {
             debug_assert!(false, "every place in the send queue has a buffer promised");
@@ -477,7 +480,8 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Whether a one-sided operation of so many work requests can be queued now. `credit`: it uses a receive of the peer's.
+    /// Checks whether a one-sided operation of `places` work requests can be queued now. `credit`: the operation uses a
+    /// receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
         places: usize,
@@ -499,7 +503,7 @@ impl Connection {
         })
     }
 
-    /// Queues an operation that was checked.
+    /// Queues an operation that [`Connection::check_operation`] has allowed.
     pub(crate) fn operate(&mut self, kind: SendKind, op: SendOp, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(kind);
         if self.framing == Framing::Credits && matches!(op, SendOp::WriteWithImmediate(..)) {
@@ -513,7 +517,7 @@ impl Connection {
     /// Queues reads into several ranges, one after another, as one operation.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
-        // One Read for each range: a Read on iWARP has one sink, and many an adapter takes no more.
+        // Each range gets a Read of its own: a Read on iWARP has one sink, and many adapters take no more.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
             let entry = if nth + 1 == count { Entry::named(id) } else { Entry::EMPTY };
@@ -526,7 +530,8 @@ impl Connection {
         id
     }
 
-    /// Queues a write and the message that tells of it: what a write with immediate data is where the device has none.
+    /// Queues a write and a message that tells of it. This replaces a write with immediate data on devices that have
+    /// none.
     pub(crate) fn write_and_tell(
         &mut self,
         to: RemoteAddress,
@@ -548,8 +553,8 @@ impl Connection {
 
     // Posting.
 
-    /// Whether messages go out: while the connection is open, and while the peer fetches what was accepted before it was
-    /// closed.
+    /// Whether control messages go out and receives are posted. That is so while the connection is open, and after a
+    /// close while the peer still fetches messages that were offered before.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open => true,
@@ -558,8 +563,8 @@ impl Connection {
         }
     }
 
-    /// Whether a cork keeps the chain from being posted: while it is less than half of a queue, and neither a refused send,
-    /// nor the peer's credit or question, nor a large message waits for it.
+    /// Whether a cork keeps the chain from being posted. It does while the chain is less than half of a queue and
+    /// nothing waits for the chain: no refused send, no ping, pong or grant that is due, and no large message.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -570,8 +575,8 @@ impl Connection {
             && !self.transfers.is_active()
     }
 
-    /// Whether the flush is to post the sends before the receives, because the peer has enough credits to go on with: what it
-    /// waits for goes out first.
+    /// Whether the flush is to post the sends before the receives. That is so if no grant would be due after the
+    /// receives are posted: the peer has enough credits to go on with, and gets the messages that it waits for sooner.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
@@ -581,7 +586,7 @@ impl Connection {
             && !self.rx.update_due_after(self.receives.to_post())
     }
 
-    /// Whether receives are to be posted again now.
+    /// Whether the next flush is to post receives.
     #[inline]
     pub(crate) fn receives_due(&self) -> bool {
         let control = self.keepalive.owes_ping || self.keepalive.owes_pong;
@@ -590,7 +595,7 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Receives were posted, or claimed of the shared queue: the peer may be told of them.
+    /// Counts receives that were posted, or claimed of the shared queue. The peer may be told of them.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {
@@ -598,7 +603,7 @@ impl Connection {
         }
     }
 
-    /// Adjusts what the connection promises its peer of the shared receives.
+    /// Adjusts the number of shared receives that the connection promises its peer.
     pub(crate) fn renew_claim(&mut self, env: &mut Env<'_>) {
         let ending = self.state.is_ending() && !self.exchanges();
         if self.receives.is_shared() && !ending {
@@ -607,8 +612,8 @@ impl Connection {
         }
     }
 
-    /// Gets the chain ready to be posted: with a control message if one is due, and the newest grant in its first message.
-    /// Returns nothing if nothing is to be posted now.
+    /// Gets the chain ready to be posted: adds a control message if one is due, and puts the newest grant into the
+    /// first message. Returns an empty chain if nothing is to be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
         let sends = matches!(self.state, State::Open | State::Draining);
@@ -623,7 +628,7 @@ impl Connection {
                 self.push_control(kind, &[], None, env);
             }
             if self.sends.has_carrier() {
-                // A message shows life, and brings the newest grant.
+                // Any message is a sign of life, and so answers a ping.
                 self.keepalive.owes_pong = false;
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
@@ -631,7 +636,7 @@ impl Connection {
         self.sends.chain()
     }
 
-    /// The control message to send now, if one is due. A message that goes out anyway answers and grants.
+    /// The control message to send now, if one is due. A message that goes out anyway replaces a pong and a grant.
     #[inline]
     fn due_control(&self) -> Option<Kind> {
         let carried = self.sends.has_carrier();
@@ -651,7 +656,8 @@ impl Connection {
 
     // Completing.
 
-    /// The device has done the send of this position, and those before it. `false` if no such send is posted.
+    /// Handles the completion of the send at position `sequence`, which also ends those before it. `false` if no such
+    /// send is posted.
     #[inline]
     pub(crate) fn sent(&mut self, sequence: u16, status: WcStatus, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
@@ -663,13 +669,13 @@ impl Connection {
             }
         } else {
             for nth in 1..=count {
-                // Sends before the one that failed were only not signaled.
+                // The sends before the last one have succeeded; they had no signal.
                 self.end_send(if nth < count { Outcome::Sent } else { last }, env);
             }
         }
         self.ask_writable(env);
         if self.sends.is_chained() || self.transfers.is_active() || self.owes_control() {
-            // What is to be posted may have waited for a place.
+            // Messages and reads that are to be posted may have waited for a place.
             self.mark(env);
         }
         if !status.is_success() {
@@ -678,7 +684,7 @@ impl Connection {
         true
     }
 
-    /// Whether the queue pair has sends that are to complete.
+    /// Whether the queue pair has sends that have not completed.
     pub(crate) fn has_sends_posted(&self) -> bool {
         self.sends.posted() > 0
     }
@@ -699,7 +705,8 @@ impl Connection {
         }
     }
 
-    /// The oldest send that used regions has ended: lets go of them. `piece`: bytes of a large message that it has read.
+    /// Lets go of the regions of the oldest send that used any, because it has ended. `piece`: bytes of a large message
+    /// that the send has read.
     #[inline(never)]
     fn end_operation(&mut self, piece: u32, outcome: Outcome, env: &mut Env<'_>) {
         for (key, hold) in self.sends.holds.pop_front().into_iter().flatten().flatten() {

@@ -1,51 +1,52 @@
-//! Where a connection is in its life, and why it ends.
+//! The states of a connection, and the reasons for its end.
 
 use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 
-/// Where a connection is in its life. It only moves forward.
+/// The state of a connection. A connection only moves forward through the states.
 #[derive(Debug)]
 pub(crate) enum State {
     /// This side connects: the peer's address is being resolved, and there is no queue pair yet.
     Resolving,
-    /// This side connects: the peer was asked.
+    /// This side connects: the connect request is on its way.
     Connecting,
-    /// The peer connects: it was accepted, and the transport is not up yet.
+    /// The peer connects: this side has accepted, and the transport is not up yet.
     Accepting,
-    /// The peer connects: the transport is up, and the peer's hello is to come.
+    /// The peer connects: the transport is up, and the peer's hello has not come yet.
     Greeting,
-    /// The program knows of the connection, and data flows.
+    /// The connection is up: the program knows of it, and data flows.
     Open,
-    /// The program has closed the connection, and what was accepted before is still sent.
+    /// The program has closed the connection, and the sends that were accepted before still go out.
     Draining,
-    /// The queues are being flushed. Then the connection is over.
+    /// The queues are being flushed. After that the connection is over.
     Closing(Box<Closing>),
 }
 
-/// A connection that ends.
+/// The end that a connection is coming to.
 #[derive(Debug)]
 pub(crate) struct Closing {
     pub(crate) ending: Ending,
     pub(crate) certainty: Certainty,
 }
 
-/// How the program hears of the end.
+/// The way in which the program hears of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// By `on_disconnect`. `delivers`: until then, what the peer has sent is still delivered.
+    /// The program gets an `on_disconnect`. `delivers`: until then, messages that the peer has sent are still
+    /// delivered.
     Disconnect { reason: DisconnectReason, delivers: bool },
-    /// By `on_connect_error`.
+    /// The program gets an `on_connect_error`.
     ConnectError(ConnectError),
-    /// Not at all: the peer's connection did not come up. If the peer has closed it and its hello turns up after all, this
-    /// is why it ended.
+    /// The program hears nothing, because a connection that the peer opened did not come up. The value is the reason to
+    /// report if the peer had closed the connection and its hello turns up after all.
     Silent(Option<DisconnectReason>),
 }
 
-/// How sure the reason of an end is.
+/// The certainty of the reason of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Certainty {
     Known,
-    /// The reason is guessed from a flushed work request or one that could not be posted. The connection manager may know
-    /// better, and is waited for.
+    /// The reason is guessed from a flushed work request or one that could not be posted. The connection manager may
+    /// know better, so the end waits for its event.
     Guessed,
 }
 
@@ -62,7 +63,8 @@ impl Ending {
 }
 
 impl State {
-    /// Whether the transport is not up yet, as far as this side knows, or the peer's hello is to come.
+    /// Whether the connection is not up yet: this side does not know that the transport is up, or the peer's hello has
+    /// not come.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Resolving | Self::Connecting | Self::Accepting | Self::Greeting)
     }
@@ -71,7 +73,7 @@ impl State {
         matches!(self, Self::Open)
     }
 
-    /// Whether the connection is on its way out.
+    /// Whether the connection is ending.
     pub(crate) const fn is_ending(&self) -> bool {
         matches!(self, Self::Draining | Self::Closing(_))
     }
@@ -92,7 +94,7 @@ impl State {
         }
     }
 
-    /// Whether messages are delivered. When the peer has closed, what it sent before still is.
+    /// Whether messages are delivered. Messages that a peer sent before it closed are delivered too.
     #[inline]
     pub(crate) const fn delivers(&self) -> bool {
         match self {

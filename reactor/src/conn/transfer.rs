@@ -1,9 +1,9 @@
-//! Messages past one buffer: the sender offers its memory, the receiver reads it and says so.
+//! Messages past one buffer: the sender offers its memory, and the receiver reads it and reports that.
 //!
-//! An offer is a message and takes its place among messages: what comes behind it is held until the offered message was
-//! fetched, unless messages may overtake. The bytes come by RDMA Read in pieces, so that other traffic and signs of life get
-//! between them. A transfer that does not move for `Config::transfer_timeout` ends its connection: what it holds is wanted by
-//! others.
+//! An offer is a message and has its place in the order of messages. Messages behind it are held until the offered
+//! message is fetched, unless they may overtake it (`Config::overtake`). The bytes come by RDMA Read in pieces, so that
+//! other traffic and signs of life get between them. A transfer that does not move for `Config::transfer_timeout` ends
+//! its connection, because other connections want the memory that it holds.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -23,27 +23,27 @@ use crate::memory::cells::Hold;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::{Region, RemoteRegion};
 
-/// Bytes of one read.
+/// Longest read, bytes.
 const PIECE: u64 = 1 << 20;
 
-/// Bytes that are not left for a last read of their own: siw of Linux 6.1 answers a read of at most 32 bytes that crosses
-/// a page with other bytes.
+/// Shortest rest that gets a last read of its own after other reads, bytes. The siw of Linux 6.1 answers a read of at
+/// most 32 bytes that crosses a page with wrong bytes.
 const CRUMB: u64 = 64;
 
-/// Reads of a connection that may be on their way.
+/// Largest number of reads that a connection has on their way for large messages.
 const PIECES: usize = 4;
 
-/// How much of what is left to read next.
+/// Length of the next read if `left` bytes are left.
 fn piece(left: u64) -> u64 {
     if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
 }
 
-/// Where an offered message is.
+/// The memory that holds an offered message.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// In a copy that goes when the message was fetched.
+    /// A copy, which is freed when the message was fetched.
     Copy(Box<Region>),
-    /// In a region of the program's.
+    /// A region of the program.
     Lent(Key, Hold),
 }
 
@@ -59,9 +59,9 @@ struct Outgoing {
 #[derive(Debug)]
 struct Incoming {
     offer: Offer,
-    /// Once there was memory for it.
+    /// Memory for the message; `None` until there is some.
     region: Option<Box<Region>>,
-    /// Bytes whose reads are on their way or done.
+    /// Bytes for which reads are on their way or done.
     asked: u64,
     done: u64,
 }
@@ -72,10 +72,10 @@ impl Incoming {
     }
 }
 
-/// What waits for its turn to be delivered.
+/// An event that waits for its turn to be delivered.
 #[derive(Debug)]
 enum Held {
-    /// The oldest transfer that was not delivered.
+    /// The oldest transfer that is not delivered yet.
     Transfer,
     Message {
         buffer: Buffer,
@@ -88,21 +88,21 @@ enum Held {
 #[derive(Debug, Default)]
 pub(crate) struct Transfers(Option<Box<Active>>);
 
-/// What a connection that has had a large message knows of them.
+/// The large messages of a connection that has had at least one.
 #[derive(Debug)]
 struct Active {
-    /// Number of the next offer.
+    /// Number of the next offer from this side.
     next: u32,
     outgoing: VecDeque<Outgoing>,
     incoming: VecDeque<Incoming>,
     held: VecDeque<Held>,
-    /// Numbers of messages that were fetched, and the peer is not told yet.
+    /// Numbers of messages that were fetched and of which the peer is not told yet.
     fetched: VecDeque<u32>,
-    /// Reads on their way.
+    /// Number of reads on their way.
     pieces: usize,
-    /// When a read ended, or the first of several was posted.
+    /// Time at which the last read ended, or the first was posted while none was on its way.
     read: Instant,
-    /// When the peer has fetched something, or got its first offer.
+    /// Time at which the peer fetched a message last, or was offered one while it had none to fetch.
     answered: Instant,
 }
 
@@ -122,7 +122,7 @@ impl Transfers {
         })
     }
 
-    /// Whether the peer has something to fetch still.
+    /// Whether the peer still has a message to fetch.
     pub(crate) fn offers(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.outgoing.is_empty())
     }
@@ -138,19 +138,19 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Whether something is held until a message before it was fetched.
+    /// Whether a message is held until a message before it is fetched.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty())
     }
 
-    /// Messages to the peer for which a credit is to be left.
+    /// Number of credits that are reserved for news of fetched messages.
     #[inline]
     pub(crate) fn credits(&self) -> usize {
         self.0.as_ref().map_or(0, |active| active.fetched.len())
     }
 
-    /// Places in the send queue to be left.
+    /// Number of places in the send queue that are reserved for news of fetched messages and for a read.
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
@@ -159,14 +159,14 @@ impl Transfers {
         })
     }
 
-    /// Memory that the connection has for messages it fetches, bytes.
+    /// Memory for messages that the connection fetches, bytes.
     fn memory(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
             active.incoming.iter().filter_map(|transfer| transfer.region.as_ref()).map(|region| region.len()).sum()
         })
     }
 
-    /// Memory that the connection has for copies of messages the peer is to fetch, bytes.
+    /// Memory for copies of messages that the peer is to fetch, bytes.
     fn copies(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
             let copied = |outgoing: &Outgoing| match &outgoing.source {
@@ -177,15 +177,15 @@ impl Transfers {
         })
     }
 
-    /// The length of the next message that has no memory yet: the oldest, or one behind it while fewer reads are on their
-    /// way than may be.
+    /// Length of the next message that needs memory, bytes. That is the oldest message, or one behind it while more
+    /// reads may be posted.
     fn wants_memory(&self) -> Option<usize> {
         let active = self.0.as_ref()?;
         let at = active.incoming.iter().position(|transfer| transfer.region.is_none())?;
         (at == 0 || active.pieces < PIECES).then(|| active.incoming[at].offer.region.len as usize)
     }
 
-    /// Takes memory for the message that [`Transfers::wants_memory`] is about.
+    /// Takes memory for the message that [`Transfers::wants_memory`] means.
     fn give_memory(&mut self, region: Region) {
         let wanting = self.0.as_mut().and_then(|a| a.incoming.iter_mut().find(|transfer| transfer.region.is_none()));
         if let Some(transfer) = wanting {
@@ -193,14 +193,15 @@ impl Transfers {
         }
     }
 
-    /// Messages to be fetched by the peer, those being fetched, those held back, and those fetched that the peer does not
-    /// know of.
+    /// Numbers of messages that the peer is to fetch, that are being fetched, that are held back, and that are fetched
+    /// without the peer's knowing.
     #[cfg(test)]
     pub(super) fn queued(&self) -> [usize; 4] {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
-    /// When either direction has stood still since; `None` if nothing is under way that the peer is to move.
+    /// Time since which one of the two directions has stood still; `None` if nothing is under way that the peer is to
+    /// move.
     pub(crate) fn stands_since(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
@@ -232,14 +233,14 @@ impl Connection {
         self.transfers.copies()
     }
 
-    /// Whether a message of `len` bytes that is past one buffer could be offered, as far as others under way go.
+    /// Whether the state, the peer's limit and the transfers under way allow an offer of `len` bytes.
     pub(crate) fn may_offer(&self, len: usize) -> bool {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
     // Sending.
 
-    /// Whether a message of `len` bytes can be offered now. `copy`: it is to be copied.
+    /// Checks whether a message of `len` bytes can be offered now. `copy`: the message is to be copied.
     pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
@@ -258,7 +259,7 @@ impl Connection {
         })
     }
 
-    /// Offers a message that [`Connection::check_offer`] was asked about.
+    /// Offers a message that [`Connection::check_offer`] has allowed.
     pub(crate) fn offer(&mut self, region: RemoteRegion, source: Source, env: &mut Env<'_>) -> SendId {
         let send = self.sends.name(SendKind::Message);
         let active = self.transfers.active(env.now);
@@ -279,7 +280,7 @@ impl Connection {
         send
     }
 
-    /// The peer has fetched a message; `false` if there is no such message.
+    /// Handles the peer's news that it has fetched a message; `false` if there is no such message.
     pub(super) fn fetched(&mut self, payload: &[u8], env: &mut Env<'_>) -> bool {
         let Ok(number) = <[u8; 4]>::try_from(payload).map(u32::from_le_bytes) else { return false };
         let Some(active) = &mut self.transfers.0 else { return false };
@@ -291,7 +292,8 @@ impl Connection {
         true
     }
 
-    /// Large messages have begun to move: a standstill is to be noticed.
+    /// Asks for a look after the transfer timeout, because large messages have begun to move and may come to a
+    /// standstill.
     fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + env.config.transfer_timeout));
     }
@@ -308,7 +310,8 @@ impl Connection {
         self.tell(env, Event::Sent { send: outgoing.send, outcome });
     }
 
-    /// The end of the connection: what the peer has not fetched has failed, and what was to be fetched from it is not wanted.
+    /// Ends all transfers at the end of the connection. Messages that the peer has not fetched have failed, and those
+    /// to be fetched from it are dropped.
     pub(super) fn fail_transfers(&mut self, env: &mut Env<'_>) {
         self.discard_held(env);
         let Some(active) = &mut self.transfers.0 else { return };
@@ -317,7 +320,7 @@ impl Connection {
         }
     }
 
-    /// Nothing more is delivered: what is held makes room.
+    /// Frees everything that is held or being fetched, because nothing more is delivered.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };
@@ -340,7 +343,7 @@ impl Connection {
 
     // Receiving.
 
-    /// A peer offers a message.
+    /// Handles an offer of the peer.
     pub(super) fn offered(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
         let offer = Offer::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         if !self.state.delivers() {
@@ -349,14 +352,14 @@ impl Connection {
         let open = self.state.is_open();
         let active = self.transfers.active(env.now);
         if !open {
-            // It cannot be fetched any more, and nothing behind it is delivered.
+            // The message cannot be fetched any more, so nothing behind it is delivered.
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
         let len = offer.region.len;
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.contains(&offer.number);
-        // An offer is under way until the peer was told that it was fetched.
+        // A transfer is under way until the peer is told that the message was fetched.
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
         if len == 0 || len > env.config.max_message || full || known {
             return Err(PeerViolation::InvalidOffer);
@@ -367,14 +370,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Keeps a message back until those before it were fetched.
+    /// Holds a message back until those before it are fetched.
     pub(super) fn hold_message(&mut self, buffer: Buffer, end: u32, now: Instant) {
         self.receives.hold();
         self.transfers.active(now).held.push_back(Held::Message { buffer, end });
     }
 
-    /// As [`Connection::hold_message`]. The buffer is free, but its receive is not posted again: the peer's credits bound what
-    /// is held.
+    /// Holds immediate data back, as [`Connection::hold_message`] holds a message. The buffer is free, but its receive
+    /// is not posted again, so that the peer's credits bound the number of events held.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
         self.receives.hold();
         self.transfers.active(now).held.push_back(Held::Immediate(immediate));
@@ -386,7 +389,7 @@ impl Connection {
         self.transfers.holds() && !env.config.overtake && self.state.delivers()
     }
 
-    /// Chains the reads, and what tells the peer of messages that were fetched, as far as there is room.
+    /// Chains the reads, and the news for the peer of messages that were fetched, as far as there is room.
     pub(crate) fn pump_transfers(&mut self, env: &mut Env<'_>) {
         if !self.state.is_open() {
             return;
@@ -433,13 +436,13 @@ impl Connection {
         }
     }
 
-    /// A read of a transfer has ended. The caller has what follows posted.
+    /// Handles the end of a read of a transfer. The caller marks the connection, so that the next reads are posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
         active.pieces = active.pieces.saturating_sub(1);
         active.read = env.now;
-        // Reads end in order.
+        // Reads end in order, so this one belongs to the first transfer that is not whole.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
         if transfer.is_whole() {
@@ -449,14 +452,14 @@ impl Connection {
         }
     }
 
-    /// A read of a transfer has failed: the connection is about to end.
+    /// Counts a read of a transfer that has failed. The connection is about to end.
     pub(super) fn piece_failed(&mut self) {
         if let Some(active) = &mut self.transfers.0 {
             active.pieces = active.pieces.saturating_sub(1);
         }
     }
 
-    /// Delivers what is held, up to the first message that is still being fetched.
+    /// Delivers the held events in order, up to the first message that is still being fetched.
     fn deliver_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let delivers = self.state.delivers();

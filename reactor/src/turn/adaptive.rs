@@ -1,48 +1,50 @@
-//! How long to poll before sleeping: `Wait::Adaptive`. Pure: time is an argument.
+//! The adaptive wait (`Wait::Adaptive`) decides how long to poll before sleeping. This file does no I/O, and time is an
+//! argument.
 //!
 //! Two things are measured: the *gap* from empty queues to the next completion, and the *cost* of a wake-up, which is
-//! how much later a completion is seen when it has to wake a sleeper. To know the cost, one idle time in [`PROBE`] is
-//! spent the other way than the rest, and the difference counts; when gaps are long, one in [`FAR_PROBE`].
+//! the delay of a completion that has to wake a sleeper. To measure the cost, one idle time in [`PROBE`] is spent the
+//! other way than the rest, or one in [`FAR_PROBE`] when gaps are long. The difference counts as the cost.
 //!
-//! A hit after `t` takes `t - cost` more processor time than sleeping. With a share `s` of a processor to spend that
-//! is worth while up to `cost / (1 - s)`: the *limit*. Is the usual gap below it, an idle time begins with polling
-//! up to the limit; otherwise the reactor sleeps at once. A gap counts as [`LONG`] limits at most: an odd pause is
-//! forgiven, two are not, and neither are short gaps that alternate with pauses.
+//! Polling that finds a completion after `t` takes `t - cost` more processor time than sleeping. If a share `s` of a
+//! processor may be spent, that is worth while up to `cost / (1 - s)`: the *limit*. If the usual gap is not above the
+//! limit, an idle time begins with polling up to the limit; otherwise the reactor sleeps at once. A gap counts as
+//! [`LONG`] limits at most. So one long pause is forgiven; two are not, and neither are short gaps that alternate with
+//! pauses.
 //!
-//! A gap that was slept through is what is left without the cost, and longer than the polling before it: else too high
-//! a cost and too short a gap could bear each other out.
+//! If the reactor slept, the gap is the time that passed without the cost, and counts as longer than the polling before
+//! it. Otherwise, a cost estimate that is too high and a gap estimate that is too short could confirm each other.
 //!
-//! Whatever the estimates are, polling beyond what sleeping would have taken is paid for from a credit that grows by
-//! the share of the time that passes. What would not reach for the usual gap is saved up.
+//! Whatever the estimates are, polling that takes more processor time than sleeping is paid from a credit, which grows
+//! by the share of the time that passes. Credit that is too small for the usual gap is saved up.
 
 use std::time::{Duration, Instant};
 
-/// One idle time of this many measures the cost of a wake-up.
+/// Number of idle times of which one measures the cost of a wake-up.
 const PROBE: u32 = 128;
-/// The same when gaps are long.
+/// Number of idle times of which one measures the cost when gaps are long.
 const FAR_PROBE: u32 = 8 * PROBE;
-/// Gaps count as this many limits at most.
+/// Largest value of a gap, as a multiple of the limit.
 const LONG: f64 = 4.0;
-/// A gap counts as so many times the polling that did not reach, at least.
+/// Smallest value of a gap that was slept through, as a multiple of the polling before it.
 const MISSED: f64 = 1.5;
 /// Weight of a new measurement.
 const WEIGHT: f64 = 1.0 / 8.0;
 /// Weight of a probe.
 const PROBE_WEIGHT: f64 = 1.0 / 4.0;
-/// What the cost of a wake-up is taken for at first, and its range, ns.
+/// First estimate of the cost of a wake-up, and below it the range, ns.
 const COST: f64 = 20_000.0;
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
 /// Longest limit, ns.
 const LONGEST: f64 = 1_000_000.0;
-/// Time whose share can be saved up, ns.
+/// Length of the time for which the share can be saved up, ns.
 const SAVED: f64 = 4_000_000.0;
 
-/// How an idle time began.
+/// The plan for one idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
     Poll,
     Sleep,
-    /// The other way than usual, to measure.
+    /// Poll where the reactor would sleep, to measure the cost.
     ProbePoll,
     ProbeSleep,
 }
@@ -59,15 +61,15 @@ struct Idle {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Adaptive {
-    /// Of a processor, above 0, at most 1.
+    /// Share of a processor that may be spent; above 0, at most 1.
     share: f64,
     /// Usual time from empty queues to a completion, without the wake-up, ns.
     gap: f64,
     /// Usual time from falling asleep to seeing a completion, ns.
     slept: f64,
-    /// Of a wake-up, ns.
+    /// Usual cost of a wake-up, ns.
     cost: f64,
-    /// Polling that may be spent, ns.
+    /// Polling time that may be spent, ns.
     credit: f64,
     credited: Instant,
     idle: Option<Idle>,
@@ -75,10 +77,10 @@ pub(crate) struct Adaptive {
 }
 
 impl Adaptive {
-    /// With a share of a processor, percent: 1 to 100.
+    /// Starts with a share of a processor of `percent`, 1 to 100.
     pub(crate) fn new(percent: u8, now: Instant) -> Self {
         let share = f64::from(percent.clamp(1, 100)) / 100.0;
-        // Start with polling: it is given up after two long gaps.
+        // The estimates begin such that the reactor polls; two long gaps end that.
         Self {
             share,
             gap: COST / 2.0,
@@ -91,12 +93,12 @@ impl Adaptive {
         }
     }
 
-    /// How long to poll in one idle time, ns.
+    /// The limit: longest polling in one idle time, ns.
     fn limit(&self) -> f64 {
         (self.cost / (1.0 - self.share)).min(LONGEST)
     }
 
-    /// The queues are empty: how long to poll from now on.
+    /// Returns how long to poll from now on, as the queues are empty.
     pub(crate) fn budget(&mut self, now: Instant) -> Duration {
         if let Some(idle) = self.idle {
             return idle.until.saturating_duration_since(now);
@@ -124,21 +126,21 @@ impl Adaptive {
         budget
     }
 
-    /// Polling took a time, and found something or not.
+    /// Pays for polling that took `time`. `hit`: the polling has found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
-        // Sleeping would have taken the cost of a wake-up; after a miss that is still to come.
+        // A hit saved the cost of a wake-up; after a miss, the wake-up is still to come.
         let saved = if hit { self.cost } else { 0.0 };
         self.credit -= (nanos(time) - saved).max(0.0);
     }
 
-    /// The reactor goes to sleep.
+    /// Notes that the reactor goes to sleep.
     pub(crate) fn sleeps(&mut self) {
         if let Some(idle) = &mut self.idle {
             idle.slept = true;
         }
     }
 
-    /// There are completions.
+    /// Learns from the idle time that has ended with completions.
     pub(crate) fn found(&mut self, now: Instant) {
         let Some(Idle { since, until, plan, slept }) = self.idle.take() else { return };
         let time = nanos(now.saturating_duration_since(since));
@@ -160,7 +162,7 @@ impl Adaptive {
     }
 
     fn learn_cost(&mut self, cost: f64) {
-        // A pause of the peer is no wake-up.
+        // A pause of the peer must not count as the cost of a wake-up.
         let cost = cost.clamp(0.0, LONG * self.cost);
         self.cost = (self.cost + (cost - self.cost) * PROBE_WEIGHT).clamp(COSTS.0, COSTS.1);
     }
@@ -178,13 +180,13 @@ mod tests {
 
     const ROUND: u64 = 100;
 
-    /// A reactor and its traffic: what they spent, ns.
+    /// A reactor with its traffic, and the time that they spent, ns.
     struct Trial {
         adaptive: Adaptive,
         start: Instant,
         now: u64,
         wake: u64,
-        /// Polling, all of it, and beyond what sleeping would have taken.
+        /// Time of all polling, and below it the part beyond the cost of sleeping.
         polled: u64,
         extra: u64,
         sleeps: u64,
@@ -204,7 +206,7 @@ mod tests {
             self.start + Duration::from_nanos(self.now)
         }
 
-        /// Empty queues, a completion after `gap`, and its callback that takes `busy`.
+        /// Lets the queues be empty for `gap`, and a callback of the completion take `busy`.
         fn cycle(&mut self, gap: u64, busy: u64) {
             let due = self.now + gap;
             let budget = self.adaptive.budget(self.at()).as_nanos() as u64;

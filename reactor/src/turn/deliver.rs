@@ -1,4 +1,4 @@
-//! Where the program is called, and nowhere else.
+//! The calls of the program. All callbacks are made in this file.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ use crate::id::{ConnectionId, EndpointId, IoId, TimerId};
 use crate::memory::region::Region;
 use crate::seam::poller::Edge;
 
-/// Events of the connection manager, and of devices, handled in one turn before the other stages get theirs.
+/// Largest number of events of the connection manager handled in one turn; the same holds for events of devices.
 const EVENTS_PER_TURN: usize = 256;
 
-/// Timers fired in one turn before the other stages get theirs.
+/// Largest number of timers fired in one turn.
 const TIMERS_PER_TURN: usize = 1024;
 
-/// Connect requests of other reactors taken in one turn before the other stages get theirs.
+/// Largest number of connect requests taken from other reactors in one turn.
 const ARRIVALS_PER_TURN: usize = 256;
 
-/// What the messages of a device borrow, so that callbacks can have the driver.
+/// The parts of a device that its messages borrow, so that callbacks can have the driver.
 type Lender = (usize, Arc<Slabs>, Arc<Home>);
 
 /// The driver and the program, in the stages of a turn that call back.
@@ -39,11 +39,11 @@ pub(super) struct Delivery<'a, M, H: ?Sized> {
     pub(super) desk: &'a mut Desk<M>,
     pub(super) handler: &'a mut H,
     pub(super) lender: Option<Lender>,
-    /// Something happened.
+    /// A callback ran, or something moved on, in this turn.
     pub(super) progressed: bool,
 }
 
-/// What a callback gets.
+/// Makes the context of a callback.
 macro_rules! cx {
     ($self:ident) => {
         &mut Context { driver: $self.driver, endpoints: $self.endpoints }
@@ -51,7 +51,8 @@ macro_rules! cx {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Stages 4 and 5: events of the connection manager, then of devices. `true`: some are left for the next turn.
+    /// Takes stages 4 and 5: events of the connection manager, then of devices. `true`: some are left for the next
+    /// turn.
     pub(super) fn connection_manager(&mut self) -> Result<bool, Error> {
         for left in (0..EVENTS_PER_TURN).rev() {
             match self.driver.next_cm()? {
@@ -79,7 +80,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         Ok(true)
     }
 
-    /// A peer wants a connection: the program says which reactor takes it.
+    /// Lets the program say which reactor takes a connection that a peer wants.
     fn place(&mut self, request: Request) {
         let request = if self.driver.asks_for_place(&request) {
             let place = self.handler.on_place(cx!(self), told(&request));
@@ -92,7 +93,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// A peer wants a connection of this reactor: the program says yes or no.
+    /// Lets the program accept or refuse a connection that a peer wants with this reactor.
     fn answer(&mut self, request: Request) {
         let Some(request) = self.driver.screen(request) else { return };
         match self.handler.on_connect_request(cx!(self), told(&request)) {
@@ -102,14 +103,14 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Stage 7: what connections have left over, oldest first; then the completion queues in turn, each until it is empty or
-    /// the turn's budget is used up.
+    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until
+    /// all are empty or the turn's budget is used up.
     pub(super) fn completion_queues(&mut self, mut begun: impl FnMut(&mut Driver)) {
         self.driver.begin_turn();
         let mut budget = self.driver.config().completions_per_turn as usize;
         if self.driver.is_behind() {
             self.progressed = true;
-            // Half of the turn at most: what others have sent meanwhile is in the queues.
+            // Backlogs get half of the turn at most, because messages of others are in the queues meanwhile.
             let mut left = budget.div_ceil(2);
             budget -= left;
             self.backlogs(&mut left);
@@ -130,7 +131,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Gives each connection that has a backlog its part of the turn, oldest first, while `budget` lasts.
+    /// Gives each connection that has a backlog its part of the turn, the oldest first, while `budget` lasts.
     fn backlogs(&mut self, budget: &mut usize) {
         let mut waiting = self.driver.take_waiting();
         while *budget > 0
@@ -163,7 +164,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.driver.end_batch(batch);
     }
 
-    /// Stage 8: timers that are due. `true`: some are left for the next turn.
+    /// Takes stage 8: fires the timers that are due. `true`: some are left for the next turn.
     pub(super) fn timers(&mut self) -> bool {
         let mut left = TIMERS_PER_TURN;
         while let Some((key, due)) = self.driver.next_due(&mut left) {
@@ -183,10 +184,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         left == 0
     }
 
-    /// Stage 9: descriptors of the program's own.
+    /// Takes the first part of stage 9: readiness of the program's own descriptors.
     pub(super) fn descriptors(&mut self, edges: &mut Vec<Edge>) {
         for Edge { token, readiness } in edges.drain(..) {
-            // A callback may have taken the registration back meanwhile.
+            // A callback may have deregistered the descriptor meanwhile.
             if let Some(key) = self.driver.os().io.find(token) {
                 self.progressed = true;
                 self.driver.counters().turns.io_edges += 1;
@@ -196,7 +197,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Stage 9: takes note of what other threads have called for.
+    /// Takes the second part of stage 9: buffers and regions that other threads gave back, and calls to stop.
     pub(super) fn calls(&mut self) {
         if self.driver.os().wake.take() {
             self.progressed = true;
@@ -210,13 +211,14 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Stages 7 and 11: what was gathered goes to the devices.
+    /// Posts everything that was gathered, at the end of stage 7 and in stage 11.
     pub(super) fn flush(&mut self) {
         self.driver.flush();
         self.endpoints.flush(self.driver);
     }
 
-    /// Stage 9: requests of other reactors, what other threads ask for, and the beginning of a drain.
+    /// Takes the last part of stage 9: connect requests of other reactors, commands of other threads, and the beginning
+    /// of a drain.
     pub(super) fn others(&mut self) {
         for _ in 0..ARRIVALS_PER_TURN {
             let Some(request) = self.driver.next_arrival() else { break };
@@ -236,7 +238,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Stage 10: connections and endpoints that have nothing left to wait for.
+    /// Takes stage 10: ends connections and endpoints that have nothing left to wait for.
     pub(super) fn ends(&mut self) {
         if self.driver.has_ends() {
             for id in self.driver.take_ended() {
@@ -345,7 +347,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 }
 
-/// What the program is told of a request.
+/// The view of a request that the program gets.
 fn told(request: &Request) -> ConnectRequest<'_> {
     let (listener, reactor, peer, private_data) = request.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)

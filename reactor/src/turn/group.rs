@@ -1,4 +1,4 @@
-//! Reactors that form a group.
+//! Making a group of reactors.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use super::Reactor;
 use crate::driver::group::Reactors;
 
 impl Reactors {
-    /// Makes a group. The reactors have the same kind of provider, or `ProviderChoice::Auto`; index 0 is the first. A reactor
-    /// that was in a group before leaves it.
+    /// Makes a group. All reactors must have the same kind of provider, or `ProviderChoice::Auto`. The first reactor
+    /// has index 0. A reactor that was in a group before leaves that one.
     #[must_use]
     pub fn of<M>(reactors: &mut [Reactor<M>]) -> Self {
         let members = reactors.iter().map(|reactor| {

@@ -28,32 +28,33 @@ use crate::seam::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy}
 use crate::seam::wake::WakeFlag;
 use crate::stats::Stats;
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Turn {
-    /// Something happened: a callback ran or a connection moved on.
+    /// A callback ran, or a connection moved on.
     pub progressed: bool,
     /// A stage stopped at its bound with work left: take another turn soon. The reactor's descriptor is readable.
     pub more: bool,
 }
 
-/// What a reactor runs on. [`Reactor::new`] brings the real ones, a simulation its own.
+/// The parts that a reactor runs on. [`Reactor::new`] takes the real ones, and a simulation brings its own.
 #[derive(Debug)]
 pub struct Parts {
-    /// Carries the connections.
+    /// The provider that carries the connections.
     pub provider: Box<dyn Provider>,
-    /// Readiness.
+    /// The source of readiness.
     pub poller: Box<dyn Poller>,
-    /// Time.
+    /// The source of time.
     pub clock: Box<dyn Clock>,
 }
 
-/// The loop: drives one provider, and calls a [`Handler`].
+/// The loop drives one provider, and calls a [`Handler`].
 ///
-/// It may be sent to another thread, and is used from one at a time. No call but [`Reactor::run`] and
-/// [`Reactor::turn`] waits for something to happen. Dropping it closes every connection at once, without callbacks; see
-/// [`Reactor::shutdown`] for the polite way. `M` is what other threads send to it, see [`Reactor::remote`].
+/// A reactor may be sent to another thread, and is used from one thread at a time. Only [`Reactor::run`],
+/// [`Reactor::turn`] and [`Reactor::shutdown`] wait for something to happen. Dropping a reactor closes every connection
+/// at once, without callbacks; see [`Reactor::shutdown`] for the polite way. `M` is the type of the messages from other
+/// threads, see [`Reactor::remote`].
 pub struct Reactor<M = ()> {
     driver: Driver,
     endpoints: Endpoints,
@@ -66,7 +67,7 @@ pub struct Reactor<M = ()> {
 }
 
 impl Reactor {
-    /// A reactor on the provider of `config`.
+    /// Makes a reactor on the provider that `config` names.
     ///
     /// # Errors
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
@@ -76,7 +77,7 @@ impl Reactor {
 }
 
 impl<M> Reactor<M> {
-    /// As [`Reactor::new`], for messages of type `M` from other threads.
+    /// Makes a reactor as [`Reactor::new`] does, for messages of type `M` from other threads.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -92,7 +93,7 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// A reactor on parts of your own.
+    /// Makes a reactor on parts of the caller's own.
     ///
     /// # Errors
     /// A setting is out of its range, or the poller refused the provider's channel.
@@ -113,15 +114,15 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// The same operations as in a callback, from outside. What they queue is done in the next turn: the reactor's descriptor
-    /// becomes readable.
+    /// Offers the operations of a callback outside of a turn. Work that they queue is posted in the next turn, and the
+    /// reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {
         self.driver.leave_turn();
         self.driver.set_now(self.waiting.now());
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// A handle for other threads.
+    /// Makes a handle for other threads.
     #[must_use]
     pub fn remote(&self) -> Remote<M> {
         self.desk.commands.remote()
@@ -134,28 +135,30 @@ impl<M> Reactor<M> {
         self.driver.provider().name()
     }
 
-    /// Counters since the start, and levels of now.
+    /// Counters since the start, and current levels.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.driver.stats()
     }
 
-    /// Pooled buffers that exist, and those that nobody holds; receives that wait in a shared queue are nobody's.
+    /// Number of pooled buffers that exist, and of those that nobody holds. Receives that wait in a shared queue count
+    /// as held by nobody.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
         let memory = self.driver.stats().memory;
         (memory.pool_buffers, memory.pool_free + memory.shared_posted)
     }
 
-    /// When a turn is due at the latest, though nothing becomes readable. `None`: no timer is set.
+    /// Time at which a turn is due at the latest, even if nothing becomes readable. `None`: no timer is set.
     pub fn next_deadline(&mut self) -> Option<Instant> {
         self.driver.next_deadline()
     }
 
-    /// Takes turns until [`Context::stop`] or [`Remote::stop`]. Connections stay open.
+    /// Takes turns until [`Context::stop`] or [`Remote::stop`] is called, or a drain has ended. A stop leaves
+    /// connections open.
     ///
     /// # Errors
-    /// The poller or the provider as a whole failed; connections that fail are the handler's business.
+    /// The poller or the provider as a whole failed. A connection that fails is reported to the handler instead.
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !self.driver.take_stop() {
             self.turn_once(handler, None)?;
@@ -175,7 +178,7 @@ impl<M> Reactor<M> {
     ) -> Result<Turn, Error> {
         let mut turn = self.turn_once(handler, timeout.into())?;
         if !turn.more {
-            // The caller may sleep on the descriptor now, and an edge that it has seen does not come again: arm, and
+            // The caller may sleep on the descriptor now, and an edge that was seen does not come again. So arm, and
             // look once more at everything.
             turn.more = self.waiting.look_before_sleep(&mut self.driver)?;
         }
@@ -186,7 +189,8 @@ impl<M> Reactor<M> {
         Ok(turn)
     }
 
-    /// Whether it was drained and nothing is left, see [`Context::drain`]: for a program that calls [`Reactor::turn`].
+    /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that call
+    /// [`Reactor::turn`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.driver.is_drained()
@@ -210,7 +214,7 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// One turn. What the stages do, and in which order, is in `docs/loop.md`.
+    /// Takes one turn. `docs/loop.md` describes the stages and their order.
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         self.begin()?;
         // 1. spin  2. arm  3. wait
@@ -219,7 +223,7 @@ impl<M> Reactor<M> {
         self.cm_pending |= self.waiting.take_edge(&mut self.driver, CM_CHANNEL);
         let (driver, endpoints, desk) = (&mut self.driver, &mut self.endpoints, &mut self.desk);
         let mut delivery = Delivery { driver, endpoints, desk, handler, lender: None, progressed: false };
-        // 4. connection-manager channel  5. events of devices, which come the same way
+        // 4. connection-manager channel  5. events of devices, which come over the same channel
         if self.cm_pending {
             self.cm_pending = delivery.connection_manager()?;
             self.cm_pending |= delivery.driver.watch_channels()?;
@@ -248,7 +252,7 @@ impl<M> Reactor<M> {
         Ok(Turn { progressed, more: self.has_more() })
     }
 
-    /// What was asked for from outside a turn is posted before anything sleeps.
+    /// Begins a turn: work that was queued outside of a turn is posted before anything sleeps.
     fn begin(&mut self) -> Result<(), Error> {
         self.driver.enter_turn(self.waiting.now());
         self.driver.counters().turns.taken += 1;

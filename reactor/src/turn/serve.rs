@@ -1,4 +1,4 @@
-//! Stage 9: what other threads ask for.
+//! Stage 9 of a turn serves the requests of other threads.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,18 +7,18 @@ use crate::driver::Driver;
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
 
-/// Commands taken in one turn before the other stages get theirs.
+/// Largest number of commands taken in one turn.
 const COMMANDS_PER_TURN: usize = 1024;
 
-/// The reactor's end of what other threads ask for.
+/// The reactor's end of the queue for commands of other threads.
 #[derive(Debug)]
 pub(super) struct Desk<M> {
     pub(super) commands: Commands<M>,
     /// Sends that wait for room, in order.
     waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
-    /// There may be commands.
+    /// There may be commands in the queue.
     pub(super) pending: bool,
-    /// Commands that may still be taken in this turn.
+    /// Number of commands that may still be taken in this turn.
     left: usize,
 }
 
@@ -27,7 +27,7 @@ impl<M> Desk<M> {
         Self { commands, waiting: BTreeMap::new(), pending: false, left: 0 }
     }
 
-    /// Begins the stage: sends that waited go out if there is room.
+    /// Begins the stage. Sends that waited go out if there is room.
     pub(super) fn begin(&mut self, driver: &mut Driver) {
         self.left = COMMANDS_PER_TURN;
         if !self.waiting.is_empty() {
@@ -37,7 +37,8 @@ impl<M> Desk<M> {
         }
     }
 
-    /// The next message for the program, within the turn's bound. Sends are done on the way.
+    /// Returns the next message for the program, within the turn's bound. Sends that come before that message are
+    /// carried out.
     pub(super) fn next_message(&mut self, driver: &mut Driver) -> Option<M> {
         while self.pending && self.left > 0 {
             let Some(command) = self.commands.next() else {
@@ -63,7 +64,7 @@ impl<M> Desk<M> {
         None
     }
 
-    /// Ends the stage; whether commands were taken.
+    /// Ends the stage; returns whether commands were taken.
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
         let turns = &mut driver.counters().turns;
@@ -72,7 +73,7 @@ impl<M> Desk<M> {
         taken > 0
     }
 
-    /// Sends what there is room for; whether that is all.
+    /// Sends as much as there is room for; returns whether that was everything.
     fn pump(&self, driver: &mut Driver, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
         while let Some(payload) = queue.front() {
             if driver.is_coming_up(conn) {

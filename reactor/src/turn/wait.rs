@@ -1,4 +1,4 @@
-//! Stages 1 to 3: polls, arms, and sleeps only if there is nothing to do.
+//! Stages 1 to 3 of a turn poll, arm, and sleep only if there is nothing to do.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ use crate::error::Error;
 use crate::seam::io::is_of_program;
 use crate::seam::poller::{Clock, Edge};
 
-/// While there is always work, the operating system is still asked for edges: this often while it has some, and half
-/// as often each time that it has none, down to [`POLL_OS_SELDOM`].
+/// Shortest time between two requests for edges while there is always work. The time doubles with each request that
+/// finds no edge, up to [`POLL_OS_SELDOM`].
 const POLL_OS_OFTEN: Duration = Duration::from_micros(50);
 const POLL_OS_SELDOM: Duration = Duration::from_millis(1);
 
-/// Empty rounds of polling between two looks at the clock.
+/// Number of empty rounds of polling between two looks at the clock.
 const ROUNDS: u32 = 8;
 
-/// How a reactor waits, and what the operating system has said.
+/// The waiting of a reactor: its clock, its estimates, and the edges that the operating system has reported.
 #[derive(Debug)]
 pub(super) struct Waiting {
     clock: Box<dyn Clock>,
@@ -29,15 +29,15 @@ pub(super) struct Waiting {
     /// This turn has asked the operating system for edges.
     polled_os: bool,
     last_os_poll: Instant,
-    /// Time from that to the next look while there is work.
+    /// Time from the last request for edges to the next one while there is work.
     os_poll_interval: Duration,
-    /// When this turn's edges came, until its first callback.
+    /// Time at which this turn's edges came; `None` after the first completions of the turn were found.
     edge: Option<Instant>,
-    /// Completions that there had been when an edge led to some in this turn.
+    /// Number of completions polled before an edge led to some in this turn.
     woken: Option<u64>,
 }
 
-/// Until when to sleep at most; `Until(None)`: for ever.
+/// The caller's limit of sleeping; `None`: it set no timeout, `Some(None)`: its timeout is too far away to be a time.
 type Until = Option<Option<Instant>>;
 
 impl Waiting {
@@ -59,7 +59,7 @@ impl Waiting {
         self.clock.now()
     }
 
-    /// Stages 1 to 3. `more`: some stage has something left to do.
+    /// Takes stages 1 to 3. `more`: some stage has something left to do.
     pub(super) fn wait(&mut self, driver: &mut Driver, more: bool, timeout: Option<Duration>) -> Result<(), Error> {
         self.polled_os = false;
         let until: Until = timeout.map(|timeout| driver.now().checked_add(timeout));
@@ -71,7 +71,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Stage 1: polls without sleeping while the budget lasts.
+    /// Takes stage 1: polls without sleeping while the budget lasts.
     fn spin(&mut self, driver: &mut Driver, until: Until) -> Result<(), Error> {
         let from = driver.now();
         let wait = driver.config().wait;
@@ -79,7 +79,8 @@ impl Waiting {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
             Wait::Adaptive => {
-                // A caller that does not want to wait wants no polling either; what the flush has completed ends no idle time.
+                // A caller that does not want to wait wants no polling either. Completions from the flush end no idle
+                // time.
                 if until == Some(Some(from)) || driver.poll_any() {
                     return Ok(());
                 }
@@ -104,7 +105,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Polls until there is a completion, and says so; or something else to do.
+    /// Polls until there is a completion, something else to do, or `end` has passed. Returns whether there is a
+    /// completion.
     fn spin_until(&mut self, driver: &mut Driver, end: Option<Instant>) -> Result<bool, Error> {
         loop {
             let mut more = false;
@@ -131,7 +133,8 @@ impl Waiting {
         }
     }
 
-    /// Stages 2 and 3: arms what is not armed, looks once more, and sleeps only if there is nothing to do.
+    /// Takes stages 2 and 3: arms the queues that are not armed, polls once more, and sleeps only if there is nothing
+    /// to do.
     fn arm_and_wait(&mut self, driver: &mut Driver, more: bool, until: Until) -> Result<(), Error> {
         let mut timeout = None;
         let mut busy = more || driver.has_work() || !self.edges.is_empty() || driver.poll_any();
@@ -145,7 +148,7 @@ impl Waiting {
             busy |= driver.has_work();
         }
         if busy || driver.os().wake.is_pending() {
-            // A flood that has to wait for its next turn must not keep the others' edges from being seen.
+            // A flood that has to wait for its next turn must not hide the edges of others.
             let recent = driver.now().saturating_duration_since(self.last_os_poll) < self.os_poll_interval;
             if recent && !driver.is_behind() {
                 return Ok(());
@@ -180,8 +183,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Before the caller of a turn sleeps on the reactor's descriptor: arms, and looks once more at everything. Whether there
-    /// is something to do.
+    /// Arms, and looks once more at everything, before the caller of a turn sleeps on the reactor's descriptor. Returns
+    /// whether there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         driver.arm();
         if driver.poll_any() || driver.has_work() {
@@ -193,7 +196,8 @@ impl Waiting {
         Ok(!self.edges.is_empty())
     }
 
-    /// Whether there was an edge of a channel of the reactor's own.
+    /// Takes the edges with `token`, a channel of the reactor's own, out of this turn's edges. Returns whether there
+    /// were any.
     pub(super) fn take_edge(&mut self, driver: &mut Driver, token: usize) -> bool {
         let before = self.edges.len();
         self.edges.retain(|edge| edge.token != token);
@@ -207,7 +211,7 @@ impl Waiting {
         &mut self.program_edges
     }
 
-    /// Stage 6: lets the provider move. Whether there may be news from the connection manager.
+    /// Takes stage 6: drives the provider. Returns whether there may be news from the connection manager.
     pub(super) fn drive(&mut self, driver: &mut Driver) -> bool {
         driver.counters().turns.completion_edges += self.edges.len() as u64;
         let news = driver.drive(!self.edges.is_empty());
@@ -215,7 +219,7 @@ impl Waiting {
         news
     }
 
-    /// There are completions, and callbacks follow.
+    /// Notes that there are completions, and that their callbacks follow.
     pub(super) fn found(&mut self, driver: &mut Driver) {
         self.adaptive.found(driver.now());
         if let Some(edge) = self.edge.take() {
@@ -228,7 +232,7 @@ impl Waiting {
         }
     }
 
-    /// A turn has ended.
+    /// Closes the accounts of a turn that has ended.
     pub(super) fn end_turn(&mut self, driver: &mut Driver) {
         self.edge = None;
         if let Some(before) = self.woken.take() {

@@ -1,4 +1,4 @@
-//! A queue pair as devices have them, and the wire to its peer.
+//! A model of a device's queue pair, and the wire to its peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Bytes {
     }
 }
 
-/// What goes over the wire, in order.
+/// An item on the wire; items keep their order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Message(Bytes),
@@ -86,24 +86,24 @@ pub(super) enum Completion {
 pub(super) struct Device {
     /// The memory of the pool.
     memory: Arc<Memory>,
-    /// Sends complete in order, reads among them, as on InfiniBand. Otherwise a send may complete before a read that was
-    /// posted before it, as on siw.
+    /// All sends complete in order, reads included, as on InfiniBand. Otherwise a send may complete before a read that
+    /// was posted earlier, as on siw.
     in_order: bool,
-    /// Receives are those of a shared queue.
+    /// The receives are those of a shared queue.
     shared: bool,
     /// The queue pair is ready to send and to receive.
     pub(super) up: bool,
     sends: VecDeque<Send>,
-    /// What each posted receive is: its place in the shared queue, and its memory.
+    /// The posted receives: the place of each in the shared queue, and its memory.
     receives: VecDeque<(u16, Sge)>,
     pub(super) completions: VecDeque<Completion>,
-    /// To the peer.
+    /// Items on their way to the peer.
     pub(super) wire: VecDeque<Item>,
-    /// What the connection manager has to say of the end, once what the peer has sent before has arrived.
+    /// The connection manager's news of the end. It is told once everything that the peer has sent before has arrived.
     pub(super) news: Option<DisconnectCause>,
-    /// Writes of the peer that were placed.
+    /// Number of the peer's writes that were placed.
     pub(super) placed: u32,
-    /// The peer's reads are answered.
+    /// This device answers the peer's reads.
     pub(super) answers: bool,
 }
 
@@ -191,14 +191,16 @@ impl Device {
         sge.address().addr().checked_sub(self.memory.as_ptr().addr()).filter(|&at| at + sge.len() <= self.memory.len())
     }
 
-    /// Completes the next send that may complete; those of a queue pair that is not up are flushed. `false`: there is none.
+    /// Completes the next send that may complete; sends of a queue pair that is not up are flushed. `false`: there is
+    /// none.
     pub(super) fn complete(&mut self) -> bool {
         if !self.up {
             let Some(send) = self.sends.pop_front() else { return self.flush_receive() };
             self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
             return true;
         }
-        // Reads complete in order, and so do the others; those that wait for answers may be overtaken.
+        // Reads complete in order among themselves, and so do the other sends. Another send may overtake a read that
+        // waits for its answer.
         let done = |send: &Send| send.progress == Progress::Done;
         let at = if self.in_order {
             self.sends.front().is_some_and(done).then_some(0)
@@ -228,7 +230,7 @@ impl Device {
         self.completions.push_back(Completion::Receive { place, completed });
     }
 
-    /// The first send that has not completed fails, and the queue pair with it.
+    /// Lets the first send that has not completed fail, and the queue pair with it.
     pub(super) fn fail(&mut self, status: WcStatus) {
         if !self.up {
             return;

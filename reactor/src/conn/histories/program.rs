@@ -1,4 +1,4 @@
-//! What the program of a side does, and what it makes of its callbacks.
+//! The program of a side: its calls, and its checks of the callbacks.
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
@@ -114,7 +114,7 @@ impl Side {
         self.taken(sent, Some(Said::Message { tag: 0, len }));
     }
 
-    /// A message past one buffer, from a copy or from the program's region.
+    /// Sends a message past one buffer, from a copy or from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
         let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
         let key = self.source.key();
@@ -148,7 +148,7 @@ impl Side {
         room
     }
 
-    /// `Context::read` of so many ranges.
+    /// `Context::read` of `ranges` ranges.
     pub(super) fn read(&mut self, ranges: usize) {
         if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
             return;
@@ -240,7 +240,7 @@ impl Side {
         }
     }
 
-    /// A callback.
+    /// Takes a callback, and checks it against everything that was said before.
     pub(super) fn event(&mut self, event: Event) {
         assert!(self.ended.is_none(), "{event:?} after the last callback");
         assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");

@@ -1,4 +1,5 @@
-//! One side: a connection with what the reactor does for it, and a program that uses it and checks what it is told.
+//! One side of a history: a connection, the parts of the reactor that serve it, and a program that uses it and checks
+//! its callbacks.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -31,10 +32,10 @@ use crate::memory::region::{Home, Region, RemoteRegion};
 use crate::seam::wake::{Wake, WakeFlag};
 use crate::stats::Stats;
 
-/// Payload of a message in one buffer, bytes.
+/// Largest payload of a message in one buffer, bytes.
 pub(super) const BUFFER: usize = 32;
 
-/// What the two sides of a history are like.
+/// The settings of the two sides of a history.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub(super) receive_depth: u32,
@@ -45,7 +46,7 @@ pub(super) struct Terms {
     pub(super) in_order: bool,
 }
 
-/// What one program has sent, for the other to hear.
+/// Something that one program has sent and the other is to hear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Message { tag: u32, len: usize },
@@ -58,7 +59,7 @@ impl Said {
         matches!(self, Self::Large { .. })
     }
 
-    /// Whether this was said, if `heard` was heard. The tag of a message is 0 where it does not say.
+    /// Whether `heard` is what the other program gets when this was said. A tag of 0 matches any tag.
     pub(super) fn matches(self, heard: Self) -> bool {
         match (self, heard) {
             (Self::Message { tag, len }, Self::Message { tag: other, len: heard }) => {
@@ -69,7 +70,7 @@ impl Said {
     }
 }
 
-/// What the program does with the messages that it gets.
+/// The program's way with the messages that it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
     LetGo,
@@ -80,10 +81,10 @@ pub(super) enum Manner {
     Close,
 }
 
-/// Everything has been told.
+/// The end that the program was told; no callback may follow.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// Of a connection that was up.
+    /// The reason, if the connection was up.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -107,7 +108,7 @@ pub(super) struct Side {
     pub(super) now: Instant,
     pub(super) deadline: Option<Instant>,
     pub(super) device: Device,
-    /// Buffers that are promised to the connection and the shared queue.
+    /// Number of buffers that are promised to the connection and the shared queue.
     pub(super) promised: usize,
     pub(super) home: Home,
     // The program.
@@ -118,21 +119,21 @@ pub(super) struct Side {
     pub(super) announced: bool,
     /// The program has called `close`.
     pub(super) closed: bool,
-    /// All that it had sent before was sent.
+    /// All sends from before the close have gone out.
     pub(super) drained: bool,
     pub(super) refused: bool,
-    /// The peer keeps to the rules: what it says is what its program has said.
+    /// The peer keeps to the rules, so that its messages are those that its program has sent.
     pub(super) trusts: bool,
-    /// Sends that end in order, by name if that is known.
+    /// Sends that end in order, with their names where these are known.
     pub(super) sends: VecDeque<Option<SendId>>,
     /// Sends that end when the peer has fetched them.
     pub(super) offers: Vec<SendId>,
-    /// For the peer to hear.
+    /// Everything that the peer is still to hear.
     pub(super) said: VecDeque<Said>,
     pub(super) heard: VecDeque<Said>,
     pub(super) tag: u32,
     pub(super) writes: u32,
-    /// Completions of receives, without error.
+    /// Number of receives that completed without error.
     pub(super) arrivals: u64,
     pub(super) last_arrival: Instant,
     pub(super) settled: u32,
@@ -142,7 +143,7 @@ pub(super) struct Side {
 }
 
 pub(super) fn region(home: &Home, len: usize, key: u32) -> Region {
-    // Memory of its own is for what is too large to be touched in every history.
+    // A mapping of its own is for memory that is too large to be touched in every history.
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
@@ -213,7 +214,7 @@ impl Side {
         side
     }
 
-    /// What the driver does when a connection gets its queue pair.
+    /// Gives the connection its queue pair, as the driver does.
     fn equip(&mut self, terms: &Terms) {
         let conn = self.conn.as_mut().expect("it is new");
         if conn.is_active() {
@@ -236,7 +237,7 @@ impl Side {
         self.conn.as_ref().expect("it is new").greeting(&[], BUFFER as u32, false, &self.config)
     }
 
-    /// What the peer's request says.
+    /// Takes in the peer's request.
     pub(super) fn agree(&mut self, request: &[u8]) {
         let raw = Greeting::reject(crate::error::RejectReason::Refused, request);
         let conn = self.conn.as_mut().expect("it is new");
@@ -249,7 +250,8 @@ impl Side {
 
     // What the driver does.
 
-    /// Gives the connection an input, does what it wants, and makes the callbacks. `None`: it is gone.
+    /// Gives the connection an input, takes the actions that it wants, and makes the callbacks. `None`: the connection
+    /// is gone.
     pub(super) fn input<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let Self { conn, config, buffers, effects, stats, now, .. } = self;
         let mut env = Env { now: *now, config, device: 0, buffers, effects, stats };
@@ -260,7 +262,7 @@ impl Side {
         Some(result)
     }
 
-    /// As [`Side::input`], and makes the callbacks that are due.
+    /// Gives the connection an input, as [`Side::input`] does, and makes the callbacks that are due.
     pub(super) fn tell<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let result = self.input(input);
         while let Some((_, event)) = self.effects.events.pop_front() {
@@ -305,7 +307,7 @@ impl Side {
         self.device.post_receives(&chain);
     }
 
-    /// Stage 11.
+    /// Posts what was gathered, as stage 11 of a turn does.
     pub(super) fn post(&mut self) -> bool {
         self.post_shared();
         assert!(self.effects.to_post.len() <= 1, "marked twice");
@@ -390,13 +392,13 @@ impl Side {
         }
     }
 
-    /// The connection manager tells of the end.
+    /// Lets the connection manager tell of the end.
     pub(super) fn hear_news(&mut self) -> bool {
         let Some(cause) = self.device.news.take() else { return false };
         self.tell(|conn, env| conn.disconnected(cause, env)).is_some()
     }
 
-    /// Stage 10.
+    /// Finishes a connection that has ended, as stage 10 of a turn does.
     pub(super) fn end(&mut self) -> bool {
         if self.conn.as_ref().is_some_and(Connection::is_drained) {
             self.drained = true;
@@ -413,7 +415,7 @@ impl Side {
         over
     }
 
-    /// Time passes.
+    /// Lets time pass.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         if self.deadline.is_none_or(|at| at > self.now) {
@@ -450,7 +452,7 @@ impl Side {
         let silence = self.now.saturating_duration_since(self.last_arrival);
         assert!(!lost || silence >= self.config.keepalive_timeout, "given up {silence:?} after it was heard");
         self.ended = Some(Ended { reason });
-        // What the driver gives back.
+        // The driver gives back the claim and the promised buffers.
         if let Some(claim) = conn.receives().claim() {
             let claimed = claim.receives();
             let kept = conn.receives().kept();
@@ -462,9 +464,9 @@ impl Side {
         self.effects.to_ask.clear();
     }
 
-    // What must hold.
+    // Checks.
 
-    /// After every step.
+    /// Checks what holds after every step.
     pub(super) fn check(&mut self) {
         let Self { conn, config, buffers, device, promised, sink, source, .. } = self;
         let used = buffers.pool.capacity() - buffers.pool.available();
@@ -491,13 +493,14 @@ impl Side {
         }
     }
 
-    /// When both sides have nothing to do: the peer can send data unless this side keeps all but four receives.
+    /// Whether the peer must be able to send data when both sides have nothing to do: it must unless this side keeps
+    /// all but four receives.
     pub(super) fn must_let_peer_send(&self) -> bool {
         let depth = self.config.receive_depth as usize;
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth
     }
 
-    /// The program has a name for the connection.
+    /// Whether the program knows of the connection.
     pub(super) fn is_known(&self) -> bool {
         self.announced || self.conn.as_ref().is_some_and(Connection::is_active)
     }
@@ -506,12 +509,12 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.corked)
     }
 
-    /// Messages that the peer lets this side send.
+    /// Number of messages that the peer lets this side send.
     pub(super) fn credits(&self) -> u32 {
         self.conn.as_ref().map_or(0, |conn| conn.tx.available())
     }
 
-    /// Nothing is left to do for anybody.
+    /// Checks that nothing is left to do.
     pub(super) fn check_quiet(&self, why: &str) {
         assert!(
             self.sends.is_empty() && self.offers.is_empty(),
@@ -522,7 +525,7 @@ impl Side {
         assert!(!self.refused, "{why}: the program was never told that it may send again");
     }
 
-    /// The connection is gone, and the program has given back everything.
+    /// Checks that every buffer is back after the connection is gone and the program has given back everything.
     pub(super) fn check_home(&mut self) {
         self.release(usize::MAX);
         self.post_shared();
