@@ -35,9 +35,9 @@ impl Config {
 impl Connection {
     // Beginning.
 
-    /// The connection is on a device, with these receives and a window of so many.
-    pub(crate) fn equip(&mut self, receives: RecvQueue, window: u32) {
-        self.sends.reserve();
+    /// The connection is on a device, with so many places for sends, these receives and a window of so many.
+    pub(crate) fn equip(&mut self, sends: u32, receives: RecvQueue, window: u32) {
+        self.sends.reserve(sends);
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
     }

@@ -100,8 +100,9 @@ impl SendQueue {
         }
     }
 
-    /// Takes the memory that it will need.
-    pub(crate) fn reserve(&mut self) {
+    /// Takes the memory for as many sends as the queue pair has places.
+    pub(crate) fn reserve(&mut self, slots: u32) {
+        self.slots = slots as usize;
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
