@@ -10,8 +10,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rdma_reactor::{
-    Access, Config, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, Message, Outcome,
-    ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendId, SendKind, TimerId,
+    Access, Config, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, ListenOptions, Message,
+    Outcome, ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendId, SendKind, TimerId,
 };
 use rdma_reactor_examples::rping::{advert, ping};
 
@@ -207,7 +207,8 @@ impl Peer {
     fn serve(mut self, args: &str) -> Ended {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
-        let listener = cx.listen_with("127.0.0.1:0".parse().unwrap(), Framing::Raw).unwrap();
+        let listener =
+            cx.listen_with("127.0.0.1:0".parse().unwrap(), ListenOptions::new().framing(Framing::Raw)).unwrap();
         let client = client(cx.local_address(listener).unwrap(), args);
         reactor.run(&mut self).unwrap();
         end(client)

@@ -1,8 +1,10 @@
 //! Settings, each with a default and a range.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma_transport::caps::Moderation;
+use rdma_transport::iwarp::IpNet;
 
 use crate::error::Error;
 use crate::limits::{CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW};
@@ -47,38 +49,6 @@ pub enum Framing {
     Raw,
 }
 
-/// How to open a connection or a listener.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// Given to the peer's `on_connect_request`: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
-    pub private_data: Vec<u8>,
-    /// How messages travel.
-    pub framing: Framing,
-}
-
-impl ConnectOptions {
-    /// The defaults: no private data, [`Framing::Credits`].
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the private data.
-    #[must_use]
-    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
-        self.private_data = data.into();
-        self
-    }
-
-    /// Sets the framing.
-    #[must_use]
-    pub const fn framing(mut self, framing: Framing) -> Self {
-        self.framing = framing;
-        self
-    }
-}
-
 /// Settings of a reactor. Start from [`Config::default`], change what matters; checked by
 /// [`crate::Reactor::new`].
 #[derive(Clone, Debug)]
@@ -97,7 +67,9 @@ pub struct Config {
     pub(crate) transfer_memory: usize,
     pub(crate) transfer_timeout: Duration,
     pub(crate) overtake: bool,
+    pub(crate) max_inline: u32,
     pub(crate) completion_queue: u32,
+    pub(crate) completion_vector: Option<u32>,
     pub(crate) completion_moderation: Option<Moderation>,
     pub(crate) completions_per_turn: u32,
     pub(crate) fair_messages: u32,
@@ -112,6 +84,9 @@ pub struct Config {
     pub(crate) flush_timeout: Duration,
     pub(crate) pool_idle: Duration,
     pub(crate) crc: bool,
+    pub(crate) allowed_peers: Option<Vec<IpNet>>,
+    pub(crate) max_handshakes_per_peer: Option<usize>,
+    pub(crate) request_grace: Duration,
 }
 
 impl Default for Config {
@@ -131,7 +106,9 @@ impl Default for Config {
             transfer_memory: 256 << 20,
             transfer_timeout: Duration::from_secs(30),
             overtake: false,
+            max_inline: 256,
             completion_queue: 16 << 10,
+            completion_vector: None,
             completion_moderation: None,
             completions_per_turn: 1024,
             fair_messages: 24,
@@ -146,6 +123,9 @@ impl Default for Config {
             flush_timeout: Duration::from_secs(1),
             pool_idle: Duration::from_secs(30),
             crc: true,
+            allowed_peers: None,
+            max_handshakes_per_peer: None,
+            request_grace: Duration::from_millis(500),
         }
     }
 }
@@ -268,7 +248,26 @@ impl Config {
         self
     }
 
-    /// Entries of a completion queue; connections that do not fit get another one. Default: 16,384.
+    /// Bytes that are copied into a work request at most, so that the device need not fetch them: 0 to 1,024, or what the
+    /// device takes if that is less. More makes the entries of an adapter's send queue longer. Default: 256.
+    #[must_use]
+    pub const fn max_inline(mut self, bytes: u32) -> Self {
+        self.max_inline = bytes;
+        self
+    }
+
+    /// The completion vector of the completion queues, which is the interrupt, and so the processor, that their events come on:
+    /// 0 to what `Capabilities::completion_vectors` says, less one. A number that a device with several vectors does not have
+    /// is an error when the device is first used; a device with one has no choice, and says so at `info`. Default: `None`, the
+    /// reactors of the process are spread over the vectors in turn.
+    #[must_use]
+    pub const fn completion_vector(mut self, vector: Option<u32>) -> Self {
+        self.completion_vector = vector;
+        self
+    }
+
+    /// Entries of a completion queue, or what the device has if that is less; connections that do not fit get another one.
+    /// Default: 16,384.
     #[must_use]
     pub const fn completion_queue(mut self, entries: u32) -> Self {
         self.completion_queue = entries;
@@ -370,6 +369,37 @@ impl Config {
         self
     }
 
+    /// The networks that may connect. Others are refused before anything is allocated for them, and the embedded provider
+    /// resets their connections before it reads from them. An address is no proof of who somebody is. Default: `None`,
+    /// everybody may.
+    #[must_use]
+    pub fn allowed_peers(mut self, networks: Option<Vec<IpNet>>) -> Self {
+        self.allowed_peers = networks;
+        self
+    }
+
+    /// Connections from one address that have not sent their request yet, at least 1, on the embedded provider; see
+    /// `IwarpConfig::max_handshakes_per_peer`. Default: `None`, half of all that there may be.
+    #[must_use]
+    pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
+        self.max_handshakes_per_peer = connections;
+        self
+    }
+
+    /// Time that a new connection of the embedded provider has for sending its request before it may have to give way to
+    /// others; see `IwarpConfig::request_grace`. 1 ms to 24 h. Default: 500 ms.
+    #[must_use]
+    pub const fn request_grace(mut self, time: Duration) -> Self {
+        self.request_grace = time;
+        self
+    }
+
+    /// Whether a host may connect.
+    pub(crate) fn admits(&self, peer: IpAddr) -> bool {
+        let peer = peer.to_canonical();
+        self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
+    }
+
     /// Checks every setting against its range.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let check = |setting, value: u64, low: u64, high: u64, range| {
@@ -404,6 +434,10 @@ impl Config {
         check("completions_per_turn", self.completions_per_turn.into(), 1, u64::from(u32::MAX), "at least 1")?;
         check("fairness completions", self.fair_messages.into(), 1, u64::from(u32::MAX), "at least 1")?;
         check("fairness bytes", self.fair_bytes as u64, 1, u64::MAX, "at least 1")?;
+        check("max_inline", self.max_inline.into(), 0, 1024, "0 to 1,024 bytes")?;
+        if let Some(most) = self.max_handshakes_per_peer {
+            check("max_handshakes_per_peer", most as u64, 1, u64::MAX, "at least 1")?;
+        }
         check("backlog", self.backlog.into(), 1, 1 << 16, "1 to 65,536")?;
         check("remote_queue", self.remote_queue.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let day = Duration::from_secs(86_400);
@@ -416,6 +450,7 @@ impl Config {
             ("close_timeout", self.close_timeout),
             ("flush_timeout", self.flush_timeout),
             ("pool_idle", self.pool_idle),
+            ("request_grace", self.request_grace),
         ] {
             if value < Duration::from_millis(1) || value > day {
                 let value = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
@@ -457,10 +492,24 @@ mod tests {
         assert!(Config::default().buffer_size(0).validate().is_err());
         assert!(Config::default().completion_queue(10).validate().is_err());
         assert!(Config::default().completion_moderation(0, 10).validate().is_err());
+        assert!(Config::default().max_inline(1025).validate().is_err());
+        assert!(Config::default().max_handshakes_per_peer(Some(0)).validate().is_err());
+        assert!(Config::default().request_grace(Duration::ZERO).validate().is_err());
         for wrong in [7, 32_769, 16_384] {
             assert!(Config::default().shared_receives(Some(wrong)).validate().is_err());
         }
         let second = Duration::from_secs(1);
         assert!(Config::default().keepalive(second, second).validate().is_err());
+    }
+
+    #[test]
+    fn networks_that_may_connect_are_told_from_others() {
+        let config = Config::default().allowed_peers(Some(vec!["192.0.2.0/24".parse().unwrap()]));
+        for (peer, admitted) in [("192.0.2.9", true), ("::ffff:192.0.2.9", true), ("192.0.3.9", false), ("::1", false)]
+        {
+            assert_eq!(config.admits(peer.parse().unwrap()), admitted, "{peer}");
+        }
+        assert!(Config::default().admits("::1".parse().unwrap()));
+        assert!(!Config::default().allowed_peers(Some(Vec::new())).admits("::1".parse().unwrap()));
     }
 }

@@ -19,6 +19,11 @@ const REACTOR_BITS: u32 = 20;
 pub(crate) struct ReactorTag(u32);
 
 impl ReactorTag {
+    /// Its number among the reactors of the process.
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+
     /// A number that no other reactor of this process has; numbers come again after a million reactors.
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};

@@ -24,6 +24,7 @@ mod error;
 mod id;
 mod limits;
 mod memory;
+mod options;
 mod seam;
 mod stats;
 pub mod stream;
@@ -33,7 +34,7 @@ pub use crate::api::context::{Context, DatagramHandler, Datagrams};
 pub use crate::api::handler::{ConnectRequest, Decision, Handler};
 pub use crate::api::message::{DetachedMessage, Message, SendBuffer, SendError};
 pub use crate::api::remote::{Remote, RemoteError};
-pub use crate::config::{Config, ConnectOptions, Framing, ProviderChoice, Wait};
+pub use crate::config::{Config, Framing, ProviderChoice, Wait};
 pub use crate::conn::frame::Immediate;
 pub use crate::conn::greeting::MAX_USER_PRIVATE_DATA;
 pub use crate::datagram::{Datagram, EndpointOptions, Origin};
@@ -44,6 +45,7 @@ pub use crate::error::{
 };
 pub use crate::id::{ConnectionId, EndpointId, IoId, ListenerId, PeerId, SendId, SendKind, TimerId};
 pub use crate::memory::region::{Lent, Region, RegionOptions, RemoteRegion};
+pub use crate::options::{ConnectOptions, ListenOptions};
 pub use crate::seam::poller::{
     Clock, Edge, Entropy, Interest, MioPoller, Poller, Readiness, SystemClock, system_entropy,
 };
@@ -51,7 +53,9 @@ pub use crate::seam::wake::Wake;
 pub use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 pub use crate::turn::{Parts, Reactor, Turn};
 pub use rdma_transport as transport;
+pub use rdma_transport::cm::{ReadDepth, Retries, Source};
 pub use rdma_transport::event::DeviceEventKind;
+pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;
 
 /// The README's program, compiled and run.

@@ -1,14 +1,15 @@
-//! The embedded provider behind another one, which can lack features and fall ill.
+//! The embedded provider behind another one, which can lack features, have other limits, write down what it is asked for, and
+//! fall ill.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use rdma_reactor::transport::caps::Features;
-use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam};
+use rdma_reactor::transport::caps::{Capabilities, Features};
+use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam, ListenOptions, PathOptions, ReadDepth, Retries};
 use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
@@ -59,12 +60,51 @@ fn count(left: &AtomicU32, call: &'static str) -> Result<()> {
     }
 }
 
+/// A setting that has arrived at the provider.
+#[derive(Clone, Debug)]
+pub enum Asked {
+    /// `listen_with`.
+    Listen(ListenOptions),
+    /// `resolve_with`.
+    Resolve(PathOptions),
+    /// `connect`.
+    Connect(Retries, ReadDepth),
+    /// `accept`.
+    Accept(Retries, ReadDepth),
+    /// `create_cq_on`: the number of entries, and the completion vector.
+    CompletionQueue(u32, u32),
+    /// `create_qp`.
+    QueuePair(QpAttr),
+}
+
+/// What was asked for, oldest first. The clones are of one device.
+#[derive(Clone, Debug, Default)]
+pub struct Record(Arc<Mutex<Vec<Asked>>>);
+
+impl Record {
+    fn note(&self, asked: Asked) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
+    }
+
+    /// Takes what was written down.
+    #[must_use]
+    pub fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+const fn service(param: &ConnectParam<'_>) -> (Retries, ReadDepth) {
+    let ConnectParam { responder_resources, initiator_depth, retries, .. } = *param;
+    (retries, ReadDepth { responder_resources, initiator_depth })
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Forward {
     inner: Iwarp<TcpNet>,
     info: DeviceInfo,
     health: Health,
+    record: Record,
 }
 
 impl Forward {
@@ -74,12 +114,25 @@ impl Forward {
     /// When the system has no descriptors left, or a setting is out of its range.
     #[must_use]
     pub fn reactor(config: Config, lacks: Features, health: &Health) -> Reactor {
+        Self::open(config, |capabilities| capabilities.features.remove(lacks), health.clone(), Record::default())
+    }
+
+    /// A reactor on one that writes down what it is asked for, on a device with other limits.
+    ///
+    /// # Panics
+    /// As [`Forward::reactor`].
+    #[must_use]
+    pub fn recording(config: Config, limits: impl FnOnce(&mut Capabilities), record: &Record) -> Reactor {
+        Self::open(config, limits, Health::default(), record.clone())
+    }
+
+    fn open(config: Config, limits: impl FnOnce(&mut Capabilities), health: Health, record: Record) -> Reactor {
         let net = TcpNet::new().expect("the channels");
         let inner = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
         let mut info = inner.device(DeviceId(0)).expect("its device").clone();
-        info.capabilities.features.remove(lacks);
+        limits(&mut info.capabilities);
         let parts = Parts {
-            provider: Box::new(Self { inner, info, health: health.clone() }),
+            provider: Box::new(Self { inner, info, health, record }),
             poller: Box::new(MioPoller::new().expect("a poller")),
             clock: Box::new(SystemClock),
         };
@@ -116,10 +169,22 @@ unsafe impl Provider for Forward {
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
         self.inner.resolve(peer, deadline)
     }
+    fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+        self.record.note(Asked::Listen(options.clone()));
+        self.inner.listen_with(address, backlog, options)
+    }
+    fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.record.note(Asked::Resolve(options.clone()));
+        self.inner.resolve_with(peer, options, deadline)
+    }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
+        let (retries, depth) = service(param);
+        self.record.note(Asked::Connect(retries, depth));
         self.inner.connect(id, param)
     }
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        let (retries, depth) = service(param);
+        self.record.note(Asked::Accept(retries, depth));
         self.inner.accept(id, param, now)
     }
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
@@ -143,10 +208,19 @@ unsafe impl Provider for Forward {
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
         self.inner.create_cq(device, entries)
     }
+    fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
+        if vector >= self.info.capabilities.completion_vectors {
+            let range = "below the device's completion_vectors";
+            return Err(Error::OutOfRange { what: "completion vector", value: vector.into(), range });
+        }
+        self.record.note(Asked::CompletionQueue(entries, vector));
+        self.inner.create_cq(device, entries)
+    }
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
         self.inner.destroy_cq(cq)
     }
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        self.record.note(Asked::QueuePair(*attr));
         self.inner.create_qp(id, attr)
     }
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {

@@ -23,6 +23,15 @@ pub struct ConnectParam<'a> {
     pub retries: Retries,
 }
 
+impl ConnectParam<'_> {
+    /// Says that a provider has nothing that tries again, if other counts than the default are asked for.
+    pub(crate) fn note_ignored(&self, provider: &str) {
+        if self.retries != Retries::default() {
+            log::info!("the provider {provider} has no retry counts, since TCP tries again: ignored");
+        }
+    }
+}
+
 /// How often a device sends a request again that nobody answers, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {

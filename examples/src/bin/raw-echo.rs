@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, Message, Outcome,
-    Reactor, SendErrorKind, SendId, TimerId,
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, ListenOptions,
+    Message, Outcome, Reactor, SendErrorKind, SendId, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
@@ -358,7 +358,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match &command {
         Command::Server { bind, .. } => {
             let address = resolve(bind, talk.port)?[0];
-            let listener = reactor.context().listen_with(address, Framing::Raw)?;
+            let listener = reactor.context().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
             let address = reactor.context().local_address(listener).unwrap_or(address);
             talks.output.line(format!("listening on {address}"));
         }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use rdma_reactor::{
-    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Framing, Handler, Message, Outcome, Region,
-    RegionOptions, SendId, SendKind, TimerId,
+    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Framing, Handler, ListenOptions, Message,
+    Outcome, Region, RegionOptions, SendId, SendKind, TimerId,
 };
 use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::parse_size;
@@ -239,7 +239,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     };
     let address = resolve(&cli.address, server.options.port)?[0];
     let mut cx = reactor.context();
-    let listener = cx.listen_with(address, Framing::Raw)?;
+    let listener = cx.listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
     let address = cx.local_address(listener).unwrap_or(address);
     server.output.line(format_args!("listening on {address} (provider {})", reactor.provider_name()));
     reactor.run(&mut server)?;

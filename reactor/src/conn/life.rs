@@ -35,9 +35,10 @@ impl Config {
 impl Connection {
     // Beginning.
 
-    /// Gives the connection its receives once its device is known. `window`: how many of them the peer is granted.
-    pub(crate) fn equip(&mut self, receives: RecvQueue, window: u32) {
-        self.sends.reserve();
+    /// Gives the connection its places for sends and its receives once its device is known. `window`: how many of the
+    /// receives the peer is granted.
+    pub(crate) fn equip(&mut self, sends: u32, receives: RecvQueue, window: u32) {
+        self.sends.reserve(sends);
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
     }

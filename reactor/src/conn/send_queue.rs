@@ -101,8 +101,9 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory that the queue needs, once.
-    pub(crate) fn reserve(&mut self) {
+    /// Allocates the memory for as many sends as the queue pair has places, once.
+    pub(crate) fn reserve(&mut self, slots: u32) {
+        self.slots = slots as usize;
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use rdma_transport::caps::Features;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, LocalKey, MrId};
-use rdma_transport::provider::{CqId, DeviceId, Provider};
-use rdma_transport::qp::SrqId;
+use rdma_transport::provider::{CqId, DeviceId, DeviceInfo, Provider};
+use rdma_transport::qp::{QpAttr, SrqId};
+use rdma_transport::slab::Key;
 use rdma_transport::wr::RecvWr;
 
 use self::cq::{CompletionQueue, Mark};
@@ -70,8 +71,12 @@ pub(crate) struct Device {
     pub(crate) home: Arc<Home>,
     /// Largest payload that a buffer takes: as configured, or what the device carries behind a header if that is less.
     pub(crate) buffer_size: u32,
-    /// Largest inline send, bytes.
-    pub(crate) max_inline: u32,
+    /// What the queue pairs of connections are made with, cut to what the device has, but for their completion queue.
+    pub(crate) queues: QpAttr,
+    /// The completion vector of its completion queues.
+    vector: u32,
+    /// The most entries that a completion queue of it has.
+    max_completion_queue: u32,
     /// Claims of connections and of others.
     claims: usize,
     /// It is going away or has failed: nothing new is put on it, and it is not asked for anything.
@@ -99,6 +104,22 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
+/// The completion vector to use: the one that was asked for, or one that the reactor's number leads to.
+fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 {
+    let Some(DeviceInfo { name, capabilities }) = device else { return 0 };
+    let vectors = capabilities.completion_vectors.max(1);
+    match asked {
+        Some(vector) if vectors == 1 => {
+            if vector > 0 {
+                log::info!("{name} has one completion vector: the choice of vector {vector} is ignored");
+            }
+            0
+        }
+        Some(vector) => vector,
+        None => reactor % vectors,
+    }
+}
+
 /// Bytes of a buffer for any message with a header, when messages of the program's are at most `buffer_size` bytes.
 pub(crate) fn buffer_len(buffer_size: u32) -> usize {
     HEADER_LEN + MAX_CONTROL.max(buffer_size as usize)
@@ -124,10 +145,16 @@ pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) {
 }
 
 impl Device {
-    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, home: Arc<Home>) -> Self {
+    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, reactor: u32, home: Arc<Home>) -> Self {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
         let longest = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
+        let nowhere = CqId(Key::new(u32::MAX, 0));
+        let queues = QpAttr {
+            max_inline: config.max_inline,
+            max_recv_sge: 1,
+            ..QpAttr::new(nowhere, nowhere, config.send_slots(), config.receive_depth)
+        };
         Self {
             id,
             name: info.map_or_else(|| format!("device {}", id.0), |info| info.name.clone()),
@@ -137,7 +164,9 @@ impl Device {
             has_events: false,
             home,
             buffer_size: config.buffer_size.min(longest),
-            max_inline: info.map_or(0, |info| info.capabilities.max_inline),
+            queues: info.map_or(queues, |info| queues.clamped(info)),
+            vector: vector(config.completion_vector, reactor, info),
+            max_completion_queue: info.map_or(u32::MAX, |info| info.capabilities.max_completion_queue),
             claims: 0,
             removed: false,
         }
@@ -193,7 +222,8 @@ impl Device {
         config: &Config,
         shared: Option<u32>,
     ) -> Result<Room, Error> {
-        let entries = if shared.is_some() { config.send_slots() } else { config.completion_room() };
+        let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
+        let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
             // The room for the shared queue stays until that is gone.
             Some(all) => match self.cqs.iter().position(|cq| cq.shared && cq.has_room(entries)) {
@@ -228,8 +258,8 @@ impl Device {
         let index = match self.cqs.iter().position(|cq| cq.has_room(entries)) {
             Some(index) => index,
             None => {
-                let size = config.completion_queue.max(entries);
-                let id = provider.create_cq(self.id, size)?;
+                let size = config.completion_queue.min(self.max_completion_queue).max(entries);
+                let id = provider.create_cq_on(self.id, size, self.vector)?;
                 if let Some(to) = config.completion_moderation
                     && let Err(error) = provider.moderate_cq(id, to)
                 {

@@ -25,13 +25,15 @@ pub(crate) struct Devices {
     return_to: Sender<Returned>,
     returned: Receiver<Returned>,
     wake: Arc<WakeFlag>,
+    /// The number of the reactor, which spreads reactors over completion vectors.
+    reactor: u32,
     /// A timer is set to look whether pools have memory that nobody needs.
     pub(crate) trimming: bool,
     receive_chain: Vec<RecvWr>,
 }
 
 impl Devices {
-    pub(crate) fn new(wake: Arc<WakeFlag>) -> Self {
+    pub(crate) fn new(wake: Arc<WakeFlag>, reactor: u32) -> Self {
         let (return_to, returned) = crossbeam_channel::unbounded();
         Self {
             all: Vec::new(),
@@ -40,6 +42,7 @@ impl Devices {
             return_to,
             returned,
             wake,
+            reactor,
             trimming: false,
             receive_chain: Vec::new(),
         }
@@ -70,11 +73,11 @@ impl Devices {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
         }
-        let (fresh, channel, wake) = (&mut self.fresh, &self.return_to, &self.wake);
+        let (fresh, channel, wake, reactor) = (&mut self.fresh, &self.return_to, &self.wake, self.reactor);
         self.all[index].get_or_insert_with(|| {
             fresh.push(id);
             let home = Home { device: index, channel: channel.clone(), wake: Arc::clone(wake) };
-            Device::new(id, provider, config, Arc::new(home))
+            Device::new(id, provider, config, reactor, Arc::new(home))
         })
     }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rdma_transport::QpAttr;
 use rdma_transport::caps::Features;
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::provider::DeviceId;
 
 use super::Driver;
@@ -13,7 +13,7 @@ use super::data_path::post_own_receives;
 use super::drain::Drain;
 use super::fabric::Owner;
 use super::table::{Flush, Link, Place, Seat};
-use crate::config::{ConnectOptions, Framing};
+use crate::config::Framing;
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::{Certainty, Ending};
@@ -21,9 +21,7 @@ use crate::conn::{Connection, Role};
 use crate::device::buffer_len;
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
-
-/// Bytes that are copied into a work request at most, where the device takes so many: the device need not fetch them.
-const MAX_INLINE: u32 = 256;
+use crate::options::{ConnectOptions, Service};
 
 /// What came of asking for an event of the connection manager.
 #[derive(Debug)]
@@ -46,6 +44,7 @@ pub(crate) struct Request {
     pub(super) reactor: usize,
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
+    pub(super) service: Service,
     pub(super) device: DeviceId,
     pub(super) peer: SocketAddr,
     pub(super) private_data: Box<[u8]>,
@@ -74,7 +73,8 @@ impl Driver {
 
     /// Opens a connection.
     pub(crate) fn connect(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
-        let ConnectOptions { private_data, framing } = options;
+        options.check()?;
+        let ConnectOptions { private_data, framing, path, service } = options;
         if framing == Framing::Credits && private_data.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: private_data.len(), max: MAX_USER_PRIVATE_DATA });
         }
@@ -86,8 +86,8 @@ impl Driver {
         }
         self.fabric.decide(peer, Use::Connect);
         let deadline = self.now + self.config.connect_timeout;
-        let cm = self.fabric.provider.resolve(peer, deadline)?;
-        let id = self.insert(cm, peer, framing, Role::Active, private_data);
+        let cm = self.fabric.provider.resolve_with(peer, &path, deadline)?;
+        let id = self.insert(cm, peer, framing, service, Role::Active, private_data);
         self.set_deadline(id, Some(deadline));
         Ok(id)
     }
@@ -98,6 +98,7 @@ impl Driver {
         cm: CmId,
         peer: SocketAddr,
         framing: Framing,
+        service: Service,
         role: Role,
         private_data: Vec<u8>,
     ) -> ConnectionId {
@@ -106,6 +107,7 @@ impl Driver {
             conn: Connection::new(id, role, framing, peer, private_data, config, now),
             link: Link {
                 cm,
+                service,
                 qp: None,
                 place: None,
                 timer: None,
@@ -194,8 +196,7 @@ impl Driver {
         let (own, extensions) = (self.buffer_size_of(id), self.offers_extensions(id));
         let Some(seat) = self.table.get(id) else { return Ok(()) };
         let private_data = seat.conn.greeting(seat.conn.private_data(), own, extensions, &self.config);
-        let param = ConnectParam { private_data: &private_data, ..ConnectParam::default() };
-        self.fabric.provider.connect(seat.link.cm, &param)?;
+        self.fabric.provider.connect(seat.link.cm, &seat.link.service.param(&private_data))?;
         Ok(())
     }
 
@@ -215,14 +216,7 @@ impl Driver {
         let device = devices.get_mut(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
         let room = device.claim(provider, config, sharing)?;
         let cq = device.cqs[room.cq].id;
-        let attr = QpAttr {
-            send_cq: cq,
-            recv_cq: cq,
-            max_send_wr: config.send_slots(),
-            max_recv_wr: config.receive_depth,
-            max_inline: device.max_inline.min(MAX_INLINE),
-            max_recv_sge: 1,
-        };
+        let attr = QpAttr { send_cq: cq, recv_cq: cq, ..device.queues };
         let made = match (&mut device.buffers.shared, sharing) {
             (Some(shared), Some(receives)) => match shared.claims.join(*now) {
                 Some(claim) => match provider.create_qp_with_srq(seat.link.cm, &attr, shared.srq()) {
@@ -243,7 +237,7 @@ impl Driver {
                     Framing::Credits => buffer_len(device.buffer_size),
                     Framing::Raw => device.buffer_size as usize,
                 };
-                let receives = RecvQueue::own(config.receive_depth, size);
+                let receives = RecvQueue::own(attr.max_recv_wr, size);
                 provider.create_qp(seat.link.cm, &attr).map(|qp| (qp, receives, 0)).map_err(Error::from)
             }
         };
@@ -254,7 +248,7 @@ impl Driver {
                 return Err(error);
             }
         };
-        seat.conn.equip(receives, window);
+        seat.conn.equip(attr.max_send_wr, receives, window);
         (seat.link.place, seat.link.qp) = (Some(Place { device: index, room }), Some(qp));
         if sharing.is_none() {
             let mut chain = self.devices.take_receive_chain();
@@ -265,8 +259,7 @@ impl Driver {
             self.devices.put_receive_chain(chain);
             posted?;
             // These are the receives that the greeting grants.
-            let depth = self.config.receive_depth;
-            self.input(id, |conn, _| conn.grant_initial(depth));
+            self.input(id, |conn, _| conn.grant_initial(attr.max_recv_wr));
         }
         Ok(())
     }
@@ -280,6 +273,10 @@ impl Driver {
             Err(reason) => {
                 log::info!("{peer} is refused: {reason}");
                 Some(reason)
+            }
+            Ok(_) if !self.config.admits(peer.ip()) => {
+                log::info!("{peer} is refused: its network is not among those that may connect");
+                Some(RejectReason::Refused)
             }
             Ok(_) if self.drain.is_on() => {
                 log::debug!("{peer} is refused: the reactor is being drained");
@@ -321,7 +318,7 @@ impl Driver {
     }
 
     fn try_accept(&mut self, request: Request, answer: &[u8]) -> Result<(), Error> {
-        let Request { cm, listener, framing, device, peer, placed, .. } = request;
+        let Request { cm, listener, framing, service, device, peer, placed, .. } = request;
         if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
@@ -330,7 +327,7 @@ impl Driver {
         if placed && let Some(membership) = &mut self.membership {
             membership.begin();
         }
-        let id = self.insert(cm, peer, framing, Role::Passive, Vec::new());
+        let id = self.insert(cm, peer, framing, service, Role::Passive, Vec::new());
         if let Err(error) = self.equip(id, device) {
             // Nobody has heard of the connection, and its connection-manager id lives on.
             self.forget(id);
@@ -343,8 +340,7 @@ impl Driver {
         let reply = seat.conn.greeting(answer, own, extensions, &self.config);
         self.table.pending += 1;
         self.set_timeout(id, self.config.handshake_timeout);
-        let param = ConnectParam { private_data: &reply, ..ConnectParam::default() };
-        if let Err(error) = self.fabric.provider.accept(cm, &param, self.now) {
+        if let Err(error) = self.fabric.provider.accept(cm, &service.param(&reply), self.now) {
             // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             self.input(id, |conn, env| conn.end(Ending::Silent(None), Certainty::Known, env));

@@ -58,6 +58,9 @@ fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> 
     settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
     // Those that are complete are counted and rejected by this side; what is still silent gives way in there.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
+    settings.allowed_peers.clone_from(&config.allowed_peers);
+    settings.max_handshakes_per_peer = config.max_handshakes_per_peer;
+    settings.request_grace = config.request_grace;
     // Only where the greetings agree on them.
     settings.extensions = true;
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))

@@ -22,6 +22,7 @@ use rdma_transport::cm::Detached;
 use crate::config::Framing;
 use crate::error::Error;
 use crate::id::ListenerId;
+use crate::options::Service;
 use crate::seam::wake::WakeFlag;
 
 /// Which reactor of a group takes a connection; see [`crate::Handler::on_place`].
@@ -60,6 +61,7 @@ struct Member {
 pub(crate) struct Arrival {
     pub(crate) detached: Detached,
     pub(crate) framing: Framing,
+    pub(crate) service: Service,
     /// Index of the reactor that listens, and its listener.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,

@@ -10,6 +10,7 @@ use super::Driver;
 use super::accept::Request;
 use super::group::{Arrival, Place};
 use crate::id::ListenerId;
+use crate::options::ListenOptions;
 
 impl Driver {
     /// A request on a listener of this reactor.
@@ -21,10 +22,10 @@ impl Driver {
         peer: SocketAddr,
         private_data: Box<[u8]>,
     ) -> Option<Request> {
-        let framing = self.listeners.get(listener)?.framing;
+        let ListenOptions { framing, service, .. } = self.listeners.get(listener)?.options;
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag, listener);
-        Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed: false })
+        Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed: false })
     }
 
     /// Whether the program is to be asked which reactor of the group takes a request.
@@ -57,8 +58,8 @@ impl Driver {
                 return Some(request);
             }
         };
-        let Request { reactor, listener, framing, peer, private_data, .. } = request;
-        match membership.send(index, Arrival { detached, framing, reactor, listener, peer, private_data }) {
+        let Request { reactor, listener, framing, service, peer, private_data, .. } = request;
+        match membership.send(index, Arrival { detached, framing, service, reactor, listener, peer, private_data }) {
             Ok(()) => {
                 self.stats.connections.handed_over += 1;
                 None
@@ -88,10 +89,12 @@ impl Driver {
     }
 
     fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
-        let Arrival { detached, framing, reactor, listener, peer, private_data } = arrival;
+        let Arrival { detached, framing, service, reactor, listener, peer, private_data } = arrival;
         self.fabric.follow(detached.provider());
         match self.fabric.provider.attach(detached, self.now) {
-            Ok((cm, device)) => Some(Request { cm, reactor, listener, framing, device, peer, private_data, placed }),
+            Ok((cm, device)) => {
+                Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed })
+            }
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");
                 self.stats.connections.refused += 1;

@@ -10,9 +10,9 @@ use super::choose::Use;
 use super::drain::Drain;
 use super::fabric::Owner;
 use super::{Driver, Due};
-use crate::config::Framing;
 use crate::error::Error;
 use crate::id::ListenerId;
+use crate::options::ListenOptions;
 
 /// How often a listener whose device was removed looks whether it is back.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -24,18 +24,19 @@ pub(crate) struct Listener {
     cm: Option<CmId>,
     /// Where it listens, with its port.
     address: SocketAddr,
-    pub(super) framing: Framing,
+    pub(super) options: ListenOptions,
 }
 
 impl Driver {
-    pub(crate) fn listen(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
+    pub(crate) fn listen(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
         if self.drain == Drain::Done {
             return Err(Error::Drained);
         }
+        options.check()?;
         self.fabric.decide(address, Use::Listen);
-        let cm = self.fabric.provider.listen(address, self.config.backlog)?;
+        let cm = self.fabric.provider.listen_with(address, self.config.backlog, &options.path)?;
         let address = self.fabric.provider.local_address(cm).unwrap_or(address);
-        let key = self.listeners.insert(Listener { cm: Some(cm), address, framing });
+        let key = self.listeners.insert(Listener { cm: Some(cm), address, options });
         self.fabric.own(cm, Owner::Listener(key));
         Ok(ListenerId::new(self.tag, key))
     }
@@ -77,7 +78,7 @@ impl Driver {
     /// Listens again if the device is back, else looks again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
         let Some(listener) = self.listeners.get_mut(key) else { return };
-        match self.fabric.provider.listen(listener.address, self.config.backlog) {
+        match self.fabric.provider.listen_with(listener.address, self.config.backlog, &listener.options.path) {
             Ok(cm) => {
                 log::info!("{} is listened on again", listener.address);
                 listener.cm = Some(cm);

@@ -119,7 +119,7 @@ impl Driver {
             tag,
             now,
             fabric: Fabric::new(provider),
-            devices: Devices::new(Arc::clone(&wake)),
+            devices: Devices::new(Arc::clone(&wake), tag.number()),
             queues: Queues::new(&config),
             table: Table::new(tag),
             fair: Fair::default(),

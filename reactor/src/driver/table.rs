@@ -12,6 +12,7 @@ use crate::conn::Connection;
 use crate::device::Room;
 use crate::device::cq::Mark;
 use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
+use crate::options::Service;
 
 /// A connection and its place in the world.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Seat {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) cm: CmId,
+    /// What its device is asked for.
+    pub(super) service: Service,
     /// From when it is on a device until the queue pair was destroyed.
     pub(super) qp: Option<QpId>,
     /// Once it is on a device.
@@ -182,6 +185,7 @@ mod tests {
         let peer = ([127, 0, 0, 1], 1).into();
         let link = Link {
             cm: CmId(Key::new(0, 1)),
+            service: Service::default(),
             qp: None,
             place: None,
             timer: None,

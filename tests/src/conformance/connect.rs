@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{
-    ConnectError, ConnectOptions, Decision, DisconnectReason, Error, Framing, MAX_USER_PRIVATE_DATA, Reactor,
-    RejectReason,
+    ConnectError, ConnectOptions, Decision, DisconnectReason, Error, Framing, ListenOptions, MAX_USER_PRIVATE_DATA,
+    Reactor, RejectReason,
 };
 
 use super::harness::{Event, Pair, Probe, Setup};
@@ -151,7 +151,8 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
         }
     });
     let mut p = Pair::new(setup, setup.config(), s, Probe::default());
-    let listener = p.server.context().listen_with(setup.address, Framing::Raw).expect("listening");
+    let listener =
+        p.server.context().listen_with(setup.address, ListenOptions::new().framing(Framing::Raw)).expect("listening");
     let address = p.server.context().local_address(listener).expect("an address");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(b"as it is".to_vec());
     let conn = p.client.context().connect_with(address, options).expect("connecting");

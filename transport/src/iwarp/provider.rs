@@ -365,6 +365,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         Self::private_data(param.private_data)?;
+        param.note_ignored("iwarp");
         let endpoint = self.endpoint(id)?;
         let State::Resolved(peer) = endpoint.state else {
             return Err(Error::InvalidState { call: "connect", state: endpoint.state.name() });
@@ -384,6 +385,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
         Self::private_data(param.private_data)?;
+        param.note_ignored("iwarp");
         let terms = self.terms(param);
         let key = id.0;
         let endpoint = self.endpoint(id)?;

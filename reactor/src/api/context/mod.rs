@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rdma_transport::caps::Capabilities;
 
 pub use self::datagrams::{DatagramHandler, Datagrams};
-use crate::config::{ConnectOptions, Framing};
 use crate::datagram::table::Endpoints;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::id::{ConnectionId, ListenerId};
+use crate::options::{ConnectOptions, ListenOptions};
 use crate::stats::Stats;
 
 /// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing calls back from inside a call: what a call
@@ -36,15 +36,15 @@ impl Context<'_> {
     /// # Errors
     /// The address is in use, or not one of this machine; the reactor was drained.
     pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
-        self.driver.listen(address, Framing::Credits)
+        self.driver.listen(address, ListenOptions::default())
     }
 
-    /// As [`Context::listen`], with another framing.
+    /// As [`Context::listen`], with options.
     ///
     /// # Errors
-    /// As [`Context::listen`].
-    pub fn listen_with(&mut self, address: SocketAddr, framing: Framing) -> Result<ListenerId, Error> {
-        self.driver.listen(address, framing)
+    /// As [`Context::listen`], and an option out of its range.
+    pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
+        self.driver.listen(address, options)
     }
 
     /// The address that a listener is bound to; `None` when the listener is gone.
@@ -68,10 +68,11 @@ impl Context<'_> {
         self.driver.connect(peer, ConnectOptions::default())
     }
 
-    /// As [`Context::connect`], with private data or another framing.
+    /// As [`Context::connect`], with options.
     ///
     /// # Errors
-    /// As [`Context::connect`], and when the private data is too long.
+    /// As [`Context::connect`], when the private data is too long, an option is out of its range, or the provider cannot
+    /// choose the source.
     pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.connect(peer, options)
     }

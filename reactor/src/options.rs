@@ -1,0 +1,166 @@
+//! How a connection or a listener is opened: what differs from one to the next, where [`crate::Config`] is for all.
+
+use rdma_transport::cm::{self, ConnectParam, PathOptions, ReadDepth, Retries, Source};
+
+use crate::config::Framing;
+use crate::error::Error;
+
+/// What a device is asked for on a connection, on either side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Service {
+    retries: Retries,
+    read_depth: ReadDepth,
+}
+
+impl Service {
+    /// What the connection manager is told.
+    pub(crate) const fn param(self, private_data: &[u8]) -> ConnectParam<'_> {
+        let ReadDepth { responder_resources, initiator_depth } = self.read_depth;
+        ConnectParam { private_data, responder_resources, initiator_depth, retries: self.retries }
+    }
+}
+
+/// How to open a connection. What the transport cannot do is ignored, with one line in the log at `info`; a source that it
+/// cannot choose, and a value out of its range, are errors of [`crate::Context::connect_with`].
+#[derive(Clone, Debug, Default)]
+pub struct ConnectOptions {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) framing: Framing,
+    pub(crate) path: PathOptions,
+    pub(crate) service: Service,
+}
+
+impl ConnectOptions {
+    /// The defaults: no private data, [`Framing::Credits`], and the way that the system chooses.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Data for the peer's `on_connect_request`: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. Default: none.
+    #[must_use]
+    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
+        self.private_data = data.into();
+        self
+    }
+
+    /// How messages travel. Default: [`Framing::Credits`].
+    #[must_use]
+    pub const fn framing(mut self, framing: Framing) -> Self {
+        self.framing = framing;
+        self
+    }
+
+    /// The type of service of every packet, with the DSCP in the upper six bits (RFC 2474): 0 to 255. On InfiniBand the subnet
+    /// manager chooses the service level by it. Default: what the system or the administrator has set
+    /// (`rdma_set_option`(3), `RDMA_OPTION_ID_TOS`).
+    #[must_use]
+    pub const fn type_of_service(mut self, octet: u8) -> Self {
+        self.path.type_of_service = Some(octet);
+        self
+    }
+
+    /// Time after which the device sends a request again that nobody answers: a code from 0 to 31, for 4.096 us times two to
+    /// its power; 0 is for ever (`rdma_set_option`(3), `RDMA_OPTION_ID_ACK_TIMEOUT`). iWARP has none. Default: what the
+    /// connection manager takes, about 2 s.
+    #[must_use]
+    pub const fn ack_timeout(mut self, code: u8) -> Self {
+        self.path.ack_timeout = Some(code);
+        self
+    }
+
+    /// The address or the device of ours that the connection leaves from. Default: the system's routes decide.
+    #[must_use]
+    pub fn source(mut self, source: Source) -> Self {
+        self.path.source = source;
+        self
+    }
+
+    /// How often the device tries again before the connection fails, and how long a peer waits that found no receive here
+    /// (`rdma_connect`(3)). iWARP has none: TCP tries again. Default: [`Retries::default`].
+    #[must_use]
+    pub const fn retries(mut self, retries: Retries) -> Self {
+        self.service.retries = retries;
+        self
+    }
+
+    /// RDMA Reads and atomics that may be outstanding: the peer's here and ours there, each cut to what the device has.
+    /// 0, the default, takes the device's own.
+    #[must_use]
+    pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
+        self.service.read_depth = depth;
+        self
+    }
+
+    /// Checks the ranges.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.path.check()?;
+        self.service.retries.check()?;
+        Ok(())
+    }
+}
+
+/// How to listen, and what the connections that come in have. What the transport cannot do is ignored, with one line in the
+/// log at `info`; a value out of its range is an error of [`crate::Context::listen_with`].
+#[derive(Clone, Debug, Default)]
+pub struct ListenOptions {
+    pub(crate) framing: Framing,
+    pub(crate) path: cm::ListenOptions,
+    pub(crate) service: Service,
+}
+
+impl ListenOptions {
+    /// The defaults: [`Framing::Credits`], and what the system chooses.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How messages travel. Default: [`Framing::Credits`].
+    #[must_use]
+    pub const fn framing(mut self, framing: Framing) -> Self {
+        self.framing = framing;
+        self
+    }
+
+    /// As [`ConnectOptions::type_of_service`], for what this side sends.
+    #[must_use]
+    pub const fn type_of_service(mut self, octet: u8) -> Self {
+        self.path.type_of_service = Some(octet);
+        self
+    }
+
+    /// As [`ConnectOptions::ack_timeout`].
+    #[must_use]
+    pub const fn ack_timeout(mut self, code: u8) -> Self {
+        self.path.ack_timeout = Some(code);
+        self
+    }
+
+    /// Whether an IPv6 address takes IPv6 only or IPv4 too (`rdma_set_option`(3), `RDMA_OPTION_ID_AFONLY`). Default: as the
+    /// system is set.
+    #[must_use]
+    pub const fn ipv6_only(mut self, only: bool) -> Self {
+        self.path.ipv6_only = Some(only);
+        self
+    }
+
+    /// As [`ConnectOptions::retries`]. The count of retries without an answer is decided by the side that connects.
+    #[must_use]
+    pub const fn retries(mut self, retries: Retries) -> Self {
+        self.service.retries = retries;
+        self
+    }
+
+    /// As [`ConnectOptions::read_depth`]; the peer's wish is the upper limit.
+    #[must_use]
+    pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
+        self.service.read_depth = depth;
+        self
+    }
+
+    /// Checks the ranges that the transport does not look at before a connection comes in.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        Ok(self.service.retries.check()?)
+    }
+}

@@ -1,0 +1,242 @@
+//! Each setting arrives where it is to take effect. `transport/tests/verbs/settings.rs` reads the same ones back from the queue
+//! pairs of devices.
+
+use std::net::SocketAddr;
+
+use rdma_reactor::transport::caps::Capabilities;
+use rdma_reactor::transport::{Error as TransportError, QpAttr};
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, Error, Framing, ListenOptions, ReadDepth, RejectReason, Retries, Source,
+};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
+use rdma_reactor_tests::forward::{Asked, Forward, Record};
+
+fn config() -> Config {
+    Setup::iwarp().config()
+}
+
+fn pair() -> Pair {
+    Pair::new(&Setup::iwarp(), config(), Probe::default(), Probe::default())
+}
+
+/// A pair whose client is on a device with these limits.
+fn recorded(config: Config, limits: impl FnOnce(&mut Capabilities)) -> (Pair, Record) {
+    let (mut p, record) = (pair(), Record::default());
+    p.client = Forward::recording(config, limits, &record);
+    (p, record)
+}
+
+fn queue_pair(asked: &[Asked]) -> QpAttr {
+    let made = |asked: &Asked| if let Asked::QueuePair(attr) = asked { Some(*attr) } else { None };
+    asked.iter().find_map(made).expect("a queue pair was made")
+}
+
+/// The entries and the completion vector of the first completion queue.
+fn completion_queue(asked: &[Asked]) -> (u32, u32) {
+    let made =
+        |asked: &Asked| if let Asked::CompletionQueue(size, vector) = *asked { Some((size, vector)) } else { None };
+    asked.iter().find_map(made).expect("a completion queue was made")
+}
+
+const RETRIES: Retries = Retries { path: 3, receiver_not_ready: 4, min_rnr_timer: 20 };
+const DEPTH: ReadDepth = ReadDepth { responder_resources: 5, initiator_depth: 6 };
+
+#[test]
+fn options_of_a_connection_arrive() {
+    with_watchdog("options_of_a_connection_arrive", || {
+        let (mut p, record) = recorded(config(), |_| {});
+        let options = ConnectOptions::new().type_of_service(0x68).ack_timeout(14).retries(RETRIES).read_depth(DEPTH);
+        p.client.context().connect_with(p.address, options).expect("connecting");
+        p.until("both sides are connected", |p| p.s.live() == 1 && p.c.live() == 1);
+        let asked = record.take();
+        let path = asked.iter().find_map(|asked| if let Asked::Resolve(path) = asked { Some(path) } else { None });
+        let path = path.expect("an address was resolved");
+        assert_eq!((path.type_of_service, path.ack_timeout, &path.source), (Some(0x68), Some(14), &Source::Any));
+        assert!(asked.iter().any(|asked| matches!(asked, Asked::Connect(RETRIES, DEPTH))), "{asked:?}");
+        p.finish();
+    });
+}
+
+#[test]
+fn options_of_a_listener_arrive_with_each_connection() {
+    with_watchdog("options_of_a_listener_arrive_with_each_connection", || {
+        let (mut p, record) = (pair(), Record::default());
+        p.server = Forward::recording(config(), |_| {}, &record);
+        let options = ListenOptions::new().type_of_service(8).ack_timeout(31).ipv6_only(true);
+        let options = options.retries(RETRIES).read_depth(DEPTH).framing(Framing::Credits);
+        let listener = p.server.context().listen_with(Setup::iwarp().address, options).expect("listening");
+        p.address = p.server.context().local_address(listener).expect("its address");
+        p.connect();
+        let asked = record.take();
+        let options =
+            asked.iter().find_map(|asked| if let Asked::Listen(options) = asked { Some(options) } else { None });
+        let options = options.expect("it listens");
+        assert_eq!((options.type_of_service, options.ack_timeout, options.ipv6_only), (Some(8), Some(31), Some(true)));
+        assert!(asked.iter().any(|asked| matches!(asked, Asked::Accept(RETRIES, DEPTH))), "{asked:?}");
+        p.finish();
+    });
+}
+
+/// What no device has is refused at once, by the name of the setting. Nothing is opened for it.
+#[test]
+fn options_out_of_range_are_refused() {
+    let mut p = pair();
+    let wrong = [
+        (ConnectOptions::new().ack_timeout(32), 32),
+        (ConnectOptions::new().retries(Retries { path: 8, ..Retries::default() }), 8),
+        (ConnectOptions::new().retries(Retries { receiver_not_ready: 9, ..Retries::default() }), 9),
+        (ConnectOptions::new().retries(Retries { min_rnr_timer: 33, ..Retries::default() }), 33),
+    ];
+    for (options, wrong) in wrong {
+        let error = p.client.context().connect_with(p.address, options).expect_err("it is out of range");
+        assert!(
+            matches!(error, Error::Transport(TransportError::OutOfRange { value, .. }) if value == wrong),
+            "{error}"
+        );
+    }
+    let wrong = [
+        (ListenOptions::new().ack_timeout(40), 40),
+        (ListenOptions::new().retries(Retries { min_rnr_timer: 41, ..Retries::default() }), 41),
+    ];
+    for (options, wrong) in wrong {
+        let error = p.client.context().listen_with(Setup::iwarp().address, options).expect_err("it is out of range");
+        assert!(
+            matches!(error, Error::Transport(TransportError::OutOfRange { value, .. }) if value == wrong),
+            "{error}"
+        );
+    }
+    let elsewhere = ConnectOptions::new().source(Source::Address([127, 0, 0, 2].into()));
+    let error = p.client.context().connect_with(p.address, elsewhere).expect_err("it cannot choose");
+    assert!(matches!(error, Error::Transport(TransportError::Unsupported { .. })), "{error}");
+    assert_eq!(p.client.context().connections(), 0);
+}
+
+/// Depths and the inline size are used as configured, or as the device has them if that is less; and a connection works so.
+#[test]
+fn queues_are_cut_to_the_device() {
+    with_watchdog("queues_are_cut_to_the_device", || {
+        let settings = config().send_depth(100).receive_depth(200).max_inline(32).completion_queue(5000);
+        let cases = [(4096, 256, 32_767, (102, 200, 32, 5000)), (16, 8, 1000, (16, 16, 8, 1000))];
+        for (depth, inline, entries, expected) in cases {
+            let (mut p, record) = recorded(settings.clone(), |capabilities| {
+                capabilities.max_queue_depth = depth;
+                capabilities.max_inline = inline;
+                capabilities.max_completion_queue = entries;
+            });
+            p.s = Probe::echo();
+            let conn = p.connect();
+            let asked = record.take();
+            let QpAttr { max_send_wr, max_recv_wr, max_inline, max_recv_sge, .. } = queue_pair(&asked);
+            let (size, _) = completion_queue(&asked);
+            assert_eq!((max_send_wr, max_recv_wr, max_inline, size), expected);
+            assert_eq!(max_recv_sge, 1, "receives are of one piece");
+            // More than either queue has places for, both ways.
+            for sent in 0..500 {
+                while p.client.context().send(conn, b"there and back").is_err() {
+                    p.turn();
+                }
+                p.until("not too many are on their way", |p| sent < p.c.received + 10);
+            }
+            p.until("all are back", |p| p.c.received == 500);
+            p.finish();
+        }
+    });
+}
+
+/// Reactors are spread over the completion vectors of a device, one after another, unless a vector is asked for.
+#[test]
+fn completion_vectors_are_spread_or_chosen() {
+    with_watchdog("completion_vectors_are_spread_or_chosen", || {
+        let vector = |vectors, config| {
+            let (mut p, record) = recorded(config, |capabilities| capabilities.completion_vectors = vectors);
+            p.connect();
+            let (_, vector) = completion_queue(&record.take());
+            p.finish();
+            vector
+        };
+        for wanted in [0, 3] {
+            assert_eq!(vector(4, config().completion_vector(Some(wanted))), wanted);
+        }
+        assert_eq!(vector(1, config().completion_vector(Some(3))), 0, "there is no choice");
+        // Other tests make reactors meanwhile, so the numbers have gaps; the first 16 are on several of 4 vectors all the same.
+        let spread: std::collections::BTreeSet<u32> = (0..16).map(|_| vector(4, config())).collect();
+        assert!(spread.len() > 1 && spread.iter().all(|&vector| vector < 4), "{spread:?}");
+
+        let (mut p, _) =
+            recorded(config().completion_vector(Some(4)), |capabilities| capabilities.completion_vectors = 4);
+        p.client.context().connect(p.address).expect("connecting");
+        let error = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
+        p.until("the error", |p| error(p) == 1);
+        let said = |event: &Event| matches!(event, Event::ConnectError(_, ConnectError::Local(why)) if why.starts_with("completion vector is 4"));
+        assert_eq!(p.c.count(said), 1, "{:?}", p.c);
+    });
+}
+
+/// A host outside of the networks that may connect is turned away by the embedded provider before it is read from, and by
+/// the reactor on a provider that does not look.
+#[test]
+fn only_allowed_networks_may_connect() {
+    with_watchdog("only_allowed_networks_may_connect", || {
+        let elsewhere = config().allowed_peers(Some(vec!["192.0.2.0/24".parse().expect("a network")]));
+        let here = config().allowed_peers(Some(vec!["127.0.0.0/8".parse().expect("a network")]));
+        for (config, admitted) in [(&elsewhere, false), (&here, true)] {
+            for forwarded in [false, true] {
+                let mut p = Pair::with_configs(
+                    &Setup::iwarp(),
+                    config.clone(),
+                    self::config(),
+                    Probe::default(),
+                    Probe::default(),
+                );
+                if forwarded {
+                    p.server = Forward::recording(config.clone(), |_| {}, &Record::default());
+                    let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
+                    p.address = p.server.context().local_address(listener).expect("its address");
+                }
+                if admitted {
+                    p.connect();
+                    p.finish();
+                    continue;
+                }
+                p.client.context().connect(p.address).expect("connecting");
+                p.until("the refusal", |p| p.c.count(|event| matches!(event, Event::ConnectError(..))) == 1);
+                assert_eq!(p.s.events, [], "the program was not asked");
+                let rejected = |event: &Event| {
+                    matches!(
+                        event,
+                        Event::ConnectError(_, ConnectError::Rejected { reason: RejectReason::Refused, .. })
+                    )
+                };
+                assert_eq!(p.c.count(rejected), usize::from(forwarded), "{:?}", p.c);
+            }
+        }
+    });
+}
+
+/// Of the silent connections of one address, the oldest gives way to the next client when there are more than may be, and it
+/// has had its grace. By default there may be two thousand, and each has half a second.
+#[test]
+fn handshakes_of_one_address_are_limited_as_configured() {
+    with_watchdog("handshakes_of_one_address_are_limited_as_configured", || {
+        let grace = std::time::Duration::from_millis(1);
+        let settings = config().max_handshakes_per_peer(Some(1)).request_grace(grace);
+        let mut p = Pair::with_configs(&Setup::iwarp(), settings, config(), Probe::default(), Probe::default());
+        let [oldest, other] = [silent(p.address), silent(p.address)];
+        p.turn_for(2 * grace);
+        p.connect();
+        assert!(is_gone(&oldest), "it had its grace");
+        assert!(!is_gone(&other), "one may stay");
+        p.finish();
+    });
+}
+
+#[allow(clippy::disallowed_methods, reason = "a peer that says nothing")]
+fn silent(to: SocketAddr) -> std::net::TcpStream {
+    let stream = std::net::TcpStream::connect(to).expect("a connection");
+    stream.set_nonblocking(true).expect("a socket");
+    stream
+}
+
+fn is_gone(stream: &std::net::TcpStream) -> bool {
+    !stream.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
