@@ -48,6 +48,9 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// A region was prepared for another device, or by another reactor, than that of the connection.
+    #[error("the region was prepared for another device than the connection's")]
+    ForeignDevice,
     /// A limit of the configuration is reached.
     #[error("{limit} is reached ({value})")]
     Limit {

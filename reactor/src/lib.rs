@@ -44,6 +44,7 @@ pub use crate::error::{
     Blocked, ConnectError, DisconnectReason, Error, Outcome, PeerViolation, RejectReason, SendErrorKind,
 };
 pub use crate::id::{ConnectionId, EndpointId, IoId, ListenerId, PeerId, SendId, SendKind, TimerId};
+pub use crate::memory::material::{PreparedRegion, RegionMaker};
 pub use crate::memory::region::{Lent, Region, RegionOptions, RemoteRegion};
 pub use crate::options::{ConnectOptions, ListenOptions};
 pub use crate::seam::poller::{

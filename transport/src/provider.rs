@@ -268,8 +268,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     }
 
     /// Registers `len` bytes of a dma-buf from `offset` on, such as memory of a GPU that its driver has exported. Work
-    /// requests name the bytes by addresses from `address` on, which need not be mapped. The descriptor may be closed
-    /// afterwards. May block as [`Provider::register`] does.
+    /// requests name the bytes by addresses from `address` on: take one from [`Sge::DEVICE`](crate::Sge::DEVICE) on, where nothing is mapped, so that
+    /// small sends are not copied by the processor. The descriptor may be closed afterwards. May block as [`Provider::register`] does.
     fn register_dmabuf(
         &mut self,
         device: DeviceId,

@@ -12,6 +12,7 @@ use crate::conn::transfer::Source;
 use crate::error::{Blocked, Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId};
 use crate::memory::budget::Budget;
+use crate::memory::material::Material;
 use crate::memory::operations::outside;
 use crate::memory::region::{Region, RegionOptions};
 use crate::memory::registry::Account;
@@ -59,7 +60,8 @@ impl Driver {
         let copy = Memory::from_vec(payload.to_vec())
             .map_err(|source| rdma_transport::Error::Memory { bytes: len, source }.into())
             .and_then(|memory| {
-                self.register(id, memory, len, &RegionOptions::new().allow(Access::REMOTE_READ), Account::Copied)
+                let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+                self.register(id, Material::Own(memory, len), &readable, Account::Copied)
             });
         let region = match copy {
             Ok(region) => Box::new(region),
@@ -110,9 +112,9 @@ impl Driver {
                 return;
             }
             let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source });
-            let region = memory
-                .map_err(Error::from)
-                .and_then(|memory| self.register(id, memory, len, &RegionOptions::new(), Account::Fetched));
+            let region = memory.map_err(Error::from).and_then(|memory| {
+                self.register(id, Material::Own(memory, len), &RegionOptions::new(), Account::Fetched)
+            });
             match region {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use rdma_transport::caps::Features;
-use rdma_transport::mem::Memory;
 use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
@@ -13,6 +12,7 @@ use crate::config::Framing;
 use crate::conn::frame::Immediate;
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
+use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 use crate::memory::registry::{Account, RightsEnded, Site};
@@ -28,8 +28,7 @@ impl Driver {
     pub(crate) fn register(
         &mut self,
         id: ConnectionId,
-        memory: Memory,
-        len: usize,
+        material: Material<'_>,
         options: &RegionOptions,
         account: Account,
     ) -> Result<Region, Error> {
@@ -37,7 +36,7 @@ impl Driver {
         let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
         let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
         let site = Site { device: device.id, connection: id, qp };
-        let region = self.registry.register(&mut *self.fabric.provider, &site, memory, len, options, account)?;
+        let region = self.registry.register(&mut *self.fabric.provider, &site, material, options, account)?;
         let remote = options.access.intersects(Access::REMOTE);
         if remote
             && !options.any_peer
@@ -52,6 +51,28 @@ impl Driver {
             self.registry.set_timer(region.key(), timer);
         }
         Ok(region)
+    }
+
+    /// Prepares regions of the device of a connection on other threads.
+    pub(crate) fn region_maker(&self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
+        let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
+        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        let registrar = match self.fabric.provider.registrar(device.id) {
+            Ok(registrar) => Some(registrar),
+            Err(rdma_transport::Error::Unsupported { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(RegionMaker { registrar, options, device: place.device, home: self.registry.home().clone() })
+    }
+
+    /// Makes a region of what was prepared for the device of a connection.
+    pub(crate) fn adopt(&mut self, id: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
+        let PreparedRegion { memory, len, registration, options, device, home } = prepared;
+        let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
+        if place.device != device || !home.dropped.same_channel(&self.registry.home().dropped) {
+            return Err(Error::ForeignDevice);
+        }
+        self.register(id, Material::Prepared(memory, len, registration), &options, Account::Program)
     }
 
     /// The program takes the rights of peers to a region back.

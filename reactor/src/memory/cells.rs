@@ -129,10 +129,21 @@ impl Hold {
     }
 }
 
+/// The bytes of a region.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// Nobody but the region has this memory.
+    Own(Arc<Memory>),
+    /// The program has a share of this memory, and other processes may have it, too: it is never behind a reference.
+    Shared(Arc<Memory>),
+    /// The memory is a device's, registered as a dma-buf at this address: only devices reach it.
+    Device(u64),
+}
+
 /// Memory that work requests and peers use, in the hands of its one owner.
 #[derive(Debug)]
 pub(crate) struct RegionMemory {
-    memory: Arc<Memory>,
+    bytes: Bytes,
     len: usize,
     users: Arc<Users>,
 }
@@ -140,16 +151,32 @@ pub(crate) struct RegionMemory {
 /// Why bytes were not copied in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The range is not inside.
+    /// The range is not inside, or no program can reach the memory.
     Outside,
     /// An operation uses the memory.
     Lent,
 }
 
 impl RegionMemory {
-    pub(crate) fn new(memory: Arc<Memory>, len: usize) -> Self {
-        debug_assert!(len <= memory.len());
-        Self { memory, len, users: Arc::default() }
+    pub(crate) fn new(bytes: Bytes, len: usize) -> Self {
+        debug_assert!(if let Bytes::Own(memory) | Bytes::Shared(memory) = &bytes { len <= memory.len() } else { true });
+        Self { bytes, len, users: Arc::default() }
+    }
+
+    /// The memory that the program can reach.
+    fn memory(&self) -> Option<&Memory> {
+        match &self.bytes {
+            Bytes::Own(memory) | Bytes::Shared(memory) => Some(memory),
+            Bytes::Device(_) => None,
+        }
+    }
+
+    /// The address of the first byte, as work requests name it.
+    pub(crate) fn address(&self) -> u64 {
+        match &self.bytes {
+            Bytes::Own(memory) | Bytes::Shared(memory) => memory.as_ptr() as u64,
+            Bytes::Device(address) => *address,
+        }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -192,39 +219,47 @@ impl RegionMemory {
 
     fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.contains(&range).then_some(())?;
-        // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps the
-        // owner from handing out references that would conflict; all else here goes by the functions of `Memory`.
-        unsafe { self.memory.shared_entry(range, key) }
+        match &self.bytes {
+            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps
+            // the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
+            // so do the other shares of memory that is not the region's own.
+            Bytes::Own(memory) | Bytes::Shared(memory) => unsafe { memory.shared_entry(range, key) },
+            // SAFETY: the range is inside of the region that was registered from this address on; operations name it on
+            // connections of its device only (`Driver::check_local`).
+            Bytes::Device(address) => unsafe { Sge::of_device(address + range.start as u64, range.len(), key) },
+        }
     }
 
     const fn contains(&self, range: &Range<usize>) -> bool {
         range.start <= range.end && range.end <= self.len
     }
 
-    /// The bytes; `None` while anybody may write them.
+    /// The bytes; `None` while anybody may write them, and where they are not the region's alone.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        let Bytes::Own(memory) = &self.bytes else { return None };
         if self.users.others_write() {
             return None;
         }
         // SAFETY: valid for `len` bytes while self lives. Nobody writes them, and nobody starts to while self is borrowed:
         // that takes `&mut self`.
-        Some(unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.len) })
+        Some(unsafe { slice::from_raw_parts(memory.as_ptr(), self.len) })
     }
 
-    /// The bytes, to change; `None` while anybody else may read or write them.
+    /// The bytes, to change; `None` while anybody else may read or write them, and where they are not the region's alone.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let Bytes::Own(memory) = &self.bytes else { return None };
         if self.users.operate() || self.users.peers_may() {
             return None;
         }
         // SAFETY: as in `bytes`, and nobody reads them either; a borrow of self is needed to start.
-        Some(unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) })
+        Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr(), self.len) })
     }
 
     /// Copies out, whoever else uses the memory; `false` if the range is not inside. A copy that overlaps with a write may
     /// mix old and new bytes.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);
-        inside && self.memory.copy_out(offset, out)
+        inside && self.memory().is_some_and(|memory| memory.copy_out(offset, out))
     }
 
     /// Whether an operation uses a part of a range.
@@ -238,12 +273,13 @@ impl RegionMemory {
         if self.is_lent(&(offset..end)) {
             return Err(Refused::Lent);
         }
-        if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(Refused::Outside) }
+        let copied = self.memory().is_some_and(|memory| memory.copy_in(offset, bytes));
+        if copied { Ok(()) } else { Err(Refused::Outside) }
     }
 
     /// 8 aligned bytes in the order of this machine; `None` if the offset is not aligned or not inside.
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        self.memory.word(offset).filter(|_| offset + 8 <= self.len)
+        self.memory()?.word(offset).filter(|_| offset + 8 <= self.len)
     }
 
     /// Reads 8 aligned bytes at once; `None` if the offset is not aligned or not inside.
@@ -267,7 +303,7 @@ mod tests {
     use super::*;
 
     fn region(len: usize) -> RegionMemory {
-        RegionMemory::new(Arc::new(Memory::new(len).unwrap()), len)
+        RegionMemory::new(Bytes::Own(Arc::new(Memory::new(len).unwrap())), len)
     }
 
     const KEY: LocalKey = LocalKey(7);
@@ -321,6 +357,24 @@ mod tests {
         assert_eq!(copy, [1; 8]);
         let _ = (writers.done(), readers.done());
         assert!(region.bytes_mut().is_some());
+    }
+
+    #[test]
+    fn memory_of_others_is_copied_and_never_behind_a_reference() {
+        let memory = Arc::new(Memory::new(8).unwrap());
+        let mut region = RegionMemory::new(Bytes::Shared(Arc::clone(&memory)), 8);
+        assert!(region.bytes().is_none() && region.bytes_mut().is_none());
+        assert_eq!(region.copy_from(0, &[3; 8]), Ok(()));
+        let mut seen = [0; 8];
+        assert!(memory.copy_out(0, &mut seen));
+        assert_eq!((seen, region.load(0)), ([3; 8], Some(u64::from_ne_bytes([3; 8]))));
+
+        let mut region = RegionMemory::new(Bytes::Device(Sge::DEVICE + 4096), 64);
+        assert!(region.bytes().is_none() && region.bytes_mut().is_none() && region.load(0).is_none());
+        assert!(!region.copy_to(0, &mut seen) && region.copy_from(0, &[1]).is_err() && region.store(0, 1).is_err());
+        let (sge, hold) = region.lend_mut(8..64, KEY).unwrap();
+        assert_eq!((sge.address() as u64, sge.len(), sge.is_of_device()), (Sge::DEVICE + 4104, 56, true));
+        assert!(!hold.done() && region.lend(8..65, KEY).is_none());
     }
 
     #[test]

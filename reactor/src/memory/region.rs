@@ -169,13 +169,15 @@ impl Region {
         self.remote
     }
 
-    /// The bytes; `None` while an operation or a peer may write them.
+    /// The bytes; `None` while an operation or a peer may write them, and always where they are not the region's alone
+    /// ([`crate::Context::register_memory`], [`crate::Context::register_dmabuf`]).
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         self.memory.bytes()
     }
 
-    /// The bytes, to change; `None` while an operation or a peer may read or write them.
+    /// The bytes, to change; `None` while an operation or a peer may read or write them, and where [`Region::bytes`] never lends
+    /// them.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.bytes_mut()
@@ -184,7 +186,7 @@ impl Region {
     /// Copies bytes out. The copy may mix old and new bytes while an operation or a peer writes.
     ///
     /// # Panics
-    /// If the range is not inside, as slices do.
+    /// If the range is not inside, as slices do, and on a region over a dma-buf.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
@@ -195,7 +197,7 @@ impl Region {
     /// [`Lent`]; nothing was copied.
     ///
     /// # Panics
-    /// If the range is not inside, as slices do.
+    /// If the range is not inside, as slices do, and on a region over a dma-buf.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
         self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
             Refused::Lent => Lent,
@@ -206,7 +208,7 @@ impl Region {
     /// The 8 bytes at an offset as a number of this machine, read at once.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, or not inside.
+    /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
     #[must_use]
     pub fn load(&self, offset: usize) -> u64 {
         self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
@@ -218,7 +220,7 @@ impl Region {
     /// [`Lent`]; nothing was written.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, or not inside.
+    /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
         self.memory.store(offset, value).map_err(|refused| match refused {
             Refused::Lent => Lent,

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MrId, RemoteKey};
 use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::{Key, Slab};
 
 use super::cells::{Hold, RegionMemory, Users};
+use super::material::Material;
 use super::region::{Home, Region, RegionOptions, RemoteRegion};
 use crate::error::Error;
 use crate::id::ConnectionId;
@@ -89,6 +89,11 @@ impl Registry {
         self.regions.len()
     }
 
+    /// The way by which regions tell that they were dropped.
+    pub(crate) const fn home(&self) -> &Home {
+        &self.home
+    }
+
     /// The next region that its owner has dropped.
     pub(crate) fn next_dropped(&mut self) -> Option<Key> {
         let key = self.dropped.try_recv().ok()?;
@@ -103,14 +108,12 @@ impl Registry {
         &mut self,
         provider: &mut dyn Provider,
         site: &Site,
-        memory: Memory,
-        len: usize,
+        material: Material<'_>,
         options: &RegionOptions,
         account: Account,
     ) -> Result<Region, Error> {
-        memory.prefer_huge_pages();
-        let (memory, access) = (Arc::new(memory), options.access);
-        let registered = provider.register_range(site.device, &memory, 0..len, access)?;
+        let access = options.access;
+        let (registered, bytes, len) = material.register(provider, site.device, access)?;
         let scoped = access.intersects(Access::REMOTE) && !options.any_peer;
         if scoped {
             match provider.restrict(registered.id, site.qp) {
@@ -122,8 +125,8 @@ impl Registry {
                 }
             }
         }
-        let address = memory.as_ptr() as u64;
-        let mut memory = RegionMemory::new(memory, len);
+        let mut memory = RegionMemory::new(bytes, len);
+        let address = memory.address();
         let device = site.device.0 as usize;
         let key = self.regions.insert(Registration {
             region: registered.id,

@@ -10,6 +10,7 @@ pub mod flow;
 pub mod harness;
 pub mod io;
 pub mod large;
+pub mod memory;
 pub mod one_sided;
 pub mod reactors;
 pub mod scale;
@@ -42,6 +43,8 @@ macro_rules! conformance {
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
+                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no;
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,

@@ -66,6 +66,32 @@ impl Sge {
         Self { base, len: len & Self::MAX_LEN | SHARED, key }
     }
 
+    /// The lowest address that names memory of a device. No program has memory mapped in this half of the addresses, so work
+    /// requests that name it are told from others, and the processor never copies from there.
+    pub const DEVICE: u64 = 1 << 63;
+
+    /// An entry for `len` bytes, at most [`Sge::MAX_LEN`], of a region over a dma-buf, from `address` on; `None` if that is below
+    /// [`Sge::DEVICE`] or the entry would be too long.
+    ///
+    /// # Safety
+    /// The bytes are inside a region that [`register_dmabuf`](crate::Provider::register_dmabuf) has registered at addresses from
+    /// [`Sge::DEVICE`] on, and whose key this is. Work requests with this entry go to the provider of that region only.
+    #[must_use]
+    pub const unsafe fn of_device(address: u64, len: usize, key: LocalKey) -> Option<Self> {
+        if address < Self::DEVICE || len > Self::MAX_LEN as usize {
+            return None;
+        }
+        let Some(base) = NonNull::new(ptr::without_provenance_mut(address as usize)) else { return None };
+        Some(Self { base, len: len as u32 | SHARED, key })
+    }
+
+    /// Whether the bytes are a device's, where only devices can reach them.
+    #[must_use]
+    #[inline]
+    pub fn is_of_device(&self) -> bool {
+        self.base.as_ptr().addr() as u64 >= Self::DEVICE
+    }
+
     /// Length in bytes.
     #[must_use]
     #[inline]

@@ -220,7 +220,8 @@ fn send(
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
         | flag(SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE);
-    if (1..=inline.of(&wr.op)).contains(&wr.sges.total_len()) {
+    // The processor copies what goes inline, and cannot reach memory of a device.
+    if (1..=inline.of(&wr.op)).contains(&wr.sges.total_len()) && !wr.sges.as_slice().iter().any(Sge::is_of_device) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }
     ibv_send_wr {
@@ -241,7 +242,7 @@ fn send(
 mod tests {
     use super::*;
     use crate::mem::Memory;
-    use crate::mr::RemoteKey;
+    use crate::mr::{LocalKey, RemoteKey};
 
     const NO_INLINE: InlineLimits = InlineLimits { send: 0, invalidate: 0 };
     const REMOTE: RemoteAddress = RemoteAddress { address: 0x1000, key: RemoteKey(7) };
@@ -293,6 +294,16 @@ mod tests {
         assert!(!inline(SendOp::SendInvalidate(RemoteKey(1)), 8, 64), "siw refuses it");
         assert!(!inline(SendOp::Read(REMOTE), 8, 64));
         assert!(!inline(SendOp::FetchAdd { remote: REMOTE, add: 1 }, 8, 64));
+        // SAFETY: the work request is not posted.
+        let far = unsafe { Sge::of_device(Sge::DEVICE, 8, LocalKey(1)) }.unwrap();
+        let mut sges = SgeList::one(memory.sge(0, 8));
+        sges.push(far).unwrap();
+        let limits = InlineLimits { send: 64, invalidate: 0 };
+        let wr = wr(SendOp::Send, sges, SendFlags::empty());
+        let flags = send(&wr, ptr::null_mut(), ptr::null_mut(), 0, limits, &Slab::default()).send_flags;
+        assert_eq!(flags & ibv_send_flags::IBV_SEND_INLINE.0, 0, "the processor cannot copy from a device");
+        // SAFETY: there is no such entry.
+        assert!(unsafe { Sge::of_device(Sge::DEVICE - 1, 8, LocalKey(1)) }.is_none());
     }
 
     #[test]

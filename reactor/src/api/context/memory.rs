@@ -1,6 +1,9 @@
 //! Remote memory: regions, and one-sided operations on them.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rdma_transport::mem::Memory;
 use rdma_transport::wr::SendOp;
@@ -8,21 +11,22 @@ use rdma_transport::wr::SendOp;
 use super::Context;
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
+use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 use crate::memory::registry::Account;
 
 impl Context<'_> {
     /// Registers memory of `len` bytes, zeroed, with the device of a connection: 1 byte to what the device allows. A peer
     /// gets at it only as `options` say. The region outlives the connection; the rights of its peer do not. On a device this
-    /// pins the memory, which takes about a second for gigabytes, and nothing else happens meanwhile: register once, use
-    /// often.
+    /// pins the memory, which takes about a quarter of a second for a gibibyte, and nothing else happens meanwhile: register
+    /// once, use often; for much memory see [`Context::region_maker`].
     ///
     /// # Errors
     /// The connection is gone, the provider lacks what is asked for, or the system refuses (a limit on locked memory is
     /// named with its cure).
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
-        self.driver.register(conn, memory, len, options, Account::Program)
+        self.driver.register(conn, Material::Own(memory, len), options, Account::Program)
     }
 
     /// As [`Context::register`], for memory of the program's, which the region owns from now on.
@@ -37,7 +41,84 @@ impl Context<'_> {
     ) -> Result<Region, Error> {
         let len = bytes.len();
         let memory = Memory::from_vec(bytes).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
-        self.driver.register(conn, memory, len, options, Account::Program)
+        self.driver.register(conn, Material::Own(memory, len), options, Account::Program)
+    }
+
+    /// As [`Context::register`], for memory that the program keeps a share of, and that others may have, too: a memory file
+    /// that other processes map ([`Memory::new_file`], [`Memory::map_file`]), or memory of another library
+    /// ([`Memory::from_raw`]). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
+    /// region's share goes when it was dropped and its last operation has ended; then `Arc::strong_count` is one less.
+    ///
+    /// # Errors
+    /// As [`Context::register`].
+    pub fn register_memory(
+        &mut self,
+        conn: ConnectionId,
+        memory: Arc<Memory>,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
+        self.driver.register(conn, Material::Shared(memory), options, Account::Program)
+    }
+
+    /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has got on its own. Address and length are
+    /// multiples of 8. The share that comes with the region says when the bytes are the program's alone again:
+    /// when the region was dropped and `Arc::strong_count` of the share is 1.
+    ///
+    /// # Errors
+    /// As [`Context::register`], and for an address or a length that is no multiple of 8.
+    ///
+    /// # Safety
+    /// As for [`Memory::from_raw`]: until then the bytes stay mapped for reading and writing, and the program uses them through
+    /// the region, through the share, or through atomic operations on whole aligned words of 8 bytes only.
+    pub unsafe fn register_raw(
+        &mut self,
+        conn: ConnectionId,
+        base: NonNull<u8>,
+        len: usize,
+        options: &RegionOptions,
+    ) -> Result<(Region, Arc<Memory>), Error> {
+        // SAFETY: the caller promises it.
+        let memory = unsafe { Memory::from_raw(base, len) };
+        let memory = Arc::new(memory.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?);
+        Ok((self.register_memory(conn, Arc::clone(&memory), options)?, memory))
+    }
+
+    /// As [`Context::register`], for `len` bytes of a dma-buf from `offset` on: memory of a GPU or another device that its driver
+    /// has exported. Operations read and write it like any region, and messages are sent from it
+    /// ([`Context::send_region`]); the program cannot look at the bytes, so [`Region::copy_to`] and its like panic. The
+    /// descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    /// As [`Context::register`]; `Unsupported` names the provider or the device that has no such regions. The embedded provider,
+    /// siw and rxe have none.
+    pub fn register_dmabuf(
+        &mut self,
+        conn: ConnectionId,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
+        self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options, Account::Program)
+    }
+
+    /// Prepares regions with these options for the device of a connection, on other threads: what would hold the loop up
+    /// there, such as gigabytes on a device, does not. [`Context::adopt`] makes a region of the result, at once. On the embedded
+    /// provider registration takes no time, and happens in `adopt`.
+    ///
+    /// # Errors
+    /// The connection or its device is gone.
+    pub fn region_maker(&self, conn: ConnectionId, options: &RegionOptions) -> Result<RegionMaker, Error> {
+        self.driver.region_maker(conn, options.clone())
+    }
+
+    /// Makes a region of what a [`RegionMaker`] of this reactor has prepared for the device of a connection. The rights are those
+    /// of the peer of this connection, as the options say.
+    ///
+    /// # Errors
+    /// [`Error::ForeignDevice`] for another device or reactor; as [`Context::register`].
+    pub fn adopt(&mut self, conn: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
+        self.driver.adopt(conn, prepared)
     }
 
     /// Takes the rights of all peers to a region back, at once: nothing of a peer's touches the memory when this returns.

@@ -27,7 +27,7 @@ use crate::device::{Buffers, buffer_len};
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, ReactorTag, SendId};
 use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS};
-use crate::memory::cells::RegionMemory;
+use crate::memory::cells::{Bytes, RegionMemory};
 use crate::memory::region::{Home, Region, RemoteRegion};
 use crate::seam::wake::{Wake, WakeFlag};
 use crate::stats::Stats;
@@ -147,7 +147,7 @@ pub(super) fn region(home: &Home, len: usize, key: u32) -> Region {
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
-    Region::new(RegionMemory::new(memory, len), Key::new(key, 1), LocalKey(key), remote, 0, home.clone())
+    Region::new(RegionMemory::new(Bytes::Own(memory), len), Key::new(key, 1), LocalKey(key), remote, 0, home.clone())
 }
 
 impl Side {

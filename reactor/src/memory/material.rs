@@ -1,0 +1,99 @@
+//! What can become a region, and how it is registered.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, MemoryRegion};
+use rdma_transport::provider::{DeviceId, Provider};
+use rdma_transport::registrar::{Registrar, Registration};
+use rdma_transport::wr::Sge;
+
+use super::cells::Bytes;
+use super::region::{Home, RegionOptions};
+use crate::error::Error;
+
+/// Bytes of a page. A dma-buf is registered at an address with the same place in a page as the offset in the buffer.
+const PAGE: u64 = 4096;
+
+/// What is to be registered.
+#[derive(Debug)]
+pub(crate) enum Material<'a> {
+    /// Memory that only the region will have, and its length.
+    Own(Memory, usize),
+    /// Memory that the program has a share of.
+    Shared(Arc<Memory>),
+    /// So many bytes of a dma-buf, from an offset on.
+    DmaBuf(BorrowedFd<'a>, u64, usize),
+    /// Memory that another thread has prepared.
+    Prepared(Arc<Memory>, usize, Option<Registration>),
+}
+
+impl Material<'_> {
+    /// Registers it; returns its bytes and their number, too.
+    pub(super) fn register(
+        self,
+        provider: &mut dyn Provider,
+        device: DeviceId,
+        access: Access,
+    ) -> Result<(MemoryRegion, Bytes, usize), Error> {
+        let (memory, len) = match self {
+            Self::Own(memory, len) => (Arc::new(memory), len),
+            Self::Shared(memory) => {
+                let (registered, len) = (provider.register(device, &memory, access)?, memory.len());
+                return Ok((registered, Bytes::Shared(memory), len));
+            }
+            Self::DmaBuf(buffer, offset, len) => {
+                let address = Sge::DEVICE + offset % PAGE;
+                let registered = provider.register_dmabuf(device, buffer, offset, len, address, access)?;
+                return Ok((registered, Bytes::Device(address), len));
+            }
+            Self::Prepared(memory, len, Some(registration)) => {
+                return Ok((provider.adopt(registration)?, Bytes::Own(memory), len));
+            }
+            Self::Prepared(memory, len, None) => (memory, len),
+        };
+        memory.prefer_huge_pages();
+        Ok((provider.register_range(device, &memory, 0..len, access)?, Bytes::Own(memory), len))
+    }
+}
+
+/// Prepares memory of one device to be a region, on any thread: see [`crate::Context::region_maker`].
+#[derive(Debug)]
+pub struct RegionMaker {
+    /// `None` where registration takes no time.
+    pub(crate) registrar: Option<Box<dyn Registrar>>,
+    pub(crate) options: RegionOptions,
+    /// Index of the device, and its reactor.
+    pub(crate) device: usize,
+    pub(crate) home: Home,
+}
+
+/// Memory that is to become a region: [`crate::Context::adopt`] makes it one. Dropping it gives the memory back.
+#[derive(Debug)]
+pub struct PreparedRegion {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) len: usize,
+    pub(crate) registration: Option<Registration>,
+    pub(crate) options: RegionOptions,
+    pub(crate) device: usize,
+    pub(crate) home: Home,
+}
+
+impl RegionMaker {
+    /// Registers `len` bytes of memory, zeroed, 1 to what the device allows. **Blocks** while the pages are pinned, about a
+    /// quarter of a second for a gibibyte; the reactor's thread goes on meanwhile.
+    ///
+    /// # Errors
+    /// The system refuses, or the device is gone.
+    pub fn prepare(&self, len: usize) -> Result<PreparedRegion, Error> {
+        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        memory.prefer_huge_pages();
+        let (memory, options) = (Arc::new(memory), self.options.clone());
+        let registration = match &self.registrar {
+            Some(registrar) => Some(registrar.register(&memory, 0..len, options.access)?),
+            None => None,
+        };
+        Ok(PreparedRegion { memory, len, registration, options, device: self.device, home: self.home.clone() })
+    }
+}

@@ -1,0 +1,129 @@
+//! Regions over memory that is not the region's alone, and regions that other threads prepare.
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_reactor::transport::mem::Memory;
+use rdma_reactor::transport::{Error as TransportError, Features};
+use rdma_reactor::{Access, ConnectionId, Error, Outcome, Region, RegionOptions};
+
+use super::harness::{Event, Pair, Probe, Setup, pattern};
+
+const LEN: usize = 1 << 16;
+
+fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let here = p.connect();
+    let there = p.s.connection().expect("the server was told");
+    (p, here, there)
+}
+
+/// The client writes bytes to a region of the server, and a message behind them.
+fn write(p: &mut Pair, here: ConnectionId, to: &Region, bytes: Vec<u8>) {
+    let (len, received) = (bytes.len(), p.s.received);
+    let source = p.client.context().register_vec(here, bytes, &RegionOptions::new()).expect("a region");
+    p.client.context().write(here, to.remote(), &source, 0..len).expect("room");
+    p.client.context().send(here, b"written").expect("room");
+    p.until("the message behind the write", |p| p.s.received > received);
+}
+
+fn copy(region: &Region) -> Vec<u8> {
+    let mut out = vec![0; region.len()];
+    region.copy_to(0, &mut out);
+    out
+}
+
+/// What a peer writes to a memory file is seen by whoever maps the file, and the region lends no reference to it.
+pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let (memory, file) = Memory::new_file(LEN).expect("a memory file");
+    let (memory, other) = (Arc::new(memory), Memory::map_file(file.as_fd(), 0, LEN).expect("another mapping"));
+    let writable = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let region = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
+    write(&mut p, here, &region, pattern(1, LEN));
+    let mut seen = vec![0; LEN];
+    assert!(other.copy_out(0, &mut seen) && memory.word(0).is_some());
+    assert_eq!(seen, pattern(1, LEN));
+    assert_eq!(copy(&region), seen);
+    p.server.context().revoke(&region);
+    assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
+
+    // The other way round: what another mapping holds is sent from there.
+    assert!(other.copy_in(7, b"from elsewhere"));
+    let from = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
+    p.server.context().send_region(there, &from, 7..21).expect("room");
+    p.until("the message", |p| p.c.received == 1);
+    assert_eq!(p.c.messages(), [b"from elsewhere"]);
+
+    drop((region, from));
+    p.until("the regions have let go", |_| Arc::strong_count(&memory) == 1);
+    p.finish();
+}
+
+/// Memory of the program's own is read and written like any, and is the program's alone again when its share says so.
+#[allow(unsafe_code, reason = "it is about memory that the program promises to keep")]
+pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let mut own = vec![0_u64; LEN / 8];
+    let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).expect("a vector");
+    let writable = RegionOptions::new().allow(Access::REMOTE_WRITE);
+    for (offset, len) in [(1, 8), (0, 0), (0, 12)] {
+        // SAFETY: refused before it is used.
+        let refused = unsafe { p.server.context().register_raw(there, base.byte_add(offset), len, &writable) };
+        assert!(matches!(refused, Err(Error::Transport(TransportError::Memory { .. }))), "{refused:?}");
+    }
+    // SAFETY: the vector is not used before the share is the last.
+    let (region, share) = unsafe { p.server.context().register_raw(there, base, LEN, &writable) }.expect("a region");
+    write(&mut p, here, &region, pattern(2, LEN));
+    assert!(region.bytes().is_none());
+    drop(region);
+    p.until("the region has let go", |_| Arc::strong_count(&share) == 1);
+    drop(share);
+    let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert!(bytes == pattern(2, LEN), "what the peer has written is there");
+    p.finish();
+}
+
+/// A region that another thread has registered is one like any other, on its own device and reactor only.
+#[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
+pub fn other_threads_prepare_regions(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let readable = RegionOptions::new().allow(Access::REMOTE_WRITE);
+    let maker = p.server.context().region_maker(there, &readable).expect("it is up");
+    let prepare = move || [maker.prepare(LEN), maker.prepare(LEN), maker.prepare(LEN)];
+    let [first, second, third] =
+        std::thread::spawn(prepare).join().expect("the other thread").map(|made| made.expect("memory"));
+    let region = p.server.context().adopt(there, first).expect("a region");
+    write(&mut p, here, &region, pattern(3, LEN));
+    p.server.context().revoke(&region);
+    if region.bytes().is_none() {
+        assert_eq!(copy(&region), pattern(3, LEN), "a device that cannot take rights back");
+    }
+    assert!(region.bytes().is_none_or(|bytes| bytes == pattern(3, LEN)));
+    let elsewhere = p.client.context().adopt(here, second);
+    assert!(matches!(elsewhere, Err(Error::ForeignDevice)), "{elsewhere:?}");
+    drop(third);
+    p.client.context().close(here);
+    p.until("the end", |p| p.s.live() == 0);
+    let gone = p.server.context().region_maker(there, &readable);
+    assert!(matches!(gone, Err(Error::Gone("connection"))), "{gone:?}");
+    drop(region);
+    p.until("the region is gone", |p| p.server.stats().memory.regions == 0);
+    p.finish();
+}
+
+/// A dma-buf is a region where the device takes it, and a refusal by name elsewhere.
+pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
+    let (mut p, here, _) = connected(setup);
+    let (_, file) = Memory::new_file(LEN).expect("a descriptor that is no dma-buf");
+    let mut cx = p.client.context();
+    let error = cx.register_dmabuf(here, file.as_fd(), 0, LEN, &RegionOptions::new()).expect_err("it is no dma-buf");
+    let has = cx.capabilities(here).expect("it is up").features.contains(Features::DMABUF);
+    let unsupported = matches!(error, Error::Transport(TransportError::Unsupported { .. }));
+    assert!(has || unsupported, "{error}");
+    assert!(error.to_string().contains("dma"), "{error}");
+    cx.send(here, b"it goes on").expect("room");
+    p.until("the message", |p| p.c.count(|event| matches!(event, Event::Sent(_, _, Outcome::Sent))) == 1);
+    p.finish();
+}
