@@ -1,4 +1,4 @@
-//! What the programs of this package are made of.
+//! The parts that the programs of this package are made of.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use rdma_reactor::Stats;
 
-/// Name, meaning, whether it only grows, value.
+/// One counter: its name, its meaning, whether it only grows, and its value.
 type Row = (&'static str, &'static str, bool, f64);
 
 fn rows(s: &Stats) -> Vec<Row> {
@@ -54,7 +54,7 @@ fn rows(s: &Stats) -> Vec<Row> {
     ]
 }
 
-/// The text format of Prometheus, version 0.0.4.
+/// Writes the counters in the text format of Prometheus, version 0.0.4.
 #[must_use]
 pub fn prometheus(stats: &Stats) -> String {
     rows(stats).into_iter().fold(String::new(), |mut text, (name, meaning, grows, value)| {
@@ -66,7 +66,7 @@ pub fn prometheus(stats: &Stats) -> String {
     })
 }
 
-/// A page that reloads itself each second.
+/// Writes the counters as a page that reloads itself each second.
 #[must_use]
 pub fn page(stats: &Stats) -> String {
     let rows = rows(stats).into_iter().fold(String::new(), |text, (_, meaning, _, value)| {
@@ -80,7 +80,7 @@ pub fn page(stats: &Stats) -> String {
     )
 }
 
-/// Answer to the head of an HTTP request.
+/// Answers an HTTP request by its head.
 #[must_use]
 pub fn respond(request: &[u8], stats: &Stats) -> Vec<u8> {
     let first = request.split(|&byte| byte == b'\r').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What all programs do alike: read the command line, do what it says, report a failure in one line.
+//! The frame of every program: it reads the command line, does the work, and reports a failure in one line.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -18,12 +18,12 @@ pub enum Parsed<C> {
     Print(String),
 }
 
-/// Runs a program. Exit status: what `run` says, 1 after a failure, which is one line on standard error.
+/// Runs a program. The exit status is that of `run`, or 1 after a failure, which is one line on standard error.
 pub fn main<C: Parser, E: Into<ExitCode>>(
     args: impl IntoIterator<Item = OsString>,
     run: impl FnOnce(C) -> Result<E, Failure>,
 ) -> ExitCode {
-    // Errors reach the user through `Failure`; the log is for who asks for it.
+    // Errors reach the user through `Failure`. The log is off unless RUST_LOG turns it on.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
     let done = match parse(args) {
         Ok(Parsed::Run(cli)) => run(cli).map(E::into),
@@ -42,7 +42,7 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
 /// Reads a command line.
 ///
 /// # Errors
-/// What is wrong with it, in one line.
+/// The mistake in the command line, in one line.
 pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Parsed<C>, Failure> {
     let error = match C::try_parse_from(args) {
         Ok(cli) => return Ok(Parsed::Run(cli)),

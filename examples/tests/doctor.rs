@@ -1,4 +1,4 @@
-//! `rdma-doctor` on machines made up of files: see `data/doctor`.
+//! `rdma-doctor` on machines that are made up of files, see `data/doctor`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A machine to look at: a copy of one of the two, changed.
+/// A machine to look at: a changed copy of one of the two in `data/doctor`.
 struct Machine(PathBuf);
 
 impl Machine {
@@ -25,7 +25,7 @@ impl Machine {
         self
     }
 
-    /// Run by an ordinary user without any privilege.
+    /// Makes the user an ordinary one without any privilege.
     fn ordinary(&self) -> &Self {
         let status = "Uid:\t4242 4242 4242 4242\nGid:\t4242 4242 4242 4242\nGroups:\t\nCapEff:\t0000000000000000\n";
         self.write("proc/self/status", &status.replace(' ', "\t"))
@@ -71,7 +71,7 @@ fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rdma-doctor")).args(args).env_remove("RUST_LOG").output().unwrap()
 }
 
-/// There is one line of this level and topic with these words, and one only.
+/// Checks that exactly one line has this level and topic and these words.
 #[track_caller]
 fn one(lines: &[String], level: &str, topic: &str, words: &[&str]) {
     let start = format!("{level:<7}  {topic:<10}  ");

@@ -1,4 +1,4 @@
-//! A reactor in other loops: each example has 10,000 messages echoed, rests on timers, and misses nothing.
+//! A reactor in other loops. Each example gets 10,000 messages echoed, rests on timers, and misses nothing.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A lost wake-up is a loop that sleeps for ever.
+/// Longest time of an example. A lost wake-up makes a loop sleep for ever.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(program: &str, args: &[&str]) -> String {
@@ -32,13 +32,14 @@ fn run(program: &str, args: &[&str]) -> String {
     stdout
 }
 
-/// The rests are timers of the reactor; the heartbeats are of the loop around it, which runs all the while.
+/// Checks an example's line. The rests are timers of the reactor; the heartbeats come from the loop around it, which
+/// runs all the while.
 #[track_caller]
 fn shares_its_loop(program: &str, args: &[&str]) {
     let stdout = run(program, args);
     let numbers: Vec<u64> = stdout.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [10_000, 19, heartbeats] = numbers[..] else { panic!("{stdout}") };
-    // 19 rests of 5 ms, a beat each 2 ms: a machine that is busy otherwise loses some.
+    // There are 19 rests of 5 ms, and a beat each 2 ms. A busy machine loses some beats.
     assert!(heartbeats >= 19, "{stdout}");
 }
 

@@ -18,7 +18,7 @@ fn failed_with(output: &Output, words: &str) {
     process::failed_with(output, "kv", words);
 }
 
-/// A server, and its address. Ends with the test.
+/// A server and its address. The server ends with the test.
 struct Server {
     child: Child,
     address: String,

@@ -21,7 +21,7 @@ fn counters_are_shown_and_a_signal_ends_it() {
     let ask = |request: &str| {
         let mut stream = TcpStream::connect(&address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        // In two pieces: the head ends with the second.
+        // The request goes in two pieces, and its head ends with the second.
         stream.write_all(request.as_bytes()).expect("room");
         stream.write_all(b"\r\n\r\n").expect("room");
         let mut text = String::new();

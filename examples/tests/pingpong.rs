@@ -1,4 +1,4 @@
-//! `rdma-pingpong` as its users meet it: what it prints, writes and answers, and how it ends.
+//! `rdma-pingpong` as its users meet it: its output, its files, its answers, and its exit status.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod support;
@@ -95,7 +95,7 @@ fn every_operation_has_latency_and_throughput() {
         let other = if op == "read" { "half_rtt_us" } else { "read_us" };
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
-        // One-sided operations take no receive and no credit of the peer's: next to no messages.
+        // One-sided operations take no receive and no credit of the peer, so there are next to no messages.
         assert_eq!(number(&result, "/stats/messages/sent") >= 300.0, op == "send", "{result}");
 
         let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
@@ -180,7 +180,7 @@ fn a_server_survives_clients_that_vanish() {
         client.finish();
         server.wait_for(" messages, ");
     }
-    // One that says nothing, and one that says the wrong thing.
+    // One stranger says nothing, and the other says the wrong thing.
     let silent = TcpStream::connect(&address).unwrap();
     TcpStream::connect(&address).unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     run(&["client", &address, "-n", "100"]).succeeded();
@@ -336,7 +336,7 @@ fn files_that_cannot_be_written_are_found_before_the_run() {
         let finished = run(&["demo", flag, text(&below)]);
         assert!(finished.failed_with(&[flag, text(&below)]).stdout.is_empty(), "{finished:?}");
     }
-    // A run that comes to nothing leaves no empty file behind, and an old one as it was.
+    // A run without results leaves no empty file behind, and an old file as it was.
     let (new, old) = (scratch("new.json"), scratch("old.json"));
     fs::write(&old, "old").unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -394,7 +394,7 @@ fn a_demo_leaves_nothing_behind() {
         let children = demo.children();
         assert_eq!(children.len(), 1);
         demo.signal(signal);
-        // The child has the same standard error: this waits for its end, too.
+        // The child has the same standard error, so this waits for its end, too.
         let finished = demo.finish();
         assert_eq!(finished.code(), (signal != Signal::SIGKILL).then_some(130), "{finished:?}");
         assert_eq!(finished.stderr, "");

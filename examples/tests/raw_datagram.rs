@@ -1,4 +1,5 @@
-//! `raw-datagram` where there are no datagrams, and with words that make no sense; with datagrams: `tests/vm/interop.sh`.
+//! `raw-datagram` without datagrams, and with arguments that make no sense. `tests/vm/interop.sh` runs it with
+//! datagrams.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 use std::process::Command;

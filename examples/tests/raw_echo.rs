@@ -1,4 +1,4 @@
-//! `raw-echo` against itself over the embedded provider; against other programs: `tests/vm/interop.sh`.
+//! `raw-echo` against itself over the embedded provider. `tests/vm/interop.sh` runs it against other programs.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ fn start(args: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A server's and its client's flags: the exit codes of both, and what both had to say.
+/// Runs a server and a client with these flags; returns the exit codes and the output of both.
 fn exchange(server: &str, client: &str) -> ([Option<i32>; 2], String) {
     let mut server = start(&format!("server --bind 127.0.0.1 -p 0 -c 1 {server}"));
     let mut stdout = BufReader::new(server.stdout.take().unwrap());

@@ -28,7 +28,7 @@ fn failed_with(output: &Output, words: &str) {
     process::failed_with(output, "rcp", words);
 }
 
-/// A server with a directory of its own, next to one for sources. All of it ends with the test.
+/// A server with a directory of its own, next to one for sources. Everything ends with the test.
 struct Server {
     child: Child,
     port: String,
@@ -58,7 +58,7 @@ impl Server {
         self.root.join("to").join(name)
     }
 
-    /// What is in its directory.
+    /// The names in the server's directory.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("to")).expect("a directory");
         let mut names: Vec<_> =
@@ -71,7 +71,7 @@ impl Server {
         run(&[file.to_str().expect("text"), to, "-p", &self.port])
     }
 
-    /// What it said on both streams.
+    /// The server's output on both streams.
     #[track_caller]
     fn copies(&self, file: &Path, to: &str) -> (String, String) {
         let output = self.copy(file, to);
@@ -88,7 +88,7 @@ impl Drop for Server {
     }
 }
 
-/// Bytes that repeat nowhere near.
+/// Makes bytes that do not repeat within a short distance.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -97,7 +97,7 @@ fn bytes(len: usize) -> Vec<u8> {
 fn files_of_all_sizes_arrive() {
     const PIECE: usize = rdma_reactor_examples::rcp::PIECE as usize;
     let server = Server::start("sizes", &[]);
-    // Nothing, one message, past one buffer, around a piece, past all that is on its way at a time.
+    // The sizes are nothing, one message, past one buffer, around a piece, and more than may be on its way at one time.
     let sizes = [0, 1, 33, 8191, 8192, 8193, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 8000, 9 * PIECE + 12_345];
     for len in sizes {
         let (source, name) = (server.source(&bytes(len)), format!("copy of {len}"));
@@ -113,7 +113,7 @@ fn files_of_all_sizes_arrive() {
 #[test]
 fn a_copy_goes_on_where_its_sender_was_killed() {
     let server = Server::start("killed", &[]);
-    // Larger until it is caught in the middle.
+    // The file gets larger until the copy is caught in the middle.
     for mib in [128, 256, 512, 1024] {
         let (source, part) = (server.root.join("sparse"), server.there("copy.rcp-part"));
         let file = fs::File::create(&source).expect("created");
@@ -134,7 +134,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
             fs::remove_file(server.there("copy")).expect("it is there");
             continue;
         }
-        // The program that `timeout` watches, which cannot pass this signal on.
+        // The signal goes to the program that `timeout` watches, because `timeout` cannot pass this signal on.
         let children = format!("/proc/{0}/task/{0}/children", child.id());
         let pid = fs::read_to_string(children).ok().and_then(|pids| pids.trim().parse().ok());
         let killed = pid.map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
@@ -143,7 +143,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
             continue;
         }
         assert_eq!(killed, Some(Ok(())));
-        // Its name is free again when the server has heard of it, which the next one need not wait for.
+        // The name is free again only when the server has heard of the end, so the next copy may have to try again.
         let (stdout, stderr) = loop {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -231,7 +231,7 @@ fn what_cannot_be_is_said_in_one_line() {
     failed_with(&run(&[source.to_str().expect("text"), "127.0.0.1", "-p", "1"]), "is `rcp server` there?");
     failed_with(&run(&[]), "--help explains");
     failed_with(&run(&["server", "/nowhere"]), "is no directory");
-    // Nothing that can be written there.
+    // Without the directory, nothing can be written.
     fs::remove_dir(server.root.join("to")).expect("it is empty");
     failed_with(&server.copy(&source, "127.0.0.1:x"), "creating \"x\"");
 }

@@ -1,5 +1,5 @@
-//! `rping-server` and `rping-client` over the embedded provider: against each other, and against peers that do wrong.
-//! Against librdmacm's `rping`: `tests/vm/interop.sh`.
+//! `rping-server` and `rping-client` over the embedded provider, against each other, and against peers that do wrong.
+//! `tests/vm/interop.sh` runs them against librdmacm's `rping`.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 use std::io::Read;
@@ -18,7 +18,7 @@ use rdma_reactor_examples::rping::{advert, ping};
 const SERVER: &str = env!("CARGO_BIN_EXE_rping-server");
 const CLIENT: &str = env!("CARGO_BIN_EXE_rping-client");
 
-/// How a program ended, and what it said.
+/// The exit status and the output of a program.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
@@ -33,7 +33,7 @@ impl Ended {
         self
     }
 
-    /// It failed with one line that has these words.
+    /// Checks that the program failed with one line that has these words.
     #[track_caller]
     fn failed_with(self, words: &str) {
         assert_eq!((self.code, self.stderr.lines().count()), (Some(1), 1), "{words}: {self:?}");
@@ -57,7 +57,7 @@ fn run(program: &str, args: &str) -> Ended {
     end(start(program, args))
 }
 
-/// The next line of a program that runs.
+/// Reads the next line of a running program.
 fn line(child: &mut Child) -> String {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while child.stdout.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte != *b"\n" {
@@ -66,7 +66,7 @@ fn line(child: &mut Child) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// A server on a free port.
+/// Starts a server on a free port.
 fn server(args: &str) -> (Child, SocketAddr) {
     let mut child = start(SERVER, &format!("-a 127.0.0.1 -p 0 --timeout 30 {args}"));
     let line = line(&mut child);
@@ -172,21 +172,21 @@ fn bad_input_is_one_line() {
 
 // Peers that do wrong.
 
-/// What a peer does with one message of the other side.
+/// The reaction of a peer to one message of the other side.
 type Act = fn(&mut Peer, &mut Context<'_>, ConnectionId, &[u8]);
 
 /// Either side of rping, as far as a test needs it.
 struct Peer {
     script: Vec<Act>,
     region: Option<Region>,
-    /// What the region holds at first; a client offers it.
+    /// The first content of the region; a client offers it.
     text: Vec<u8>,
     active: bool,
     at: usize,
     ended: Option<DisconnectReason>,
 }
 
-/// Longest ping here, bytes.
+/// Longest ping in these tests, bytes.
 const LEN: usize = 64;
 
 impl Peer {
@@ -245,16 +245,16 @@ fn reply(cx: &mut Context<'_>, conn: ConnectionId, len: usize) {
     cx.send(conn, &vec![0; len]).unwrap();
 }
 
-/// The client's source or sink, offered as it is.
+/// Offers the client's source or sink as it is.
 const OFFER: Act = |peer, cx, conn, _| say(cx, conn, peer.name());
 const LEAVE: Act = |_, cx, conn, _| cx.close(conn);
-/// The server's "go ahead" and "done", without having done anything.
+/// Says the server's "go ahead" or "done", without having done anything.
 const NOD: Act = |_, cx, conn, _| reply(cx, conn, advert::LEN);
-/// The server's part: read it, and nod (see `on_send_complete`).
+/// Plays the server's part: reads the ping, and nods (see `on_send_complete`).
 const READ: Act = |peer, cx, conn, message| {
     cx.read(conn, advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
 };
-/// Write back what was read, but for one byte.
+/// Writes the ping back, with one wrong byte.
 const CORRUPT: Act = |peer, cx, conn, message| {
     let region = peer.region.as_mut().unwrap();
     region.bytes_mut().unwrap()[40] ^= 0x20;
@@ -300,7 +300,7 @@ fn a_client_notices_what_a_server_does_wrong() {
         (&[READ, NOD], "byte 0 of 64 in round 0 is not what was sent: 0xff"),
         (&[NOD, |_, cx, conn, _| reply(cx, conn, 15)], "a message of 15 bytes where rping has 16"),
         (&[READ, LEAVE], "the connection ended in round 0: closed by the peer"),
-        // Past the end of what was offered.
+        // The range goes past the end of the offered region.
         (
             &[|peer, cx, conn, message| {
                 let mut remote = advert::decode(message).unwrap();
@@ -309,7 +309,7 @@ fn a_client_notices_what_a_server_does_wrong() {
             }],
             "the connection ended in round 0: ",
         ),
-        // To where only reading is allowed.
+        // The write goes to memory that may only be read.
         (
             &[|peer, cx, conn, message| {
                 cx.write(conn, advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();

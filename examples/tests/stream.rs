@@ -30,7 +30,7 @@ fn feed(mut stdin: ChildStdin, bytes: Vec<u8>) -> thread::JoinHandle<()> {
     thread::spawn(move || stdin.write_all(&bytes).expect("it reads all of its input"))
 }
 
-/// Bytes that are not the same anywhere.
+/// Makes bytes that look random.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -90,7 +90,8 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // It has not finished writing: waiting for its end would close its standard input, an end in order.
+    // Waiting for the end of a process would close its standard input, which is an orderly end. So both inputs stay
+    // open.
     let inputs = (server.stdin.take(), client.stdin.take());
     process::terminate(&mut server);
     failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");

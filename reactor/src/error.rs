@@ -1,4 +1,4 @@
-//! What the reactor's calls fail with, and why connections end.
+//! The errors of the reactor's calls, and the reasons for the end of connections.
 
 use std::fmt;
 use std::io;
@@ -6,26 +6,26 @@ use std::io;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::WcStatus;
 
-/// Why the reactor could not be made, or cannot go on.
+/// The error of a reactor that could not be made or cannot go on, and of calls that open something.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting outside its range.
+    /// A setting is outside of its range.
     #[error("{setting} is {value}: it must be {range}")]
     Config {
         /// The setting.
         setting: &'static str,
-        /// What was asked for.
+        /// The value that was asked for.
         value: u64,
-        /// What is possible.
+        /// The possible values.
         range: &'static str,
     },
-    /// No provider of this name is in this build.
+    /// The provider cannot be used here.
     #[error("the provider {provider} is not available: {reason}")]
     NoProvider {
-        /// Its name.
+        /// Name of the provider.
         provider: &'static str,
-        /// What is missing, and the cure.
+        /// The missing thing, and the cure.
         reason: String,
     },
     /// The provider refused.
@@ -34,7 +34,7 @@ pub enum Error {
     /// The poller failed.
     #[error("polling failed: {0}")]
     Poll(#[source] io::Error),
-    /// A connection, listener or timer that is gone.
+    /// The connection, listener, timer, endpoint or device is gone.
     #[error("the {0} is gone")]
     Gone(&'static str),
     /// The reactor was drained.
@@ -43,9 +43,9 @@ pub enum Error {
     /// A thread could not be bound to a core.
     #[error("thread {index} is not bound to a core: {reason}")]
     Pin {
-        /// What was asked for.
+        /// The value that was asked for.
         index: usize,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
     /// A region was prepared for another device, or by another reactor, than that of the connection.
@@ -54,22 +54,22 @@ pub enum Error {
     /// A limit of the configuration is reached.
     #[error("{limit} is reached ({value})")]
     Limit {
-        /// The setting that sets it.
+        /// The setting that has the limit.
         limit: &'static str,
         /// Its value.
         value: u64,
     },
-    /// More private data than fits beside the greeting.
+    /// The private data is longer than the space beside the greeting.
     #[error("{len} bytes of private data: at most {max} fit")]
     PrivateDataTooLong {
-        /// Bytes asked for.
+        /// Length of the private data, bytes.
         len: usize,
-        /// Bytes possible.
+        /// Largest possible length, bytes.
         max: usize,
     },
 }
 
-/// What a send has to wait for.
+/// The thing that a send has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Blocked {
@@ -79,7 +79,7 @@ pub enum Blocked {
     /// A credit: the peer has no receive posted for another message.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another message past one buffer: as many as may be are under way.
+    /// The end of another message past one buffer: the largest possible number is under way.
     #[error("too many large messages are under way")]
     Transfers,
     /// Memory for the copy of a message past one buffer, see `Config::transfer_memory`.
@@ -87,11 +87,11 @@ pub enum Blocked {
     Memory,
 }
 
-/// Why a send was not taken.
+/// The reason why a send was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// There is no room now: `on_writable` follows, once, when there is.
+    /// There is no room now. One `on_writable` follows when there is room again.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
     /// The message is longer than the peer takes.
@@ -102,34 +102,35 @@ pub enum SendErrorKind {
         /// The peer's limit, bytes.
         max: usize,
     },
-    /// The device, or the peer, lacks what this needs.
+    /// The device or the peer lacks a feature that this call needs.
     #[error("{provider} has no {feature} here")]
     Unsupported {
-        /// Which provider.
+        /// Name of the provider.
         provider: &'static str,
-        /// What it lacks.
+        /// The missing feature.
         feature: &'static str,
     },
-    /// A range that is not inside the region, local or remote.
+    /// A range is not inside its region, local or remote.
     #[error("a range that ends {end} bytes into a region of {len}")]
     OutOfBounds {
-        /// Where the range ends, bytes from the region's start.
+        /// End of the range, bytes from the region's start.
         end: u64,
         /// Length of the region, bytes.
         len: u64,
     },
-    /// More regions than a work request can name.
+    /// An operation names more regions than it can take.
     #[error("{count} regions in one operation: it takes 1 to {max}")]
     TooManyRegions {
-        /// How many.
+        /// Number of regions that the operation names.
         count: usize,
-        /// How many can be.
+        /// Largest number of regions.
         max: usize,
     },
-    /// A message past one buffer, in a region that the peer may not read: register it with `Access::REMOTE_READ`.
+    /// The message is past one buffer, and the peer may not read its region. Register the region with
+    /// `Access::REMOTE_READ`.
     #[error("the peer may not read the region: past {max} bytes it fetches a message itself")]
     NotReadable {
-        /// Bytes that go without.
+        /// Largest message that needs no such right, bytes.
         max: usize,
     },
     /// No memory could be had or registered for a message past one buffer; the reason is logged.
@@ -138,7 +139,7 @@ pub enum SendErrorKind {
         /// Its length, bytes.
         len: usize,
     },
-    /// The region is of another reactor or device, or its device was removed.
+    /// The region belongs to another reactor or device, or its device was removed.
     #[error("the region is not on the connection's device")]
     ForeignRegion,
     /// The peer was forgotten, its group was left, or it is another endpoint's.
@@ -149,45 +150,45 @@ pub enum SendErrorKind {
     Closed,
 }
 
-/// How a send ended.
+/// The outcome of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The transport has taken responsibility for it; its buffer is free. Proof that the peer's program has seen it
-    /// is only an answer of that program.
+    /// The transport has taken responsibility for the send, and its buffer is free. Only an answer of the peer's
+    /// program proves that the program has seen the message.
     Sent,
-    /// The connection ended first; whether the peer got it is not known.
+    /// The connection ended first. Whether the peer got the message is not known.
     Failed(WcStatus),
 }
 
 impl Outcome {
-    /// Whether it was sent.
+    /// Whether the send has succeeded.
     #[must_use]
     pub const fn is_sent(self) -> bool {
         matches!(self, Self::Sent)
     }
 }
 
-/// Why a connection could not be made.
+/// The reason why a connection could not be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The peer's side refused, with its private data.
     Rejected {
-        /// Why, as far as the peer says.
+        /// The peer's reason, as far as the peer gives one.
         reason: RejectReason,
-        /// What the peer's handler had to say.
+        /// The private data of the peer's handler.
         private_data: Vec<u8>,
     },
-    /// Not established within `Config::connect_timeout`.
+    /// The connection was not established within `Config::connect_timeout`.
     Timeout,
     /// The transport failed.
     Transport(ConnectFailure),
-    /// The device lacks what the settings ask for.
+    /// The device lacks a feature that the settings ask for.
     Unsupported {
-        /// Which provider.
+        /// Name of the provider.
         provider: &'static str,
-        /// What it lacks.
+        /// The missing feature.
         feature: &'static str,
     },
     /// A limit of this side's settings is reached.
@@ -197,9 +198,9 @@ pub enum ConnectError {
         /// Its value.
         value: u64,
     },
-    /// Something else on this side.
+    /// Something else on this side failed.
     Local(String),
-    /// Closed before it was established.
+    /// The connection was closed before it was established.
     Cancelled,
 }
 
@@ -231,11 +232,11 @@ impl From<Error> for ConnectError {
     }
 }
 
-/// Why an open connection ended.
+/// The reason why an open connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// `close` was called here.
+    /// This side called `close` or `abort`.
     Local,
     /// The peer closed, or its process ended.
     Peer,
@@ -286,17 +287,17 @@ impl From<DisconnectReason> for io::Error {
     }
 }
 
-/// What a peer did that an honest one does not.
+/// An act of a peer that an honest peer does not do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerViolation {
-    /// It sent without a credit.
+    /// The peer sent without a credit.
     CreditOverrun,
-    /// It granted more than any window holds.
+    /// The peer granted more than any window holds.
     InvalidGrant,
-    /// It offered a message that is too long, empty, or one too many.
+    /// The peer offered a message that is too long, empty or already offered, or one message too many.
     InvalidOffer,
-    /// A message that is too short, of an unknown kind, or out of place.
+    /// The peer sent a message that is too short, of an unknown kind, or out of place.
     MalformedMessage,
 }
 
@@ -311,21 +312,21 @@ impl fmt::Display for PeerViolation {
     }
 }
 
-/// Why a peer of ours was refused; travels in the private data of the reject.
+/// The reason of a refusal. It travels in the private data of the reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The peer's handler said no.
+    /// The peer's handler refused.
     Refused,
     /// The private data is not a greeting of this library.
     NotOurs,
-    /// Another version of the protocol.
+    /// The two sides have different versions of the protocol.
     Version,
-    /// A window or message size that cannot work.
+    /// The window or the message size cannot work.
     Limits,
     /// The peer is at a limit of its own.
     Busy,
-    /// A reason this version does not know.
+    /// A reason that this version does not know.
     Other(u8),
 }
 

@@ -1,7 +1,7 @@
-//! The names that a program and its reactor have for things.
+//! The names that a program and its reactor use for connections, sends, timers and the like.
 //!
-//! Each name carries a slot, which use of the slot it means, and its reactor: a stale name, or one of another reactor, is
-//! an error and never names something else.
+//! Each name carries a slot, a generation that tells the uses of the slot apart, and its reactor. A stale name, or a
+//! name of another reactor, is an error and never names something else.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use rdma_transport::slab::Key;
 
 /// Bits of a slot in a connection's name and in a work request id.
 pub(crate) const SLOT_BITS: u32 = 24;
-/// Bits of a generation there.
+/// Bits of a generation in a connection's name and in a work request id.
 pub(crate) const GENERATION_BITS: u32 = 20;
-/// Bits of a reactor's number there.
+/// Bits of a reactor's number in a connection's name.
 const REACTOR_BITS: u32 = 20;
 
 /// The number of a reactor in this process.
@@ -24,7 +24,7 @@ impl ReactorTag {
         self.0
     }
 
-    /// A number that no other reactor of this process has; numbers come again after a million reactors.
+    /// Takes a number that no other reactor of this process has. Numbers repeat after about a million reactors (2^20).
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -32,7 +32,7 @@ impl ReactorTag {
     }
 }
 
-/// Names one connection. A stale name, or one of another reactor, is an error, never another connection.
+/// Names one connection. A stale name, or a name of another reactor, is an error and never another connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
@@ -41,21 +41,21 @@ impl ConnectionId {
         Self(((reactor.0 as u64) << (SLOT_BITS + GENERATION_BITS)) | ((generation as u64) << SLOT_BITS) | slot as u64)
     }
 
-    /// A small number, unique among the live connections of a reactor, to index one's own tables by. It is used again after
-    /// `on_disconnect`.
+    /// A small number that is unique among the live connections of a reactor, as an index for tables of the program. It
+    /// is used again after the last callback of the connection.
     #[must_use]
     #[inline]
     pub const fn slot(self) -> usize {
         (self.0 & ((1 << SLOT_BITS) - 1)) as usize
     }
 
-    /// Which use of the slot is meant.
+    /// The generation: the use of the slot that the name means.
     #[inline]
     pub(crate) const fn generation(self) -> u32 {
         (self.0 >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// Slot and generation, as they stand in a work request id.
+    /// The slot and the generation, as they stand in a work request id.
     #[inline]
     const fn place(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
@@ -74,7 +74,7 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Makes a name of a table's key and the reactor that the table is in.
+/// Declares a name that consists of a table's key and of the reactor that has the table.
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
@@ -132,7 +132,7 @@ name!(
     PeerId, "peer"
 );
 
-/// What a send is.
+/// The kind of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum SendKind {
@@ -150,7 +150,7 @@ pub enum SendKind {
     Datagram,
 }
 
-/// Names one send of a connection or endpoint, a message or a one-sided operation: its position among all of them,
+/// Names one send of a connection or endpoint, a message or a one-sided operation, by its position among all of them,
 /// from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SendId {
@@ -163,13 +163,13 @@ impl SendId {
         Self { sequence, kind }
     }
 
-    /// The position.
+    /// The position among all sends of the connection or endpoint, from 0.
     #[must_use]
     pub const fn sequence(self) -> u64 {
         self.sequence
     }
 
-    /// What kind of send it is.
+    /// The kind of the send.
     #[must_use]
     pub const fn kind(self) -> SendKind {
         self.kind
@@ -182,17 +182,17 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// What a work request was for, and where it belongs. Its id is looked up and never a pointer, so that a late completion of
-/// a connection that is gone, or of another that took its slot, is seen as such.
+/// The purpose of a work request, and its owner. The id of a work request is looked up and is never a pointer, so that
+/// a late completion of a connection that is gone is recognised, even if another connection has taken the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// A send of a connection: low bits of its position in the queue.
+    /// A send of a connection. `sequence`: the low bits of its position among all sends.
     Send { slot: u32, generation: u32, sequence: u16 },
     /// A receive of a connection's own.
     Recv { slot: u32, generation: u32 },
     /// A receive of a device's shared queue, by its place there.
     SharedRecv { place: u16 },
-    /// A work request of something else than a connection, which has numbered it itself.
+    /// A work request of something other than a connection, with a number that its owner has given.
     Guest(u64),
     /// A number that this library does not give.
     Unknown,
@@ -202,7 +202,7 @@ const SEND: u64 = 1;
 const RECV: u64 = 2;
 const SHARED_RECV: u64 = 3;
 const GUEST: u64 = 4;
-/// Where the kind begins. The highest bit is the provider's, see [`rdma_transport::wr::SendWr::wr_id`].
+/// Lowest bit of the kind. The highest bit of an id belongs to the provider, see [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
 /// Bits of a guest's own number.

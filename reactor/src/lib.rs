@@ -1,18 +1,18 @@
-//! A single-threaded, edge-triggered reactor for RDMA: implement [`Handler`], make a [`Reactor`], call
+//! A single-threaded, edge-triggered reactor for RDMA. To use it, implement [`Handler`], make a [`Reactor`], and call
 //! [`Reactor::run`].
 //!
 //! - [`Config`] has every limit and timeout, with its default and range.
-//! - [`Context`] is what a callback may do: connect, listen, send, close, set timers.
-//! - [`Message`] is what arrived, in the registered buffer it arrived in.
+//! - [`Context`] has the operations of a callback: connect, listen, send, close, set timers.
+//! - [`Message`] is a received message, in the registered buffer that it arrived in.
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
-//! - [`datagram`] is what may be lost: unreliable datagrams and multicast groups, where the device has them.
-//! - [`stream`] is ordered bytes instead of messages, for programs that know sockets.
+//! - [`datagram`] has unreliable datagrams and multicast groups, on devices that have them.
+//! - [`stream`] has ordered bytes instead of messages, for programs that know sockets.
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
-//! - [`Remote`] is what other threads may do.
-//! - [`Reactors`] is several reactors with a thread each, among which connections are spread.
+//! - [`Remote`] has the operations of other threads.
+//! - [`Reactors`] is a group of reactors, each with a thread of its own, among which connections are spread.
 //!
-//! One thread drives a reactor; no call but `run` and `turn` blocks. What the loop does, stage by stage, is in
-//! `docs/loop.md`; what goes over the wire in `docs/wire.md`.
+//! One thread drives a reactor. Only `run`, `turn` and `shutdown` block. `docs/loop.md` describes the loop, stage by
+//! stage, and `docs/wire.md` the messages on the wire.
 
 mod api;
 mod config;

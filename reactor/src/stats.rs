@@ -1,25 +1,25 @@
-//! Counters of a reactor. Those that are no levels count from its start.
+//! Counters of a reactor. Levels have their current value; all other counters count from the reactor's start.
 
 use std::time::Duration;
 
-/// A snapshot; see [`crate::Reactor::stats`].
+/// A snapshot of all counters; see [`crate::Reactor::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
-    /// What the loop did.
+    /// Counters of the loop.
     pub turns: TurnStats,
-    /// What came out of the completion queues.
+    /// Counters of the completion queues.
     pub completions: CompletionStats,
-    /// What became of connections.
+    /// Counters of connections.
     pub connections: ConnectionStats,
-    /// What was sent and received.
+    /// Counters of messages and datagrams.
     pub messages: MessageStats,
-    /// What is in use.
+    /// Levels of memory.
     pub memory: MemoryStats,
 }
 
-/// What the loop did.
+/// Counters of the loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -32,9 +32,9 @@ pub struct TurnStats {
     pub empty_waits: u64,
     /// Rounds of busy polling.
     pub spins: u64,
-    /// Busy polls that ended with work.
+    /// Times of busy polling that ended with a completion.
     pub spin_hits: u64,
-    /// Busy polls that ended without.
+    /// Times of busy polling that ended without a completion.
     pub spin_misses: u64,
     /// Edges of connection-manager channels.
     pub cm_edges: u64,
@@ -46,19 +46,20 @@ pub struct TurnStats {
     pub wakes: u64,
     /// Completions polled in the turns of those wake-ups.
     pub wake_completions: u64,
-    /// Time from those edges to the first callback, all together.
+    /// Total time from those edges to the first callback.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub wake_time: Duration,
-    /// The longest of them.
+    /// Longest time from such an edge to the first callback.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub wake_time_max: Duration,
     /// Messages and sends taken from other threads.
     pub remote_commands: u64,
-    /// The most of them taken in one turn: many say that the reactor's thread was held up before.
+    /// Largest number of such messages and sends taken in one turn. A large number means that the reactor's thread was
+    /// held up before.
     pub remote_commands_max: u64,
 }
 
-/// What came out of the completion queues.
+/// Counters of the completion queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -75,11 +76,11 @@ pub struct CompletionStats {
     pub acknowledgements: u64,
     /// Times a completion queue was armed.
     pub arms: u64,
-    /// Times polling after arming found what would have been missed.
+    /// Times that polling after arming found a completion which would have been missed.
     pub arm_races: u64,
 }
 
-/// What became of connections.
+/// Counters of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -104,7 +105,7 @@ pub struct ConnectionStats {
     pub keepalive_timeouts: u64,
 }
 
-/// What was sent and received.
+/// Counters of messages and datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -125,16 +126,16 @@ pub struct MessageStats {
     pub doorbells: u64,
     /// Grants sent as messages of their own.
     pub credit_updates: u64,
-    /// Sends refused because the window or the send queue was full.
+    /// Sends refused for want of room: a credit, a place in the send queue, or a large message too many.
     pub send_stalls: u64,
-    /// Time with refused sends, of all connections together.
+    /// Total time in which sends were refused, of all connections, up to their last `on_writable`.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
-    /// Sends from other threads that found no connection to go out on.
+    /// Sends from other threads that were dropped, because the connection was not open or did not take them.
     pub remote_sends_dropped: u64,
 }
 
-/// What is in use now.
+/// Levels of memory, now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

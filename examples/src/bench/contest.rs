@@ -1,4 +1,4 @@
-//! The contests: what both sides do, what counts, and the target.
+//! The contests: the work of both sides, the figure that counts, and the target.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::pingpong::failure::Failure;
 
 use super::pair::{self, PINGPONG, Processors};
 
-/// What is compared.
+/// The target of a contest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     /// At most this many times the competitor's latency.
@@ -19,26 +19,26 @@ enum Target {
     Rate(f64),
 }
 
-/// The same work, twice.
+/// A contest: the same work, done by bare TCP and by this library.
 #[derive(Debug)]
 struct Contest {
     name: &'static str,
     target: Target,
-    /// What bare TCP does, and how often.
+    /// The work of bare TCP, and the number of iterations.
     tcp: Option<(&'static str, u64)>,
     ours: Ours,
 }
 
-/// What we do.
+/// The work of this library.
 #[derive(Debug)]
 enum Ours {
-    /// Flags of `rdma-pingpong client`, and where the figure is in its JSON.
+    /// Flags of `rdma-pingpong client`, and the place of the figure in its JSON.
     Pingpong(&'static str, &'static str),
-    /// What `one-sided-client` does, and how often.
+    /// The operation of `one-sided-client`, and the number of iterations.
     OneSided(&'static str, u64),
 }
 
-/// All of them.
+/// All contests.
 const CONTESTS: [Contest; 7] = [
     Contest {
         name: "64 B half round trip, spinning",
@@ -91,7 +91,7 @@ const CONTESTS: [Contest; 7] = [
 ];
 
 impl Contest {
-    /// Runs one round: bare TCP, then us.
+    /// Runs one round: first bare TCP, then this library.
     fn round(&self, processors: &Processors, outcome: &mut Outcome) -> Result<(), Failure> {
         if let Some((kind, iterations)) = self.tcp {
             outcome.tcp.push(bare(processors, kind, iterations)?);
@@ -116,7 +116,7 @@ fn pingpong(processors: &Processors, flags: &str, figure: &str) -> Result<f64, F
     found.ok_or_else(|| Failure::new(format!("rdma-pingpong has no {figure} in {text}")))
 }
 
-/// Runs all contests, round by round: what else the machine does in the meantime meets all of them alike.
+/// Runs all contests, round by round, so that other work of the machine meets all of them alike.
 ///
 /// # Errors
 /// A process did not do its work.
@@ -135,7 +135,7 @@ fn bare(processors: &Processors, kind: &str, iterations: u64) -> Result<f64, Fai
     figure(&pair::run(processors, &words(&format!("tcp-server {kind}")), &client)?)
 }
 
-/// What a client printed.
+/// Reads the figure that a client printed.
 fn figure(text: &str) -> Result<f64, Failure> {
     text.trim().parse().map_err(|_| Failure::new(format!("a client printed {text:?}")))
 }
@@ -144,7 +144,7 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(String::from).collect()
 }
 
-/// What the rounds of a contest found.
+/// The figures of a contest's rounds.
 #[derive(Debug)]
 pub struct Outcome {
     name: &'static str,
@@ -158,8 +158,8 @@ impl Outcome {
         Self { name: contest.name, target: contest.target, tcp: Vec::new(), ours: Vec::new() }
     }
 
-    /// Ours over the competitor's: the median over the rounds, because what else the machine does changes between
-    /// rounds more than within one.
+    /// This library's figure over the competitor's. The median is taken over the ratios of rounds, because other work
+    /// of the machine changes more between rounds than within one.
     fn ratio(&self) -> Option<f64> {
         let ratios: Vec<f64> = self.ours.iter().zip(&self.tcp).map(|(ours, tcp)| ours / tcp).collect();
         (!ratios.is_empty()).then(|| median(&ratios))
@@ -184,7 +184,7 @@ impl Outcome {
         }
     }
 
-    /// Everything, with the rounds.
+    /// Writes everything as JSON, with the rounds.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({

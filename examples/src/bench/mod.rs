@@ -1,8 +1,8 @@
 //! `bench`: bare TCP against `rdma-pingpong` and against one-sided operations on this machine, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes on a processor each ([`pair`]); the competitor is [`tcp`], [`one_sided`] has what
-//! `rdma-pingpong` does not do. A
-//! figure is the median of its rounds, a ratio the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitor is
+//! [`tcp`]; [`one_sided`] has work that `rdma-pingpong` does not do. A figure is the median of its rounds, and a ratio
+//! is the median of their ratios.
 
 pub mod contest;
 pub mod one_sided;
@@ -44,7 +44,7 @@ struct Cli {
     role: Option<Role>,
 }
 
-/// What this program does as a child of itself.
+/// The commands of this program as its own child.
 #[derive(Debug, Subcommand)]
 enum Role {
     /// One side of bare TCP, the server
@@ -78,7 +78,7 @@ enum Role {
     },
 }
 
-/// The program. With `pingpong` as its first argument, it is `rdma-pingpong`.
+/// Runs the program. With `pingpong` as its first argument, it is `rdma-pingpong`.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args: Vec<OsString> = args.into_iter().collect();
     if args.get(1).is_some_and(|arg| arg == pair::PINGPONG) {

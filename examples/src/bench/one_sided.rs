@@ -1,4 +1,4 @@
-//! One-sided operations of the embedded provider, without a reactor on top: what bare TCP is compared with.
+//! One-sided operations of the embedded provider, without a reactor on top, for a comparison with bare TCP.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::pingpong::server::LISTENING;
 
 use super::tcp::CHUNK;
 
-/// What to do.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Operation {
     /// RDMA Writes of 64 KiB
@@ -30,14 +30,14 @@ pub enum Operation {
 }
 
 const DEVICE: DeviceId = DeviceId(0);
-/// Operations under way; Reads as many as the connection allows.
+/// Number of operations under way; of Reads, as many as the connection allows.
 const DEPTH: u32 = 16;
-/// Where they go and come from.
+/// Length of the memory that the operations use, bytes.
 const WINDOW: usize = DEPTH as usize * CHUNK;
-/// No handshake takes longer.
+/// Longest time of a handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A provider that is asked again and again.
+/// One side: a provider that is polled again and again.
 struct Side {
     station: Station,
     cq: CqId,
@@ -75,7 +75,7 @@ impl Side {
         }
     }
 
-    /// Drives the provider until something has completed; returns how much.
+    /// Drives the provider until something has completed; returns the number of completions.
     fn completions(&mut self) -> io::Result<usize> {
         loop {
             self.done.clear();
@@ -92,7 +92,7 @@ impl Side {
     }
 }
 
-/// The server: prints where it listens, lends its memory to one client.
+/// Runs the server, which prints its address and lends its memory to one client.
 ///
 /// # Errors
 /// The system refused.
@@ -109,7 +109,7 @@ pub fn serve() -> io::Result<()> {
     side.equip(request.id)?;
     let param = ConnectParam { private_data: &place, ..ConnectParam::default() };
     side.station.provider().accept(request.id, &param, Instant::now()).map_err(io::Error::other)?;
-    // Served inside the calls, without anything to do here.
+    // The provider serves the client inside of its calls; there is nothing else to do here.
     loop {
         for _ in 0..1000 {
             side.station.provider().progress(Instant::now(), Drive::Spin);
@@ -121,7 +121,7 @@ pub fn serve() -> io::Result<()> {
     }
 }
 
-/// The client: Gbit/s, or of single words the median half round trip in microseconds.
+/// Runs the client. Returns Gbit/s, or for single words the median half round trip in microseconds.
 ///
 /// # Errors
 /// The system refused, or the server went away.
@@ -176,7 +176,7 @@ fn chunks(
     let started = Instant::now();
     let (mut posted, mut under_way) = (0, 0);
     while posted < iterations || under_way > 0 {
-        // What has room, behind one doorbell.
+        // As many operations as there is room for are posted behind one doorbell.
         let room = (iterations - posted).min(u64::from(DEPTH) - under_way);
         let chain = (posted..posted + room).map(|iteration| {
             let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
@@ -187,7 +187,7 @@ fn chunks(
         (posted, under_way) = (posted + room, under_way + room);
         under_way -= side.completions()? as u64;
     }
-    // A Write completes when it is handed over: what is read behind the last one says that all are placed.
+    // A Write completes when it is handed over. A Read behind the last Write shows that all Writes are placed.
     let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
     last.map_err(io::Error::other)?;
     side.completions()?;

@@ -1,4 +1,4 @@
-//! Two processes with a processor each: a server that prints where it listens, a client that prints a result.
+//! Two processes, each on a processor of its own: a server that prints its address, and a client that prints a result.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -19,7 +19,7 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// The first two that this process may use.
+    /// Takes the first two processors that this process may use.
     #[must_use]
     pub fn of_this_machine() -> Self {
         Self { all: core_affinity::get_core_ids().unwrap_or_default() }
@@ -55,7 +55,7 @@ struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // One that has ended already is what is wanted.
+        // A process that has ended already is no error here.
         let _ = self.0.kill();
         if let Err(error) = self.0.wait() {
             log::warn!("waiting for a child: {error}");
@@ -63,21 +63,21 @@ impl Drop for Guard {
     }
 }
 
-/// Runs this program twice, and returns what the second printed. `{}` in the client's arguments is the server's
-/// address.
+/// Runs this program twice, and returns the output of the second process. `{}` in the client's arguments is the
+/// server's address.
 ///
 /// # Errors
-/// One of them did not do its work.
+/// One of the two processes did not do its work.
 pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Result<String, Failure> {
     let failed = |what: &str, why: &dyn fmt::Display| Failure::new(format!("{what} {why}"));
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // Its standard input ends with this process, and with it a server that would go on.
+    // The child's standard input ends with this process, and that ends a server that would go on.
     command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
     let mut line = String::new();
-    // Held open until the end: a server may print more.
+    // The pipe is held open until the end, because a server may print more.
     let mut stdout = server.0.stdout.take().map(BufReader::new);
     if let Some(stdout) = &mut stdout {
         stdout.read_line(&mut line).map_err(|error| failed("reading from a server:", &error))?;

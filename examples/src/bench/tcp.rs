@@ -1,4 +1,4 @@
-//! The competitor: the same work on bare TCP sockets, as well as it can be done.
+//! The competitor does the same work on bare TCP sockets, as well as it can be done.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::pingpong::server::LISTENING;
 
-/// Bytes of the messages that go to and fro.
+/// Length of the messages that go to and fro, bytes.
 const MESSAGE: usize = 64;
 const WORD: usize = 8;
-/// Bytes of one write and of one read of a stream.
+/// Length of one write and of one read of a stream, bytes.
 pub const CHUNK: usize = 64 << 10;
 
-/// What to do.
+/// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// 64 bytes to and fro, receiving in a loop
@@ -29,7 +29,7 @@ pub enum Kind {
     Stream,
 }
 
-/// The server: prints where it listens, serves one client.
+/// Runs the server, which prints its address and serves one client.
 ///
 /// # Errors
 /// The system refused.
@@ -47,7 +47,7 @@ pub fn serve(kind: Kind) -> io::Result<()> {
     Ok(())
 }
 
-/// The client: the median half round trip in microseconds, or for a stream Gbit/s.
+/// Runs the client. Returns the median half round trip in microseconds, or for a stream Gbit/s.
 ///
 /// # Errors
 /// The system refused, or the server went away.
@@ -73,9 +73,9 @@ pub fn measure(kind: Kind, server: SocketAddr, iterations: u64) -> io::Result<f6
     Ok(half_rtt.value_at_quantile(0.5) as f64 / 1e3)
 }
 
-/// How a peer waits for bytes.
+/// The way in which a peer waits for bytes.
 enum Wait {
-    /// Not at all: it asks again.
+    /// The peer does not sleep, but asks again.
     Spin,
     Epoll(Poll, Events),
 }
@@ -107,7 +107,7 @@ impl Peer {
     fn send(&mut self) -> io::Result<()> {
         match self.stream.write(&self.buffer)? {
             all if all == self.buffer.len() => Ok(()),
-            // One message fits an empty send buffer.
+            // A short write cannot happen, because one message fits an empty send buffer.
             short => Err(io::Error::other(format!("a short write of {short} bytes"))),
         }
     }
@@ -116,7 +116,8 @@ impl Peer {
     fn receive(&mut self) -> io::Result<bool> {
         let mut have = 0;
         while have < self.buffer.len() {
-            // Sleeping before reading: the answer is not there yet, and asking would be one call for nothing.
+            // The peer sleeps before it reads, because the answer is not there yet and asking would be one call for
+            // nothing.
             if let Wait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
             }
@@ -132,8 +133,8 @@ impl Peer {
     }
 }
 
-/// Tries again until there is something else to say than that there is nothing yet. For a stream, too, spinning is the
-/// faster way as long as each side has a processor.
+/// Repeats a call while it fails with `WouldBlock`. For a stream, too, spinning is the faster way as long as each side
+/// has a processor.
 fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -143,7 +144,7 @@ fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Reads a stream to its end, then says so.
+/// Reads a stream to its end, then tells the peer.
 fn drain(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let mut buffer = vec![0; CHUNK];
@@ -151,7 +152,7 @@ fn drain(mut stream: TcpStream) -> io::Result<()> {
     insist(|| stream.write(&[1])).map(|_| ())
 }
 
-/// Writes a stream; the clock stops when the other side says that it has all of it.
+/// Writes a stream. The clock stops when the other side says that it has everything.
 fn fill(mut stream: TcpStream, chunks: u64) -> io::Result<f64> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;

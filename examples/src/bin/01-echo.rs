@@ -11,7 +11,7 @@ struct Echo;
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // A client that sends without reading answers fills the window; this server does not wait for it.
+        // A client that sends without reading answers fills the window. This server does not wait for such a client.
         if let Err(error) = cx.send(conn, &message) {
             eprintln!("{conn}: {error}");
             cx.close(conn);

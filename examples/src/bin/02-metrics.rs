@@ -1,4 +1,4 @@
-//! An echo server that shows its counters, and ends on SIGINT or SIGTERM: a listener of std, its HTTP connections and a
+//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. A listener of std, its HTTP connections and a
 //! pipe of signals are in the same loop as RDMA.
 //!
 //! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: `/metrics` is for Prometheus, `/` is a page for people.
@@ -16,11 +16,11 @@ use rdma_reactor_examples::metrics;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Longest request head, bytes, and HTTP connections at once: more are closed.
+/// Longest request head, bytes, and below it the largest number of HTTP connections at once; more are closed.
 const MAX_REQUEST: usize = 8 << 10;
 const MAX_VISITORS: usize = 64;
 
-/// An HTTP connection: what it has said, then what it is still to be told.
+/// An HTTP connection, with its request, and later with the rest of the answer.
 struct Visitor {
     stream: TcpStream,
     request: Vec<u8>,
@@ -28,7 +28,7 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Whether it wants more than it has got.
+    /// Reads the request, then writes the answer; returns whether the connection stays open.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];

@@ -1,4 +1,4 @@
-//! An echo server on all cores: a reactor and a thread for each, one listener. Ctrl-C lets the connections end.
+//! An echo server on all cores, with a reactor and a thread for each and one listener. Ctrl-C lets the connections end.
 //!
 //! `03-cores [ADDRESS [REACTORS]]`, by default 127.0.0.1:7471 and one reactor per core.
 #![forbid(unsafe_code)]
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// Time for connections to end.
+/// Time that connections have to end.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

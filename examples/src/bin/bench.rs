@@ -1,4 +1,4 @@
-//! What rdma-reactor costs: the same work by bare TCP and by `rdma-pingpong`, in one run.
+//! Compares the cost of the same work by bare TCP and by `rdma-pingpong`, in one run.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

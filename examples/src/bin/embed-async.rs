@@ -1,4 +1,4 @@
-//! Tasks that `connect`, `send` and `recv` with `.await`. The adapter behind is `examples/src/embed/asyncio.rs`.
+//! Tasks that `connect`, `send` and `recv` with `.await`. The adapter is in `examples/src/embed/asyncio.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_reactor_examples::embed::asyncio::Net;
 use rdma_reactor_examples::embed::{MESSAGES, Server, config};
 
-/// Connections, each of a task.
+/// Number of connections, each in a task of its own.
 const TASKS: u64 = 4;
 
 #[tokio::main(flavor = "current_thread")]

@@ -14,7 +14,7 @@ use rdma_reactor_examples::embed::{Load, Server};
 
 const HEARTBEAT: Duration = Duration::from_millis(2);
 
-/// What the callbacks of the loop share.
+/// The state that the callbacks of the loop share.
 struct App {
     reactor: Reactor,
     load: Load,
@@ -35,7 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut app = App { reactor, load: Load::default(), turn: Turn::default(), heartbeats: 0 };
 
     let mut event_loop: EventLoop<'_, App> = EventLoop::try_new()?;
-    // A source owns what it watches, and the reactor belongs to the app: the source gets a duplicate of its descriptor.
+    // A source owns its descriptor, and the reactor belongs to the app. So the source gets a duplicate of the reactor's
+    // descriptor.
     let descriptor = app.reactor.as_fd().try_clone_to_owned()?;
     let source = Generic::new(descriptor, Interest::READ, Mode::Level);
     event_loop.handle().insert_source(source, |_, _, app: &mut App| {
@@ -47,12 +48,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         TimeoutAction::ToDuration(HEARTBEAT)
     })?;
 
-    // What was asked for from outside of a turn, the connect, goes out with the first.
+    // The connect was asked for outside of a turn, and goes out with the first turn.
     app.turn()?;
     while !app.load.done {
         let deadline = app.reactor.next_deadline();
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        // When there is more to do, the descriptor is readable.
+        // If there is more to do, the descriptor is readable.
         event_loop.dispatch(left, &mut app)?;
         if deadline.is_some_and(|at| at <= Instant::now()) {
             app.turn()?;

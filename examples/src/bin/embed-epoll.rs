@@ -1,4 +1,5 @@
-//! A reactor inside a program's own epoll loop: `embed-epoll` watches it level-triggered, `embed-epoll --edge` edge-triggered.
+//! A reactor inside a program's own epoll loop. `embed-epoll` watches it level-triggered, and `embed-epoll --edge`
+//! edge-triggered.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -30,13 +31,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     epoll.add(&other, EpollEvent::new(EpollFlags::EPOLLIN, OTHER))?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // What was asked for from outside of a turn, the connect, goes out with the first.
+    // The connect was asked for outside of a turn, and goes out with the first turn.
     let mut more = reactor.turn(&mut load, Duration::ZERO)?.more;
     while !load.done {
         let due = reactor.next_deadline().map_or(heartbeat, |at| at.min(heartbeat));
         let left = if more { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
         let mut events = [EpollEvent::empty(); 8];
-        // Milliseconds are rounded up: a deadline that is not reached would be waited for again and again.
+        // Milliseconds are rounded up. Otherwise the loop would wait again and again for a deadline that is not
+        // reached.
         let timeout = EpollTimeout::try_from(left + Duration::from_micros(999))?;
         let count = epoll.wait(&mut events, timeout)?;
         let events = &events[..count];

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let other = Waker::new(poll.registry(), OTHER)?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // What was asked for from outside of a turn, the connect, goes out with the first.
+    // The connect was asked for outside of a turn, and goes out with the first turn.
     let mut more = reactor.turn(&mut load, Duration::ZERO)?.more;
     let mut events = Events::with_capacity(8);
     while !load.done {

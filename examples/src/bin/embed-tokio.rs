@@ -10,7 +10,7 @@ use rdma_reactor_examples::embed::{Load, Server, on_tokio};
 
 const HEARTBEAT: Duration = Duration::from_millis(2);
 
-/// Turns a reactor until its handler is done.
+/// Takes turns of a reactor until its handler is done.
 async fn drive<H: Handler>(
     reactor: &mut Reactor,
     handler: &mut H,
@@ -23,7 +23,7 @@ async fn drive<H: Handler>(
             return Ok(());
         }
         if more {
-            // The other tasks have their turn too.
+            // The other tasks get their turn, too.
             tokio::task::yield_now().await;
             continue;
         }
@@ -35,7 +35,8 @@ async fn drive<H: Handler>(
             }
         };
         tokio::select! {
-            // Edge-triggered: what comes after this line makes it readable again, what came before is the turn's.
+            // The readiness is edge-triggered. News after this line makes the descriptor readable again; the next turn
+            // handles earlier news.
             ready = readable.readable() => ready?.clear_ready(),
             () = due => {}
         }

@@ -7,8 +7,8 @@
 //! | `mckey -m GROUP -b ADDR -s -C N -S S` | `raw-datagram receive GROUP --bind ADDR -n N -s S` |
 //! | `mckey -m GROUP -b ADDR -C N -S S` | `raw-datagram send GROUP --bind ADDR -n N -s S` |
 //!
-//! As those do, each datagram carries the number of the queue pair that sent it as immediate data. One that is lost is not
-//! sent again: the program waits for it until `--timeout`.
+//! As with those programs, each datagram carries the number of the sending queue pair as immediate data. A lost
+//! datagram is not sent again; the program waits for it until `--timeout`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -31,9 +31,9 @@ use rdma_reactor_examples::program;
 
 /// The port of udaddy, which has no option for it.
 const PORT: u16 = 7174;
-/// Receives and sends of the endpoint, at least and at most.
+/// Smallest and largest number of receives and sends of the endpoint.
 const DEPTH: (u32, u32) = (64, 4096);
-/// Senders that an echo answers; what comes from more is lost.
+/// Largest number of senders that an echo answers; datagrams of further senders are lost.
 const SENDERS: usize = 1024;
 
 /// Sends, echoes and receives datagrams and multicasts, for programs that only know verbs (udaddy, mckey).
@@ -108,16 +108,16 @@ struct TalkArgs {
     provider: Provider,
 }
 
-/// What this side does.
+/// The part of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Sends back what comes, so many times.
+    /// It sends datagrams back, so many times.
     Echo { total: u32 },
-    /// Sends to the server and takes as many back.
+    /// It sends to the server, and takes as many datagrams back.
     Ask { verify: bool },
-    /// Takes what is sent to its group.
+    /// It takes the datagrams of its group.
     Receive,
-    /// Sends to its group.
+    /// It sends to its group.
     Send,
 }
 
@@ -127,9 +127,9 @@ struct Talk {
     count: u32,
     text: Vec<u8>,
     number: u32,
-    /// An echo's clients.
+    /// The clients of an echo.
     senders: BTreeMap<Origin, PeerId>,
-    /// To be sent when there is room.
+    /// Datagrams that are to be sent when there is room.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
     sent: u32,
@@ -143,7 +143,7 @@ impl Talk {
         cx.stop();
     }
 
-    /// Sends what may be sent now.
+    /// Sends as many datagrams as may be sent now.
     fn pump(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
         while let Some((peer, bytes)) = self.waiting.front() {
             match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {

@@ -1,7 +1,7 @@
 //! Talks to programs that know nothing of this library and only send and receive: `raw-echo server`, `client ADDR`.
 //!
-//! Messages go as they are ([`Framing::Raw`]): there are no credits, so both sides must agree on how many are on their
-//! way. Of the two sides of a connection one speaks, the other echoes:
+//! Messages go as they are ([`Framing::Raw`]). There are no credits, so both sides must agree on how many messages are
+//! on their way. One side of a connection speaks, and the other echoes:
 //!
 //! | other program | this one |
 //! |---|---|
@@ -30,13 +30,13 @@ use rdma_reactor_examples::program;
 
 /// The port of librdmacm's examples.
 const PORT: u16 = 7471;
-/// Size of a speaker's messages, as of `rdma_client`, bytes.
+/// Default size of a speaker's messages, bytes, the same as that of `rdma_client`.
 const SIZE: u32 = 16;
-/// Largest message an echo takes when no size is said, bytes.
+/// Default size of the largest message that an echo takes, bytes.
 const MAX_SIZE: u32 = 64 << 10;
-/// Messages on their way when no count is said.
+/// Default number of messages on their way if no count is given.
 const DEPTH: u32 = 64;
-/// Most messages on their way unless asked for more: every device has room for so many.
+/// Largest number of messages on their way unless the user asks for more. Every device has room for so many.
 const MAX_DEPTH: u32 = 4096;
 
 /// Sends and echoes plain messages, for programs that only know send and receive (rdma_client, ucmatose, ...).
@@ -124,12 +124,12 @@ impl TalkArgs {
     }
 }
 
-/// What this side does on every connection.
+/// The part of this side on every connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Sends this many messages, and takes as many back.
+    /// It sends `count` messages, and takes as many back.
     Speaker { count: u32 },
-    /// Sends back what comes: this many, where it is known.
+    /// It sends messages back, `count` of them if the number is known.
     Echo { count: Option<u32> },
 }
 
@@ -138,9 +138,9 @@ enum Part {
 struct Talk {
     received: u32,
     sent: u32,
-    /// Sends that ended otherwise than sent.
+    /// Number of sends that failed.
     lost: u32,
-    /// To be echoed when there is room.
+    /// Messages that are to be echoed when there is room.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
 }
@@ -151,26 +151,26 @@ struct Talks {
     part: Part,
     size: Option<u32>,
     depth: u32,
-    /// What a speaker sends; what comes back is compared with it.
+    /// The message that a speaker sends. Messages that come back are compared with it.
     text: Vec<u8>,
     verify: bool,
     solicit: Option<u32>,
     talks: Vec<Talk>,
     ended: u32,
-    /// The program ends after so many.
+    /// Number of connections after which the program ends.
     until: Option<u32>,
     failure: Option<Failure>,
     output: Output,
 }
 
 impl Talks {
-    /// The connection's place in the list, for `set_user`.
+    /// Finds the state of a connection; its place in the list is the connection's user number.
     fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
         let index = cx.user(conn)?.checked_sub(1)?;
         self.talks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Ends a connection that went wrong.
+    /// Ends a connection after a failure.
     fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, why: String) {
         if let Some(talk) = self.talk(cx, conn) {
             talk.failure.get_or_insert(why);
@@ -178,7 +178,7 @@ impl Talks {
         cx.close(conn);
     }
 
-    /// Sends what may be sent now.
+    /// Sends as many messages as may be sent now.
     fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (part, depth, solicit) = (self.part, self.depth, self.solicit);
         let text = std::mem::take(&mut self.text);

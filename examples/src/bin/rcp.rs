@@ -1,4 +1,5 @@
-//! Copies a file to a peer: `rcp server DIR` there, `rcp FILE HOST` or `rcp FILE HOST:NAME` here.
+//! Copies a file to a peer: `rcp server DIR` runs at the peer, and `rcp FILE HOST` or `rcp FILE HOST:NAME` on this
+//! side.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -59,7 +60,7 @@ enum Command {
     },
 }
 
-/// `HOST[:NAME]`: the host, and the name if there is one.
+/// Splits `HOST[:NAME]` into the host, and the name if there is one.
 fn split(to: &str) -> Result<(&str, Option<&str>), Failure> {
     let (host, rest) = match to.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some(split) => split,

@@ -1,4 +1,4 @@
-//! What this machine can do with RDMA, and why not more: `rdma-doctor [ADDRESS...]`.
+//! Reports what this machine can do with RDMA, and why not more: `rdma-doctor [ADDRESS...]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

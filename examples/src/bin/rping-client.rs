@@ -1,6 +1,6 @@
 //! `rping -c`: lets a server (ours or librdmacm's) read a ping from this side's memory and write it back.
 //!
-//! To read and to copy: what a program does that offers its memory to a peer. The rounds are described in
+//! This program is to be read and copied. It shows how to offer memory to a peer. The rounds are described in
 //! `rdma_reactor_examples::rping`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
@@ -37,7 +37,7 @@ struct Cli {
     options: Options,
 }
 
-/// Whose turn it is.
+/// The part of a round that is going on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The server reads the source.
@@ -46,7 +46,7 @@ enum Step {
     Sink,
 }
 
-/// Memory that the server reaches, while the connection lasts.
+/// Memory that the server may reach while the connection lasts.
 #[derive(Debug)]
 struct Session {
     conn: ConnectionId,
@@ -61,7 +61,7 @@ struct Client {
     /// Addresses of the server that were not tried yet.
     addresses: std::vec::IntoIter<SocketAddr>,
     session: Option<Session>,
-    /// The ping of this round, and room for what comes back.
+    /// The ping of this round, and below it room for the ping that comes back.
     text: Vec<u8>,
     back: Vec<u8>,
     rounds: u64,
@@ -73,7 +73,7 @@ struct Client {
 }
 
 impl Client {
-    /// Connects to the next address there is.
+    /// Connects to the next address, if one is left.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
         // rping knows no headers and no credits.
         let options = ConnectOptions::new().framing(Framing::Raw);
@@ -97,10 +97,10 @@ impl Client {
     fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         ping::fill(self.rounds, &mut self.text);
-        // Not `bytes_mut`: the server may read, so there is no reference to be had. It has no business here just now.
+        // `bytes_mut` would give no reference, because the server may read. The server has no reason to read just now.
         session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
         if self.options.verify {
-            // So that a sink nobody writes to is noticed.
+            // The fill makes a sink that nobody writes to noticeable.
             self.back.fill(0xff);
             session.sink.copy_from(0, &self.back).map_err(|error| error.to_string())?;
         }
@@ -109,7 +109,7 @@ impl Client {
         sent.map(drop).map_err(|error| error.to_string())
     }
 
-    /// The server says that it is through with what was offered.
+    /// Goes on after the server has said that it is done with the offered memory.
     fn proceed(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         advert::checked(message)?;
@@ -207,7 +207,8 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     client.interrupted = interrupt.is_raised() && !client.is_over();
     if client.interrupted && client.session.is_some() {
-        // The round is finished, if that does not take long: a server may mind that a client leaves in the middle.
+        // The round may finish, if that does not take long, because a server may complain about a client that leaves in
+        // the middle.
         reactor.context().set_timer(Duration::from_secs(1), 0);
         reactor.run(&mut client)?;
     }

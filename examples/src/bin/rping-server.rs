@@ -1,6 +1,6 @@
 //! `rping -s`: reads a ping from the memory of a client (ours or librdmacm's) and writes it back.
 //!
-//! To read and to copy: what a program does that uses the memory of its peers. The rounds are described in
+//! This program is to be read and copied. It shows how to use the memory of peers. The rounds are described in
 //! `rdma_reactor_examples::rping`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
@@ -44,21 +44,21 @@ struct Cli {
     options: Options,
 }
 
-/// What comes next on a connection.
+/// The next step on a connection.
 #[derive(Debug)]
 enum Step {
-    /// The client says where its source is.
+    /// The client is to tell where its source is.
     Source,
-    /// The ping comes.
+    /// The ping is being read.
     Ping { len: usize },
-    /// The client says where its sink is.
+    /// The client is to tell where its sink is.
     Sink { len: usize },
 }
 
 #[derive(Debug)]
 struct Client {
     address: Option<SocketAddr>,
-    /// Where its ping is read to and written from. No peer has a right to it.
+    /// Memory that the ping is read to and written from. No peer has a right to this memory.
     ping: Region,
     step: Step,
     rounds: u64,
@@ -66,7 +66,7 @@ struct Client {
 }
 
 impl Client {
-    /// It says where its source or its sink is.
+    /// Handles the client's advert of its source or its sink.
     fn advertised(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), String> {
         let remote = advert::decode(message)?;
         match self.step {
@@ -81,7 +81,7 @@ impl Client {
             Step::Ping { .. } => return Err("it sends out of turn".into()),
             Step::Sink { len } => {
                 cx.write(conn, remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
-                // It cannot overtake the write: when the client has this, it has the ping.
+                // The message cannot overtake the write, so the client has the ping when it has this message.
                 cx.send(conn, &[0; advert::LEN]).map_err(|error| error.to_string())?;
                 self.step = Step::Source;
                 self.rounds += 1;
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Its ping is there.
+    /// Handles a ping that was read.
     fn fetched(
         &mut self,
         cx: &mut Context<'_>,
@@ -110,7 +110,7 @@ impl Client {
         cx.send(conn, &[0; advert::LEN]).map(drop).map_err(|error| error.to_string())
     }
 
-    /// What was wrong with it, now that it is gone.
+    /// The complaint about a client that is gone, if there is one.
     fn complaint(&self, reason: &DisconnectReason, count: Option<u64>) -> Option<String> {
         let rounds = self.rounds;
         match (&self.failure, reason, &self.step) {
@@ -133,7 +133,7 @@ struct Server {
     size: usize,
     /// Connections, by [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
-    /// Clients that have come, and that are gone; it ends after so many.
+    /// Number of clients that have come; below it the number that are gone, and the number after which the server ends.
     came: u64,
     gone: u64,
     until: Option<u64>,
@@ -146,7 +146,7 @@ impl Server {
     fn failed(&mut self, address: Option<SocketAddr>, round: u64, why: impl fmt::Display) {
         let address = address.map_or_else(|| "?".into(), |address| address.to_string());
         let failure = Failure::new(format!("client {address}, round {round}: {why}"));
-        // The only client's, or the first one's, is what the program ends with.
+        // The failure of an only client is not printed here, because the program ends with the first failure anyway.
         if self.until != Some(1) {
             self.output.line(&failure);
         }
@@ -191,7 +191,7 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some(client) = &mut self.clients[conn.slot()] else { return };
-        // A read that was not done ends the connection: `on_disconnect` says why.
+        // A read that failed ends the connection, and `on_disconnect` tells the reason.
         if send.kind() == SendKind::Read
             && outcome.is_sent()
             && client.failure.is_none()

@@ -21,9 +21,9 @@ use rdma_reactor_examples::pingpong::job::WaitMode;
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
 
-/// Bytes that a client sends ahead of each test: size, transfers, iterations.
+/// Length of the job that a client sends ahead of each test, bytes: size, transfers, iterations.
 const JOB_LEN: usize = 24;
-/// Bytes moved per burst at most: what a peer asks for is not taken at its word.
+/// Largest number of bytes in a burst; jobs of peers that ask for more are refused.
 const MAX_BURST: u64 = 1 << 40;
 
 /// Latency and throughput of byte streams between two processes; a server without -s.
@@ -79,7 +79,7 @@ impl Job {
         out
     }
 
-    /// What a client asked for; `None` if it makes no sense.
+    /// Reads the job of a client; `None` if it makes no sense.
     fn decode(bytes: &[u8; JOB_LEN]) -> Option<Self> {
         let word = |i: usize| bytes[i * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
         let job = Self { size: word(0)?, transfers: word(1)?, iterations: word(2)? };
@@ -92,7 +92,7 @@ impl Job {
         self.size * self.transfers
     }
 
-    /// How long a test of rstream's kind should be, in about as many bytes.
+    /// Default number of iterations of a test, within bounds, so that tests of all sizes move about as many bytes.
     fn iterations(size: u64, transfers: u64) -> u64 {
         let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
         (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
@@ -112,14 +112,14 @@ impl Job {
     }
 }
 
-/// What a side does next.
+/// The next step of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A server: the rest of a job is to come.
+    /// The rest of a job is to come, on a server.
     Ask { have: usize },
-    /// So many bytes of this burst are to be sent.
+    /// So many bytes of this burst are still to be sent.
     Send(u64),
-    /// So many bytes of this burst are to come.
+    /// So many bytes of this burst are still to come.
     Receive(u64),
 }
 
@@ -130,12 +130,12 @@ struct Side {
     step: Step,
     asked: [u8; JOB_LEN],
     job: Job,
-    /// Iterations still to do.
+    /// Number of iterations that are left.
     left: u64,
     memory: Vec<u8>,
 }
 
-/// How far a side came.
+/// The progress of a side.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Waits,
@@ -156,7 +156,7 @@ impl Side {
         Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
     }
 
-    /// Goes on until it has to wait.
+    /// Goes on until the side has to wait.
     fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) -> Result<Progress, Failure> {
         let mut stream = cx.stream(id);
         loop {
@@ -202,7 +202,7 @@ impl Side {
 #[derive(Debug)]
 struct Server {
     sides: Vec<Option<Side>>,
-    /// Clients still to come.
+    /// Number of clients that are still to come.
     clients: Option<u32>,
 }
 
@@ -276,7 +276,7 @@ impl Client {
         }
         match cx.stream(id).write(&job.encode()) {
             Ok(JOB_LEN) => {}
-            // The window is open between tests; what is left is a stream that is going.
+            // The window is open between tests, so any other result means that the stream is ending.
             other => return self.fail(cx, id, Failure::new(format!("a test could not be asked for: {other:?}"))),
         }
         self.since = Instant::now();
@@ -292,7 +292,7 @@ impl Client {
                 let job = side.job;
                 self.side = None;
                 self.warming = !self.warming;
-                // It was a test that counts, if the next one is not.
+                // If the next test is a warm-up, the test before it counts.
                 if self.warming {
                     self.output.line(row(job, self.since.elapsed().as_secs_f64()));
                 }
@@ -341,7 +341,7 @@ impl StreamHandler for Client {
     }
 }
 
-/// A line of the table, with rstream's arithmetic: a transfer is one way.
+/// Writes a line of the table. As with rstream, a transfer is one way.
 fn row(job: Job, seconds: f64) -> String {
     let transfers = 2.0 * job.transfers as f64 * job.iterations as f64;
     let bytes = transfers * job.size as f64;

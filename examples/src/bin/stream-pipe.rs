@@ -1,8 +1,8 @@
-//! Standard input to the peer, and what the peer says to standard output, as netcat does: `stream-pipe server`,
-//! `stream-pipe client ADDR`. The end of standard input is told to the peer; the other direction goes on.
+//! Sends standard input to the peer, and writes the peer's bytes to standard output, as netcat does: `stream-pipe
+//! server`, `stream-pipe client ADDR`. The peer is told the end of standard input, and the other direction goes on.
 //!
-//! An outer loop with a reactor in it: `poll`(2) over the reactor's descriptor, standard input and standard output, as a
-//! program would that has sockets now. The stream is asked what it is ready for, like a socket.
+//! The program is an outer loop with a reactor in it. It calls `poll`(2) for the reactor's descriptor, standard input
+//! and standard output, like a program with sockets, and asks the stream for its readiness.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -58,13 +58,13 @@ enum Command {
     },
 }
 
-/// The one stream, and how it ended.
+/// The one stream, and its end.
 #[derive(Debug, Default)]
 struct Peer {
     listener: Option<ListenerId>,
     stream: Option<ConnectionId>,
     end: Option<Result<(), Failure>>,
-    /// What was not read when it ended.
+    /// The bytes that were unread when the stream ended.
     rest: Unread,
 }
 
@@ -75,7 +75,7 @@ impl StreamHandler for Peer {
 
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         if self.stream.is_some() {
-            // Another one that was accepted at the same time.
+            // Another stream was accepted at the same time.
             return cx.stream(id).close();
         }
         self.stream = Some(id);
@@ -84,7 +84,7 @@ impl StreamHandler for Peer {
         }
     }
 
-    // The loop asks what the stream is ready for.
+    // The loop asks the stream for its readiness, so there is nothing to do here.
     fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
 
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
@@ -123,7 +123,7 @@ fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
         (_, Err(error)) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(true),
         (_, Err(error)) => Err(Failure::new(format!("standard input: {error}"))),
         (Ok(0), Ok(_)) => Ok(false),
-        // No room after all, or the connection is going: the stream says why.
+        // There is no room after all, or the connection is ending; the stream tells the reason.
         (Ok(_) | Err(_), Ok(_)) => Ok(true),
     }
 }
@@ -134,7 +134,7 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
         Ok([]) => return Ok(false),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-        // on_error has said more.
+        // The callback on_error has told more.
         Err(_) => return Ok(false),
     };
     match output.write(&bytes[..bytes.len().min(ATOMIC)]) {
@@ -145,9 +145,9 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
     Ok(true)
 }
 
-/// Waits for something to be new for the reactor, or for one of the others to be ready; which of these are.
+/// Waits until there is news for the reactor or one of the other descriptors is ready; returns which of the others are.
 fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2]) -> Result<[bool; 2], Failure> {
-    // Rounded up: a turn before the deadline would have nothing to do.
+    // The time is rounded up, because a turn before the deadline would have nothing to do.
     let left =
         reactor.next_deadline().map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
     let timeout = left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
@@ -188,7 +188,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             continue;
         };
         if let Some(end) = peer.handler.end.take() {
-            // All that came before the end goes to standard output before the program ends.
+            // All bytes from before the end go to standard output before the program ends.
             while drain(&mut output, &mut peer.handler.rest)? {
                 wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
             }
@@ -202,7 +202,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         let mut stream = cx.stream(id);
         if has_input && !feed(&mut input, &mut stream)? {
             feeding = false;
-            // Gone already? Then nobody is to be told.
+            // If the stream is gone already, nobody needs to be told.
             let _ = stream.shutdown(Shutdown::Write);
         }
         if has_room {

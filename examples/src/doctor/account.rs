@@ -1,4 +1,4 @@
-//! Who runs the program, and what that account may do.
+//! The account that runs the program, and its rights.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// What the kernel says about this process.
+    /// Reads the account from the kernel's files about this process.
     #[must_use]
     pub fn read(tree: &Tree) -> Self {
         Self::parse(&tree.text_or_empty("/proc/self/status"))
@@ -33,7 +33,7 @@ impl Account {
         let mut groups: Vec<u32> = field("Groups:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
         groups.extend(effective("Gid:"));
         Self {
-            // Whoever cannot be told is nobody.
+            // An account that cannot be told counts as `nobody`.
             uid: effective("Uid:").unwrap_or(65_534),
             groups,
             capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0),
@@ -44,13 +44,13 @@ impl Account {
         self.capabilities >> capability & 1 == 1
     }
 
-    /// Whether no limit on locked memory holds for it.
+    /// Whether the account may lock any amount of memory.
     #[must_use]
     pub const fn locks_any_memory(&self) -> bool {
         self.has(CAP_IPC_LOCK)
     }
 
-    /// Whether the mode of a file lets it read and write.
+    /// Whether the mode of a file lets the account read and write.
     #[must_use]
     pub fn may_use(&self, file: &Metadata) -> bool {
         let granted = if file.uid() == self.uid {

@@ -73,7 +73,7 @@ impl Device {
     }
 }
 
-/// What there is to say about the devices.
+/// Reports the findings about the devices.
 #[must_use]
 pub fn findings(devices: &[Device], modules: &Modules, netdevs: &Netdevs) -> Vec<Finding> {
     if devices.is_empty() {

@@ -1,4 +1,4 @@
-//! Whether the embedded provider works here: it is tried.
+//! A trial of the embedded provider on this machine.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rdma_reactor::{
 
 use super::finding::Finding;
 
-/// The trial takes milliseconds; this long when something is wrong.
+/// Longest time of a trial. A good one takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 const TEXT: &[u8] = b"how do you do";
 
@@ -61,7 +61,7 @@ impl Handler for Trial {
 /// Sends a message over the loopback and back.
 ///
 /// # Errors
-/// Why that does not work, over IPv4 and IPv6.
+/// The reasons why that does not work, over IPv4 and IPv6.
 pub fn probe() -> Result<SocketAddr, String> {
     let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
@@ -88,7 +88,7 @@ fn through(address: SocketAddr) -> Result<SocketAddr, String> {
     }
 }
 
-/// What there is to say about it.
+/// Reports the finding about the embedded provider.
 #[must_use]
 pub fn finding(outcome: &Result<SocketAddr, String>) -> Finding {
     match outcome {

@@ -1,10 +1,10 @@
-//! One thing that was found, and what to do about it.
+//! A finding, and the command that mends it.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How much a finding matters.
+/// The weight of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -28,14 +28,14 @@ impl Level {
     }
 }
 
-/// What was found, in one line.
+/// A finding, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it matters.
+    /// Its weight.
     pub level: Level,
-    /// What it is about, one word.
+    /// Its topic, one word.
     pub topic: &'static str,
-    /// What there is.
+    /// Its text.
     pub text: String,
     /// The command that mends it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,22 +48,22 @@ impl Finding {
         Self::new(Level::Ok, topic, text)
     }
 
-    /// Not there, and need not be.
+    /// A finding that something is not there, and need not be.
     pub fn note(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Note, topic, text)
     }
 
-    /// In the way.
+    /// A finding that something keeps a device from being used.
     pub fn problem(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Problem, topic, text)
     }
 
-    /// Of any level.
+    /// A finding of any level.
     pub fn new(level: Level, topic: &'static str, text: impl Into<String>) -> Self {
         Self { level, topic, text: text.into(), mend: None }
     }
 
-    /// With the command that mends it.
+    /// Adds the command that mends it.
     #[must_use]
     pub fn mend(mut self, command: impl Into<String>) -> Self {
         self.mend = Some(command.into());
@@ -73,7 +73,7 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What files say may hold anything; a finding is one line.
+        // Texts of files may hold anything, and a finding is one line.
         let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
         match &self.mend {

@@ -1,12 +1,12 @@
-//! How much memory this process may lock: what is registered on a device is locked.
+//! The limit on memory that this process may lock. Memory that is registered with a device is locked.
 
 use super::account::Account;
 use super::finding::Finding;
 use super::tree::Tree;
 
-/// A connection with the default settings takes about this much, bytes.
+/// Memory that a connection with the default settings takes, about, bytes.
 const PER_CONNECTION: u64 = 1 << 20;
-/// Below this it is a problem, bytes: some sixty connections.
+/// Smallest limit that is not a problem, bytes. It is enough for some sixty connections.
 const COMFORTABLE: u64 = 64 << 20;
 
 /// The limit, bytes; `None` when there is none, or when it is not known.
@@ -15,7 +15,7 @@ fn limit(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What there is to say about it: nothing when no device would lock memory.
+/// Reports the finding about the limit; nothing if no device would lock memory.
 #[must_use]
 pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Finding> {
     if !has_devices {

@@ -1,7 +1,7 @@
-//! `rdma-doctor`: what this machine can do with RDMA, and why not more.
+//! `rdma-doctor` reports what this machine can do with RDMA, and why not more.
 //!
 //! Everything is read from files of the system ([`tree`]); nothing is changed, and nothing is asked over netlink. Each
-//! noun looks after itself and says what it found ([`finding`]); [`report`] prints it.
+//! file looks at one noun and reports its findings ([`finding`]); [`report`] prints them.
 
 pub mod account;
 pub mod cli;
@@ -35,7 +35,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 use crate::program;
 
-/// The program: reads the command line, looks, prints what it found.
+/// Runs the program: reads the command line, looks, and prints the findings.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }
@@ -54,7 +54,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
 /// Looks at everything.
 ///
 /// # Errors
-/// An address that is none.
+/// An argument is not an address.
 pub fn examine(cli: &Cli) -> Result<Report, Failure> {
     let tree = Tree::new(&cli.root);
     let targets = way::targets(&cli.addresses)?;
@@ -76,7 +76,7 @@ pub fn examine(cli: &Cli) -> Result<Report, Failure> {
     Ok(Report { embedded: embedded.is_ok(), verbs: way::HAS_VERBS, findings, devices, addresses: ways })
 }
 
-/// What this program was built with.
+/// Reports the features that this program was built with.
 fn build() -> Finding {
     let version = env!("CARGO_PKG_VERSION");
     if way::HAS_VERBS {

@@ -3,9 +3,9 @@
 use super::finding::Finding;
 use super::tree::Tree;
 
-/// What user space needs.
+/// Modules that user space needs.
 const NEEDED: [&str; 4] = ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm"];
-/// Software devices.
+/// Modules of software devices.
 const SOFTWARE: [&str; 2] = ["siw", "rdma_rxe"];
 /// Drivers of adapters.
 const DRIVERS: [&str; 12] = [
@@ -36,7 +36,7 @@ pub enum State {
     Missing,
 }
 
-/// What the kernel has, and what it could load.
+/// The modules that the kernel has, and those that it could load.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     release: String,
@@ -47,14 +47,14 @@ pub struct Modules {
     has_directory: bool,
 }
 
-/// `kernel/drivers/x/name.ko.xz: ...` as the kernel lists it.
+/// Reads the name from a line such as `kernel/drivers/x/name.ko.xz: ...` of the kernel's list.
 fn name_of(line: &str) -> Option<String> {
     let file = line.split(':').next()?.rsplit('/').next()?;
     Some(file.split(".ko").next()?.replace('-', "_"))
 }
 
 impl Modules {
-    /// What the machine has.
+    /// Reads the modules of the machine.
     #[must_use]
     pub fn read(tree: &Tree) -> Self {
         let release = tree.text_or_empty("/proc/sys/kernel/osrelease");
@@ -95,7 +95,7 @@ impl Modules {
         names.iter().filter(|name| wanted.contains(&self.state(name))).map(|name| (*name).to_owned()).collect()
     }
 
-    /// What there is to say about the modules.
+    /// Reports the findings about the modules.
     #[must_use]
     pub fn findings(&self, has_devices: bool) -> Vec<Finding> {
         let present = [State::Loaded, State::BuiltIn];

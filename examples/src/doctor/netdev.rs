@@ -15,12 +15,13 @@ pub struct Netdev {
     pub addresses: Vec<IpAddr>,
 }
 
-/// All of them.
+/// All network devices.
 #[derive(Clone, Debug, Default)]
 pub struct Netdevs(Vec<Netdev>);
 
 impl Netdevs {
-    /// What the machine has. A made-up one has its addresses in the file `addresses`: a name and an address a line.
+    /// Reads the network devices of the machine. A made-up machine has its addresses in the file `addresses`, a name
+    /// and an address on each line.
     #[must_use]
     pub fn read(tree: &Tree) -> Self {
         let addresses = if tree.is_real() { of_machine() } else { listed(&tree.text_or_empty("/addresses")) };
@@ -44,14 +45,14 @@ impl Netdevs {
         self.0.iter().find(|device| device.addresses.contains(&address))
     }
 
-    /// The device of whose hardware address a node's identifier was made.
+    /// The device with the hardware address that a node's identifier was made of.
     #[must_use]
     pub fn with_guid(&self, guid: &str) -> Option<&Netdev> {
         let bytes = parse_guid(guid)?;
         self.0.iter().find(|device| device.mac.map(eui64) == Some(bytes))
     }
 
-    /// One to put a software device on: the first with an IPv4 address that is not the loopback.
+    /// The network device to put a software device on: the first with an IPv4 address that is not the loopback.
     #[must_use]
     pub fn candidate(&self) -> Option<&Netdev> {
         let routable = |address: &IpAddr| address.is_ipv4() && !address.is_loopback();

@@ -1,4 +1,4 @@
-//! The device files, and whether this account may open them.
+//! The device files, and this account's right to open them.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -11,7 +11,7 @@ use super::tree::Tree;
 
 const DIRECTORY: &str = "/dev/infiniband";
 
-/// What there is to say about the device files.
+/// Reports the findings about the device files.
 #[must_use]
 pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Finding> {
     if devices.is_empty() {
@@ -44,7 +44,7 @@ fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), F
     if !account.may_use(&file) {
         return Err(refused(tree, &path, &file));
     }
-    // The mode is not all: a container has rules of its own. Opening has no effect on a device.
+    // The mode does not tell everything, because a container has rules of its own. Opening has no effect on a device.
     if tree.is_real()
         && let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path))
     {

@@ -28,7 +28,7 @@ pub struct Port {
     pub gids: Vec<Gid>,
 }
 
-/// What the kernel says after the number: `4: ACTIVE`.
+/// The word after the number in the kernel's text, as in `4: ACTIVE`.
 pub(super) fn word(text: &str) -> String {
     text.split_once(": ").map_or(text, |(_, word)| word).to_owned()
 }
@@ -44,8 +44,8 @@ impl Port {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);
-        // RoCE says it with each GID; the kernel's rxe in `parent`, adapters in a directory of theirs. What is left,
-        // siw and older adapters, made its identifier of the network device's.
+        // The network device is named with each GID on RoCE, in `parent` by the kernel's rxe, and in a directory of
+        // their own by adapters. The others, siw and older adapters, make their identifier from the network device's.
         let netdev = gids
             .iter()
             .find_map(|gid| gid.netdev.clone())
@@ -67,7 +67,7 @@ impl Port {
         })
     }
 
-    /// Whether connections can be made over it.
+    /// Whether connections can be made over the port.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"

@@ -8,14 +8,14 @@ use super::way::Way;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 
-/// What was found.
+/// The report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The embedded provider works.
     pub embedded: bool,
     /// This program can use RDMA devices.
     pub verbs: bool,
-    /// What there is to say.
+    /// The findings.
     pub findings: Vec<Finding>,
     /// The RDMA devices.
     pub devices: Vec<Device>,
@@ -34,15 +34,15 @@ impl Report {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// One object.
+    /// Writes the report as one JSON object.
     ///
     /// # Errors
-    /// It cannot be written as JSON.
+    /// The report cannot be written as JSON.
     pub fn json(&self) -> Result<String, Failure> {
         serde_json::to_string_pretty(self).map_err(Failure::new)
     }
 
-    /// A line for each finding, and one for all.
+    /// Prints a line for each finding, and one for the whole.
     pub fn print(&self, output: &mut Output) {
         for finding in &self.findings {
             output.line(finding);

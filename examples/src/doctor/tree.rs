@@ -1,13 +1,13 @@
-//! The files of the system, or of one that a test has made up.
+//! The files of the system, or of a system that a test has made up.
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Files are read so far: none of those looked at is longer, but for the list of modules that could be loaded.
+/// Largest part of a file that is read, bytes. Only the list of loadable modules may be longer.
 const MAX_FILE: u64 = 4 << 20;
 
-/// Where the files are.
+/// The root of the files.
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: PathBuf,
@@ -19,13 +19,13 @@ impl Tree {
         Self { root: root.into() }
     }
 
-    /// Whether this is the machine itself, which can also be asked otherwise.
+    /// Whether this is the real machine, which can be asked in other ways, too.
     #[must_use]
     pub fn is_real(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Where an absolute path of the system is.
+    /// The place of an absolute path of the system.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
@@ -34,7 +34,7 @@ impl Tree {
     /// A file's text without the white space around it.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn text(&self, path: &str) -> io::Result<String> {
         let mut text = Vec::new();
         fs::File::open(self.path(path))?.take(MAX_FILE).read_to_end(&mut text)?;
@@ -63,7 +63,7 @@ impl Tree {
         self.path(path).exists()
     }
 
-    /// The last part of what a link points to.
+    /// The last part of the path that a link points to.
     #[must_use]
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;

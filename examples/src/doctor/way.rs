@@ -1,4 +1,4 @@
-//! What leads to an address, and which provider `auto` takes for it.
+//! The way to an address, and the provider that `auto` takes for it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -28,20 +28,20 @@ pub struct Way {
     pub device: Option<String>,
     /// The provider that `auto` takes.
     pub provider: &'static str,
-    /// Why.
+    /// The reason for that.
     pub reason: String,
-    /// What mends it, where that is known.
+    /// The command that mends it, where that is known.
     #[serde(skip)]
     mend: Option<String>,
 }
 
-/// What `auto` takes, why, and what mends it.
+/// The provider that `auto` takes, the reason, and the command that mends it.
 type Choice = (&'static str, String, Option<String>);
 
-/// The addresses of what the user typed.
+/// Resolves the names and addresses that the user typed.
 ///
 /// # Errors
-/// The first name that is unknown.
+/// A name is unknown; the first such name is told.
 pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     let mut targets = Vec::new();
     for text in texts {
@@ -65,11 +65,11 @@ pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
 }
 
 impl Way {
-    /// Finds out. Asks the library when it can be asked, which may take 200 ms.
+    /// Finds the way to an address. The library is asked if possible, which may take 200 ms.
     #[must_use]
     pub fn find(address: SocketAddr, tree: &Tree, netdevs: &Netdevs, devices: &[Device]) -> Self {
         let ip = address.ip();
-        // An own address is reached over the loopback, and is none the less its device's.
+        // An address of this machine is reached over the loopback, and still belongs to its device.
         let source = if ip.is_unspecified() {
             None
         } else if netdevs.with_address(ip).is_some() {
@@ -109,7 +109,7 @@ impl Way {
     }
 }
 
-/// For a made-up machine.
+/// The choice on a made-up machine.
 fn guessed(device: Option<&str>) -> Choice {
     match device {
         Some(device) if HAS_VERBS => ("verbs", format!("the device {device} leads there"), None),
@@ -134,7 +134,7 @@ fn asked(address: SocketAddr) -> Choice {
     match reach {
         Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", "every device serves it".into(), None),
         Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} leads there"), None),
-        // A device's network, where nobody has this address.
+        // The address is in a device's network, but nobody there has it.
         Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),
         Err(error) => ("iwarp", error.to_string(), None),
     }

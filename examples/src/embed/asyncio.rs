@@ -1,5 +1,5 @@
-//! How to build async/await on a reactor: one handler that keeps what came and whom to wake, and futures that look
-//! there. Nothing here is of tokio but [`Net::drive`].
+//! An example of async/await on a reactor. One handler keeps the messages that came and the wakers of waiting tasks,
+//! and futures look there. Only [`Net::drive`] depends on tokio.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,7 +42,7 @@ impl Handler for Lines {
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // Kept without a copy; a peer that sends more than is read has its window closed.
+        // The message is kept without a copy. If the peer sends more than is read, its window closes.
         self.change(conn, |line| line.messages.push_back(message.detach()));
     }
 
@@ -64,7 +64,7 @@ impl Handler for Lines {
 pub struct Net(Rc<RefCell<(Reactor, Lines)>>);
 
 impl Net {
-    /// Without connections.
+    /// Makes a reactor without connections.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -72,7 +72,7 @@ impl Net {
         Ok(Self(Rc::new(RefCell::new((Reactor::new(config)?, Lines::default())))))
     }
 
-    /// Turns the reactor: the one task that runs beside all others.
+    /// Takes turns of the reactor. One task runs this beside all others.
     ///
     /// # Errors
     /// The reactor as a whole failed.
@@ -83,7 +83,7 @@ impl Net {
                 let (reactor, lines) = &mut *self.0.borrow_mut();
                 (reactor.turn(lines, Duration::ZERO)?.more, reactor.next_deadline())
             };
-            // A reactor without any timer is looked at once an hour.
+            // A reactor without timers is looked at once an hour.
             let due = deadline.map_or_else(|| tokio::time::Instant::now() + Duration::from_secs(3600), Into::into);
             if more {
                 tokio::task::yield_now().await;
@@ -93,7 +93,7 @@ impl Net {
         }
     }
 
-    /// Does something, and has the driver take a turn.
+    /// Runs `act`, and has the driver take a turn.
     fn with<T>(&self, act: impl FnOnce(&mut Context<'_>, &mut Lines) -> T) -> T {
         let (reactor, lines) = &mut *self.0.borrow_mut();
         let result = act(&mut reactor.context(), lines);
@@ -104,7 +104,7 @@ impl Net {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Why it did not come up.
+    /// The reason why the connection did not come up.
     pub async fn connect(&self, peer: SocketAddr) -> Result<Conn, String> {
         let id = self.with(|cx, lines| {
             let id = cx.connect(peer).map_err(|error| error.to_string())?;
@@ -117,7 +117,7 @@ impl Net {
     }
 }
 
-/// A connection; closed when it is dropped.
+/// A connection. It is closed when it is dropped.
 #[derive(Debug)]
 pub struct Conn {
     net: Net,
@@ -125,7 +125,7 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// Waits until there is something, or the end.
+    /// Waits until `look` finds something, or until the connection ends.
     async fn until<T>(&self, mut look: impl FnMut(&mut Context<'_>, &mut Line) -> Option<T>) -> Result<T, String> {
         poll_fn(|task| {
             let (reactor, lines) = &mut *self.net.0.borrow_mut();
@@ -156,10 +156,10 @@ impl Conn {
         self.net.with(|_, _| sent)
     }
 
-    /// The next message.
+    /// Waits for the next message.
     ///
     /// # Errors
-    /// Why the connection ended, once all messages are read.
+    /// The reason why the connection ended, once all messages are read.
     pub async fn recv(&self) -> Result<DetachedMessage, String> {
         self.until(|_, line| line.messages.pop_front()).await
     }

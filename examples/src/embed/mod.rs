@@ -1,5 +1,5 @@
-//! What the embedding examples have in common: an echo server on a thread of its own, and a client that keeps its
-//! loop busy, then idle, and busy again.
+//! The parts that the embedding examples share: an echo server on a thread of its own, and a client that keeps its loop
+//! busy, then idle, and busy again.
 
 pub mod asyncio;
 
@@ -16,13 +16,13 @@ use rdma_reactor::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Messages that a [`Load`] has echoed.
+/// Number of messages that a [`Load`] gets echoed.
 pub const MESSAGES: u64 = 10_000;
 /// Messages on their way at once.
 const WINDOW: u64 = 16;
 /// Messages between two rests.
 const BURST: u64 = 500;
-/// A rest: nothing but a timer ends it.
+/// Length of a rest, which only a timer ends.
 const REST: Duration = Duration::from_millis(5);
 
 /// Settings of both sides.
@@ -31,7 +31,7 @@ pub fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp)
 }
 
-/// A reactor's descriptor on tokio, of whose runtime the caller is.
+/// Registers a reactor's descriptor with the tokio runtime of the caller.
 ///
 /// # Errors
 /// The system has no descriptors left.
@@ -55,14 +55,14 @@ impl Handler for Echo {
 /// An echo server on a thread of its own.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
     remote: Remote,
     thread: JoinHandle<Result<(), Error>>,
 }
 
 impl Server {
-    /// Starts one on a free port of this machine.
+    /// Starts a server on a free port of this machine.
     ///
     /// # Errors
     /// The system has no descriptors or ports left.
@@ -74,31 +74,31 @@ impl Server {
         Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })
     }
 
-    /// Stops it.
+    /// Stops the server.
     ///
     /// # Errors
-    /// What its reactor ended with.
+    /// The error that the server's reactor ended with.
     pub fn stop(self) -> Result<(), Error> {
         self.remote.stop();
         self.thread.join().map_err(|_| Error::Gone("server's thread"))?
     }
 }
 
-/// Has [`MESSAGES`] echoed in order, and rests now and then.
+/// A client that gets [`MESSAGES`] messages echoed in order, and rests now and then.
 #[derive(Debug, Default)]
 pub struct Load {
     sent: u64,
     echoed: u64,
     rests: u64,
     resting: Option<ConnectionId>,
-    /// All is said, and the connection is closed.
+    /// All messages are echoed, and the connection is closed.
     pub done: bool,
-    /// What went wrong.
+    /// The failure, if there was one.
     pub failure: Option<String>,
 }
 
 impl Load {
-    /// A reactor that connects to the server.
+    /// Makes a reactor that connects to the server.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -120,10 +120,10 @@ impl Load {
         self.done = true;
     }
 
-    /// One line about what happened.
+    /// Prints one line about the run.
     ///
     /// # Errors
-    /// What went wrong.
+    /// The failure, if there was one.
     pub fn report(&self, heartbeats: u64) -> Result<(), Box<dyn std::error::Error>> {
         match &self.failure {
             Some(failure) => Err(failure.clone().into()),
@@ -148,7 +148,7 @@ impl Handler for Load {
         if self.echoed == MESSAGES {
             cx.close(conn);
         } else if self.echoed == self.rests * BURST + BURST {
-            // Nothing is on its way now: the timer alone goes on.
+            // Nothing is on its way now, so only the timer goes on.
             cx.set_timer(REST, 0);
             self.resting = Some(conn);
         } else {

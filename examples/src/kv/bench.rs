@@ -1,5 +1,5 @@
-//! Readers under a writer that never rests: every value that a reader believes must be one that was stored, whole, and not
-//! older than the one it saw before.
+//! Readers under a writer that never rests. Every value that a reader believes must be a stored one, whole, and not
+//! older than the value that the reader saw before.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use super::wire::{Hello, encode_put};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
-/// What to do.
+/// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Connections that read.
     pub readers: u32,
     /// Keys that are written and read.
     pub keys: u32,
-    /// How long.
+    /// Length of the run.
     pub time: Duration,
 }
 
-/// What was seen.
+/// The figures of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Values read.
@@ -34,19 +34,19 @@ pub struct Figures {
     pub torn: u64,
     /// Values stored.
     pub writes: u64,
-    /// From the first read to the end, nanoseconds.
+    /// Time from the first read to the end, nanoseconds.
     pub nanos: u128,
 }
 
-/// Values on their way to the server.
+/// Largest number of values on their way to the server.
 const DEPTH: u64 = 16;
 
-/// What a connection is for.
+/// The role of a connection.
 #[derive(Debug)]
 enum Role {
     /// The server has not said where its table is.
     New,
-    /// Stores; so many were sent, so many are stored.
+    /// The connection stores values; the numbers count those sent and those stored.
     Writer {
         hello: Hello,
         sent: u64,
@@ -55,12 +55,12 @@ enum Role {
     Reader(Box<Looks>),
 }
 
-/// What a reader has seen.
+/// The state of all readers and writers.
 #[derive(Debug)]
 struct Looks {
     reader: Reader,
     key: u32,
-    /// By key, the newest value.
+    /// The newest value that was seen, by key.
     newest: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ struct Looks {
 struct Bench {
     plan: Plan,
     server: SocketAddr,
-    /// By slot of the connection.
+    /// The role of each connection, by the connection's slot.
     roles: Vec<Role>,
     figures: Figures,
     since: Option<Instant>,
@@ -130,7 +130,7 @@ impl Bench {
         self.go(cx, conn)
     }
 
-    /// Starts what is next on a connection.
+    /// Starts the next read or store on a connection.
     fn go(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let keys = u64::from(self.plan.keys);
         let mut value = std::mem::take(&mut self.value);
@@ -155,7 +155,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A read has ended.
+    /// Handles the end of a read.
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let keys = self.plan.keys;
         let Role::Reader(looks) = self.role(conn) else { return Ok(()) };
@@ -200,7 +200,7 @@ impl Handler for Bench {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Only writers are ever refused: a reader has one read on its way.
+        // Only writers are ever refused, because a reader has one read on its way.
         let result = self.go(cx, conn);
         self.check(cx, result);
     }

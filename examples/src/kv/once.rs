@@ -11,12 +11,12 @@ use super::wire::{Hello, encode_put};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
-/// What is wanted.
+/// A wish of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// The value of this key.
+    /// Get the value of this key.
     Get(Vec<u8>),
-    /// This key to have this value.
+    /// Give this key this value.
     Put(Vec<u8>, Vec<u8>),
 }
 
@@ -25,12 +25,13 @@ pub enum Wish {
 struct Once {
     wish: Wish,
     reader: Option<Reader>,
-    /// Once the wish is fulfilled or cannot be: the value, if one was wanted.
+    /// The result, once the wish is fulfilled or cannot be: the value, if one was wanted.
     result: Option<Result<Vec<u8>, Failure>>,
 }
 
 impl Once {
-    /// A message: the server's first one says where the table is, the next one that a value is stored.
+    /// Handles a message. The server's first message gives the address of the table, and the next one says that a value
+    /// is stored.
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
         let Some(hello) = Hello::decode(message) else {
             return match std::str::from_utf8(message) {
@@ -46,7 +47,7 @@ impl Once {
         Ok(None)
     }
 
-    /// A read has ended.
+    /// Handles the end of a read.
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Vec<u8>>, Failure> {
         let Some(reader) = &mut self.reader else { return Ok(None) };
         match reader.completed(cx, conn)? {
@@ -88,10 +89,10 @@ impl Handler for Once {
     }
 }
 
-/// Fulfils a wish: the value, if one was wanted.
+/// Fulfils a wish; returns the value, if one was wanted.
 ///
 /// # Errors
-/// It cannot be fulfilled.
+/// The wish cannot be fulfilled.
 pub fn run(server: SocketAddr, wish: Wish, config: Config) -> Result<Vec<u8>, Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.remote());

@@ -1,4 +1,4 @@
-//! A client's look into the table: one RDMA Read after another, until an entry is found in one piece.
+//! A client's reader of the table. It makes one RDMA Read after another until an entry arrives in one piece.
 
 use rdma_reactor::{ConnectionId, Context, Region, RegionOptions};
 
@@ -6,7 +6,7 @@ use super::table::{HEADER, Slot};
 use super::wire::Hello;
 use crate::pingpong::failure::Failure;
 
-/// Torn reads in a row after which something else is wrong.
+/// Number of torn reads in a row after which something else must be wrong.
 const PATIENCE: u32 = 100_000;
 
 /// Looks one key up at a time.
@@ -23,7 +23,7 @@ pub struct Reader {
     pub retries: u64,
 }
 
-/// How a look has ended.
+/// The result of a look.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'a> {
     /// Another read is on its way.
@@ -35,7 +35,7 @@ pub enum Found<'a> {
 }
 
 impl Reader {
-    /// A reader of the table that a server has told of.
+    /// Makes a reader for the table of a server's hello.
     ///
     /// # Errors
     /// No memory could be registered.
@@ -53,7 +53,7 @@ impl Reader {
         self.key.extend_from_slice(key);
         self.places.clear();
         self.places.extend(self.hello.geometry.places(key));
-        // Taken from the end.
+        // Places are taken from the end of the list.
         self.places.reverse();
         self.torn = 0;
         self.read(cx, conn)
@@ -67,7 +67,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A read has ended well: what was there.
+    /// Takes in a read that has succeeded; returns what it has found.
     ///
     /// # Errors
     /// The next read was refused, or the entry is never in one piece.

@@ -1,4 +1,4 @@
-//! The server: owns the table, stores what clients send, and has nothing to do with what they read.
+//! The server owns the table and stores the values that clients send. It takes no part in their reads.
 
 use rdma_reactor::{
     Access, Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, RegionOptions, SendErrorKind,
@@ -14,17 +14,18 @@ use crate::pingpong::output::Output;
 #[derive(Debug)]
 struct Server {
     geometry: Geometry,
-    /// Registered with the device of the first connection.
+    /// The table, registered with the device of the first connection.
     table: Option<Table>,
 }
 
 impl Server {
-    /// The table, made when the first client is there: memory is registered with the device that a connection is on.
+    /// Returns the table. It is made for the first client, because memory is registered with the device of a
+    /// connection.
     fn table(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<&mut Table, Failure> {
         match &mut self.table {
             Some(table) => Ok(table),
             none => {
-                // Every client may read, now and later. Nobody else writes: the entries stay the server's to change.
+                // Every client may read, now and later. Only the server writes.
                 let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
                 let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
                 let region = cx.register(conn, len, &options)?;
@@ -60,7 +61,7 @@ impl Handler for Server {
         match cx.send(conn, answer.as_bytes()) {
             Ok(_) | Err(SendErrorKind::Closed) => {}
             Err(error) => {
-                // A client that stores without taking answers: this server does not wait for it.
+                // The client stores without taking answers; the server does not wait for such a client.
                 eprintln!("kv: {conn}: {error}");
                 cx.close(conn);
             }

@@ -1,4 +1,4 @@
-//! The table: slots of equal length, each with one entry that changes in place while others read it.
+//! The table consists of slots of equal length, each with one entry that changes in place while others read it.
 //!
 //! ```text
 //!  0  8  version: 0 never used, odd while it is written, even otherwise
@@ -7,9 +7,9 @@
 //! 24  K  the key, then the value
 //! ```
 //!
-//! All little-endian. A reader believes an entry only if the checksum is right. The order in which a device reads the bytes
-//! of a slot is its own affair, so versions alone would prove nothing; the odd one saves the checksum of what is
-//! known to be half written.
+//! All numbers are little-endian. A reader believes an entry only if the checksum is right. A device may read the bytes
+//! of a slot in any order, so versions alone would prove nothing. An odd version saves the work of checking an entry
+//! that is known to be half written.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use rdma_reactor::{Lent, Region};
@@ -22,10 +22,10 @@ pub const MAX_KEY: usize = 64;
 pub const MAX_VALUE: u32 = 16 << 20;
 /// Bytes in front of a key.
 pub(super) const HEADER: usize = 24;
-/// Slots that a key may be in, one after another.
+/// Number of slots that a key may be in, one after another.
 const PROBES: u32 = 8;
 
-/// How many slots of which length.
+/// The shape of a table: the number of its slots and their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Slots.
@@ -35,13 +35,13 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Bytes of a slot.
+    /// Length of a slot, bytes.
     #[must_use]
     pub const fn slot_len(self) -> usize {
         (HEADER + MAX_KEY + self.max_value as usize).next_multiple_of(8)
     }
 
-    /// Bytes of the table.
+    /// Length of the table, bytes.
     #[must_use]
     pub const fn table_len(self) -> u64 {
         self.slot_len() as u64 * self.slots as u64
@@ -55,12 +55,12 @@ impl Geometry {
     }
 }
 
-/// What was in a slot.
+/// The content of a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Slot<'a> {
     /// Nothing yet.
     Empty,
-    /// Half of one entry and half of another: to be read again.
+    /// Parts of two entries; the slot must be read again.
     Torn,
     /// An entry.
     Entry {
@@ -80,7 +80,7 @@ impl<'a> Slot<'a> {
         Self::entry(bytes).unwrap_or(Self::Torn)
     }
 
-    /// `None`: it is not in one piece.
+    /// Reads an entry; `None` if it is not in one piece.
     fn entry(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let (version, sum, lengths) = (word(0)?, word(8)?, word(16)?);
@@ -110,24 +110,24 @@ fn checksum(version: u64, content: &[u8]) -> u64 {
 pub struct Table {
     geometry: Geometry,
     region: Region,
-    /// The next entry, while it is put together.
+    /// The next entry, while it is being put together.
     draft: Vec<u8>,
 }
 
 impl Table {
-    /// An empty table in zeroed memory of this length that nobody but the server writes.
+    /// Makes an empty table in zeroed memory of the right length, which only the server writes.
     #[must_use]
     pub fn new(geometry: Geometry, region: Region) -> Self {
         Self { geometry, region, draft: Vec::new() }
     }
 
-    /// Where it is.
+    /// The table's name for peers.
     #[must_use]
     pub const fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Stores a value, under the eyes of those who read.
+    /// Stores a value while clients may be reading.
     ///
     /// # Errors
     /// A key or a value that is too long, or no slot for the key.
@@ -160,7 +160,7 @@ impl Table {
         self.write(offset, version).map_err(|error| Failure::new(error.to_string()))
     }
 
-    /// Writes the draft to a slot: first an odd version, which says that the slot is being written.
+    /// Writes the draft to a slot. An odd version comes first, and says that the slot is being written.
     fn write(&mut self, offset: usize, version: u64) -> Result<(), Lent> {
         self.region.store(offset, (version - 1).to_le())?;
         self.region.store(offset + 8, checksum(version, &self.draft).to_le())?;

@@ -1,4 +1,4 @@
-//! What a server and its clients say to each other in messages. All little-endian.
+//! The messages between a server and its clients. All numbers are little-endian.
 
 use rdma_reactor::RemoteRegion;
 
@@ -9,21 +9,21 @@ use super::table::{Geometry, MAX_VALUE};
 pub struct Hello {
     /// The shape of the table.
     pub geometry: Geometry,
-    /// Where it is.
+    /// The table's name for peers.
     pub region: RemoteRegion,
 }
 
 const MAGIC: &[u8; 4] = b"KV01";
 
 impl Hello {
-    /// As a message.
+    /// Writes the hello as a message.
     #[must_use]
     pub fn encode(self) -> Vec<u8> {
         let Geometry { slots, max_value } = self.geometry;
         [&MAGIC[..], &slots.to_le_bytes(), &max_value.to_le_bytes(), &self.region.to_bytes()].concat()
     }
 
-    /// From a message; `None` if it is another one, or describes no table.
+    /// Reads a hello from a message; `None` if it is another message, or describes no table.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let (slots, rest) = message.strip_prefix(MAGIC)?.split_first_chunk()?;
@@ -35,14 +35,14 @@ impl Hello {
     }
 }
 
-/// A client's wish to store a value: `key length:4 | key | value`. The server answers with nothing when it is done, or
-/// with why not.
+/// A client's wish to store a value: `key length:4 | key | value`. The server answers with an empty message when it is
+/// done, or with the reason why it is not.
 #[must_use]
 pub fn encode_put(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes()[..], key, value].concat()
 }
 
-/// Key and value; `None` if it is not such a message.
+/// Reads key and value from a message; `None` if it is another message.
 #[must_use]
 pub fn decode_put(message: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = message.split_first_chunk()?;

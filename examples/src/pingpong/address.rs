@@ -1,4 +1,4 @@
-//! From what the user typed to socket addresses.
+//! Socket addresses from the text that the user typed.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
@@ -7,7 +7,7 @@ use super::failure::Failure;
 /// The addresses of `text`: a host name or address, with or without a port.
 ///
 /// # Errors
-/// The name is unknown, or the port is not one.
+/// The name is unknown, or the port is not a number from 0 to 65,535.
 pub fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);

@@ -1,4 +1,4 @@
-//! Latency over size, as SVG.
+//! A chart of latency over size, as SVG.
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -14,7 +14,7 @@ const HEIGHT: u32 = 600;
 struct Axis {
     low: f64,
     high: f64,
-    /// Where lines and labels are.
+    /// Positions of lines and labels.
     marks: Vec<f64>,
     label: fn(f64) -> String,
 }
@@ -43,17 +43,17 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Powers of two, from one step below to one above.
+/// Makes an axis of powers of two, from one step below all values to one above.
 fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let (first, last) = (low.log2().floor() as i32, high.log2().ceil() as i32);
-    // Sixteen labels at most.
+    // There are at most twelve labels.
     let step = ((last - first) / 12 + 1) as usize;
     let marks = (first..=last).step_by(step).map(|power| 2_f64.powi(power)).collect();
     Axis { low: low / 1.3, high: high * 1.3, marks, label: |bytes| size_label(bytes as u64) }
 }
 
-/// 1, 2 and 5 of each decade, from the last below all values to the first above.
+/// Makes an axis of 1, 2 and 5 of each decade, from the last mark below all values to the first above.
 fn time_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let decades = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);

@@ -15,12 +15,12 @@ pub const DEFAULT_PORT: u16 = 18515;
 #[derive(Debug, Parser)]
 #[command(name = "rdma-pingpong", version, about)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve one client after another until Ctrl-C; the clients say what they want
@@ -158,7 +158,7 @@ impl From<Provider> for ProviderChoice {
 /// A size in bytes, 1 to 1G, with an optional suffix K, M or G.
 ///
 /// # Errors
-/// What to say instead.
+/// The cure: the sizes that are possible.
 pub fn parse_size(text: &str) -> Result<u32, String> {
     let cure = "say 1 to 1G bytes, such as 64, 4K or 1M";
     let (digits, shift) = match text.trim_end_matches(['B', 'b']).trim_end_matches('i') {

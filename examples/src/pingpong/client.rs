@@ -1,4 +1,4 @@
-//! The client of one measurement: connects, lets the [`Work`] do it, closes.
+//! The client of one measurement. It connects, lets the [`Work`] measure, and closes.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,9 +20,9 @@ use super::progress::Progress;
 use super::throughput::Throughput;
 use super::watch::{self, Watch};
 
-/// Between two drawings of the progress bar.
+/// Time between two drawings of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// How long an interrupted measurement may take to count what has arrived.
+/// Time that an interrupted measurement has to count the messages that have arrived.
 const WIND_DOWN: Duration = Duration::from_secs(1);
 
 /// Tokens of timers.
@@ -32,43 +32,44 @@ const GIVE_UP: u64 = 2;
 
 /// A measurement on an open connection.
 pub trait Work: Debug {
-    /// The connection is up: starts the clock.
+    /// Starts the clock, as the connection is up.
     fn begin(&mut self);
-    /// The server has lent memory for one-sided operations: before [`Work::begin`], if at all.
+    /// Takes the memory that the server has lent for one-sided operations. If this is called, it is called before
+    /// [`Work::begin`].
     ///
     /// # Errors
-    /// It is of no use, or there is none here.
+    /// The memory is of no use, or there is none on this side.
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure>;
-    /// A message came.
+    /// Handles a message.
     ///
     /// # Errors
-    /// The server does not do what it was asked for.
+    /// The server does something else than it was asked for.
     fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
-    /// Sends what there is to send and room for.
+    /// Sends as much as there is to send and room for.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
-    /// There is room again, after a send that was refused.
+    /// Notes that there is room again after a refused send.
     fn unblock(&mut self);
-    /// A send has completed.
+    /// Handles the completion of a send.
     fn completed(&mut self, kind: SendKind);
-    /// What was not its own work took time: of what it sends next, the clock starts now.
+    /// Restarts the clock of the next message, because something other than the work took time.
     fn resume(&mut self) {}
     /// Whether there is memory to look at.
     fn is_watching(&self) -> bool {
         false
     }
-    /// Looks at it: whether the server has written.
+    /// Looks at the memory; returns whether the server has written.
     fn look(&mut self) -> bool {
         false
     }
-    /// It has.
+    /// Handles a write that [`Work::look`] has seen.
     fn seen(&mut self) {}
-    /// Ends early: at the latest when what is on its way has arrived.
+    /// Ends early, at the latest when the messages on their way have arrived.
     fn wind_down(&mut self);
-    /// Nothing is left to do.
+    /// Whether nothing is left to do.
     fn is_over(&self) -> bool;
-    /// Messages so far.
+    /// Number of messages so far.
     fn done(&self) -> u64;
-    /// How much of the measurement that is, 0 to 1.
+    /// Share of the measurement that is done, 0 to 1.
     fn progress(&self) -> f64;
     /// The result.
     fn measured(&self) -> Measured;
@@ -86,16 +87,16 @@ struct Client {
     progress: Progress,
     draw_now: bool,
     interrupted: bool,
-    /// Why it ended before the work was over.
+    /// The reason, if the measurement ended before the work was over.
     failure: Option<Failure>,
     /// The connection is gone, or there will be none.
     gone: bool,
 }
 
-/// Measures what is planned, and remembers the address that worked.
+/// Carries out a plan, and remembers the address that worked.
 ///
 /// # Errors
-/// There is no such server, it went away, or it does something else.
+/// There is no such server, the server went away, or it is another program.
 pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figures, Failure> {
     let mut reactor = plan.job.reactor(plan.provider)?;
     interrupt.stops(reactor.remote());
@@ -179,9 +180,9 @@ impl Client {
         self.proceed(cx, connection);
     }
 
-    /// Goes on after what has come.
+    /// Goes on after an event.
     fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
-        // Between two messages, where the time it takes is nobody's latency.
+        // The bar is drawn between two messages, so that the time of drawing is not part of a latency.
         if std::mem::take(&mut self.draw_now) {
             self.progress.show(self.work.progress());
             self.work.resume();
@@ -270,7 +271,7 @@ impl Handler for Client {
         match (token, self.connection) {
             (CONNECT, None) => self.connect(cx),
             (DRAW, _) => {
-                // A stream has no quiet moment, but also no single message to spoil.
+                // A stream has no quiet moment, but also no single message whose time could be spoiled.
                 self.draw_now = true;
                 if self.plan.job.mode == Mode::Throughput {
                     self.progress.show(self.work.progress());

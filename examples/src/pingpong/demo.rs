@@ -1,4 +1,4 @@
-//! `rdma-pingpong demo`: a server process of its own, and a client.
+//! `rdma-pingpong demo` runs a client against a server process of its own.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ use super::server::{LISTENING, PROVIDER};
 /// Runs `rdma-pingpong demo`.
 ///
 /// # Errors
-/// As `client`, and when the server process does not start.
+/// The same as of `client`, or the server process does not start.
 pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     let mut carrier = Carrier::new(&args.run.device)?;
     let bind = match &args.bind {
@@ -31,7 +31,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     };
     carrier.check_own(SocketAddr::new(bind, 0))?;
     let mut plans = Plan::from_args(&args.run, carrier.provider)?;
-    // What would stop the server process stops this one with one message instead of two.
+    // Mistakes that would stop the server process are found here first, so that there is one message and not two.
     if let Some(plan) = plans.first() {
         let mut reactor = plan.job.reactor(plan.provider)?;
         let listening = reactor.context().listen(SocketAddr::new(bind, 0));
@@ -46,23 +46,24 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     Series::new(plans, Plan::selected_size(&args.run), outputs).run(vec![server.address], &interrupt)
 }
 
-/// A server process; ends with this one, at the latest.
+/// A server process. It ends with this process, at the latest.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
-    /// What it listens with: the client is to use the same, whatever it would have chosen.
+    /// The provider that it listens with. The client uses the same, whatever the client would have chosen.
     pub provider: ProviderChoice,
-    /// Held open: it says nothing more, but a closed pipe would be an error to it.
+    /// The server's standard output, held open. The server prints nothing more, but a closed pipe would be an error to
+    /// it.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    /// Starts one on a free port of an address of this machine, and waits until it listens.
+    /// Starts a server on a free port of an address of this machine, and waits until it listens.
     ///
     /// # Errors
-    /// It did not come up.
+    /// The server did not come up.
     pub fn start(bind: IpAddr, provider: ProviderChoice) -> Result<Self, Failure> {
         let cannot = |why: &str| Failure::new(format!("cannot start the server process: {why}"));
         let program = std::env::current_exe().map_err(|error| cannot(&error.to_string()))?;
@@ -73,8 +74,8 @@ impl ServerProcess {
             ProviderChoice::Iwarp => command.args(["--provider", "iwarp"]),
             _ => &mut command,
         };
-        // A process group of its own: Ctrl-C is for this process, which ends the other one. Its standard input ends
-        // with this process, however that happens.
+        // The server gets a process group of its own, because Ctrl-C is for this process, which then ends the server.
+        // The server's standard input ends with this process, however this process ends.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| cannot(&error.to_string()))?;
         let mut line = String::new();
@@ -109,7 +110,7 @@ fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
 
 /// Ends a process and waits for it.
 fn end(child: &mut Child) {
-    // One that has ended already is what is wanted.
+    // A process that has ended already is no error here.
     let _ = child.kill();
     if let Err(error) = child.wait() {
         log::warn!("waiting for the server process: {error}");

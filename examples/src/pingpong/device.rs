@@ -1,4 +1,4 @@
-//! Which provider a command line asks for, and which of this machine's addresses.
+//! The provider and the address of this machine that a command line asks for.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,10 +24,10 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// What the flags ask for, on this machine.
+    /// Finds the provider and the device that the flags ask for.
     ///
     /// # Errors
-    /// There is no such device, it cannot be used now, or it does not go with `--provider`.
+    /// There is no such device, the device cannot be used now, or it does not go with `--provider`.
     pub fn new(args: &DeviceArgs) -> Result<Self, Failure> {
         Self::among(args, HAS_VERBS, || devices(&Tree::new("/")))
     }
@@ -69,7 +69,7 @@ impl Carrier {
         let ports = self.device.iter().flat_map(|device| &device.ports).filter(|port| port.is_active());
         let of_the_link = |address: &IpAddr| match address {
             IpAddr::V4(v4) => v4.is_link_local(),
-            // Nothing leads there without the number of the link.
+            // Such an address needs the number of its link.
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
         let addresses = ports.flat_map(|port| &port.addresses).copied().filter(|address| !of_the_link(address));
@@ -79,7 +79,7 @@ impl Carrier {
     /// Refuses an address that is not the named device's.
     ///
     /// # Errors
-    /// It is not.
+    /// The address is not the device's.
     pub fn check_own(&self, address: SocketAddr) -> Result<(), Failure> {
         match (&self.device, self.address()) {
             (Some(device), Some(own)) if !device.has_address(address.ip()) => Err(Failure::new(format!(
@@ -91,10 +91,10 @@ impl Carrier {
         }
     }
 
-    /// Those of a server's addresses that the named device leads to.
+    /// Returns those of a server's addresses that the named device leads to.
     ///
     /// # Errors
-    /// There is none.
+    /// The device leads to none of them.
     pub fn leading_to(&self, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Failure> {
         let Some(device) = &self.device else { return Ok(addresses) };
         let leads = |address: &SocketAddr| source_of(*address).is_some_and(|source| device.has_address(source));
@@ -109,7 +109,8 @@ impl Carrier {
         }
     }
 
-    /// The first RDMA device that connections can be made on: what `--provider verbs` takes when nothing else says.
+    /// The first RDMA device that can make connections. `--provider verbs` takes it if no device and no address is
+    /// given.
     #[must_use]
     pub fn or_first_device(mut self) -> Self {
         if self.provider == ProviderChoice::Verbs && self.device.is_none() {

@@ -1,4 +1,4 @@
-//! Finding the server: its addresses in turn, and again while it makes itself fit.
+//! The search for the server: its addresses are tried in turn, and again while the server adapts to a job.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// How long a server that is busy is asked again.
+/// Time for which a busy server is asked again.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long one that makes itself fit is: longer than one try may take.
+/// Time for which a server that adapts to a job is asked again. It is longer than one try may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// Pause between two such questions. Not less: who asks at the moment in which a siw listens is never answered, nor is
-/// anybody after him until the next one comes, see tests/vm/README.md.
+/// Pause between two such questions. It must not be shorter: a client that asks at the moment in which a siw begins to
+/// listen is never answered, and a client after that one only when the next one comes, see tests/vm/README.md.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What to do after a connection that did not come up.
+/// The next step after a connection that did not come up.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Connect again, after this pause.
@@ -31,15 +31,15 @@ pub enum Next {
 pub struct Dial {
     addresses: Vec<SocketAddr>,
     at: usize,
-    /// The server has said that it will be there in a moment, and when that moment ends.
+    /// End of the wait for a server that has said that it will be there in a moment.
     until: Option<Instant>,
 }
 
 impl Dial {
-    /// To one of these addresses: those of one host.
+    /// Makes a way to one host, by any of these addresses.
     ///
     /// # Panics
-    /// Without any address.
+    /// Panics if there is no address.
     #[must_use]
     pub fn new(addresses: Vec<SocketAddr>) -> Self {
         assert!(!addresses.is_empty(), "a host has an address");
@@ -58,7 +58,7 @@ impl Dial {
         Self::new(vec![self.address()])
     }
 
-    /// What to do after `error`.
+    /// The next step after `error`.
     pub fn failed(&mut self, error: &ConnectError, now: Instant) -> Next {
         let server = self.address();
         let reply = match error {
@@ -68,8 +68,8 @@ impl Dial {
         let in_a_moment = match (&reply, error) {
             (Some(Reply::Adapting | Reply::Busy), _) => true,
             (Some(Reply::Refused(_)), _) => false,
-            // Between two listeners there is none, and what waits on a device's listener when it closes is refused
-            // without a word, or never answered.
+            // A server that adapts has no listener for a moment. Requests that wait on a device's listener when it
+            // closes are refused without a reason, or never answered.
             (None, _) => self.until.is_some(),
         };
         let patience = if matches!(reply, Some(Reply::Busy)) { PATIENCE } else { PATIENCE_ADAPTING };

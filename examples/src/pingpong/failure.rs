@@ -1,22 +1,22 @@
-//! How the program ends.
+//! The endings of the program.
 
 use std::fmt;
 
-/// How a command ended that did not fail.
+/// The ending of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Everything was done.
     Complete,
-    /// The user stopped it; what there was has been printed.
+    /// The user stopped the command, and the results so far were printed.
     Interrupted,
 }
 
-/// What went wrong, in one line that names the value and the cure.
+/// A failure, in one line that names the value and the cure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(String);
 
 impl Failure {
-    /// A failure; line breaks become spaces.
+    /// Makes a failure; line breaks become spaces.
     #[must_use]
     pub fn new(what: impl fmt::Display) -> Self {
         Self(what.to_string().split_whitespace().collect::<Vec<_>>().join(" "))

@@ -1,4 +1,4 @@
-//! What a measurement found.
+//! The figures of a measurement.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use rdma_reactor::Stats;
 
 use super::plan::Plan;
 
-/// What one connection measured.
+/// The result of one connection.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Messages of the client; of latency, round trips.
+    /// Number of the client's messages; for latency, of round trips.
     pub iterations: u64,
-    /// Messages that count: of latency those one way, of throughput those of all directions.
+    /// Number of messages that count: for latency those of one way, for throughput those of all directions.
     pub messages: u64,
-    /// From the first message to the last answer.
+    /// Time from the first message to the last answer.
     pub elapsed: Duration,
-    /// Halves of the round trips or whole reads, ns; of latency only.
+    /// Halves of the round trips, or whole reads, ns; for latency only.
     pub latency: Option<Histogram<u64>>,
 }
 
-/// What one connection measured, and how.
+/// The result of one connection, with its plan.
 #[derive(Clone, Debug)]
 pub struct Figures {
-    /// What was to be measured.
+    /// The plan of the measurement.
     pub plan: Plan,
-    /// What was.
+    /// The result.
     pub measured: Measured,
-    /// Name of the provider that carried it.
+    /// Name of the provider that carried the connection.
     pub provider: &'static str,
-    /// The client's loop, from the start of its reactor to the end of the measurement.
+    /// Counters of the client's reactor, from its start to the end of the measurement.
     pub stats: Stats,
-    /// The user stopped it.
+    /// The user stopped the measurement.
     pub interrupted: bool,
 }
 
@@ -43,20 +43,20 @@ impl Figures {
         if seconds > 0.0 { self.measured.messages as f64 / seconds } else { 0.0 }
     }
 
-    /// Payload, Gbit/s.
+    /// Throughput of payload, Gbit/s.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         self.messages_per_second() * f64::from(self.plan.job.size) * 8.0 / 1e9
     }
 }
 
-/// Nanoseconds as microseconds.
+/// Converts nanoseconds to microseconds.
 #[must_use]
 pub fn us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Bytes as people write them: 64 B, 4 KiB.
+/// Formats bytes as people write them: 64 B, 4 KiB.
 #[must_use]
 pub fn size_label(bytes: u64) -> String {
     match bytes {

@@ -1,4 +1,4 @@
-//! A file for results: opened before the measurement, written after it.
+//! A file for results. It is opened before the measurement, and written after it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, Write};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
 
-/// A file for results. One that did not exist before and gets none is removed again.
+/// A file for results. If the file did not exist before and there are no results, it is removed again.
 #[derive(Debug)]
 pub struct ResultFile {
     flag: &'static str,
@@ -16,10 +16,10 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Opens `path`, making its directories; what it holds stays until there are results.
+    /// Opens `path`, and makes its directories. The old content stays until there are results.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(flag: &'static str, path: &Path) -> Result<Self, Failure> {
         let existed = path.exists();
         path.parent()
@@ -29,7 +29,7 @@ impl ResultFile {
             .map_err(|error| unwritable(flag, path, &error))
     }
 
-    /// Replaces what it held.
+    /// Replaces the content.
     ///
     /// # Errors
     /// The system refused.

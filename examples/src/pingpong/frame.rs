@@ -1,5 +1,5 @@
-//! The first byte of every message says what it is. Data is as long as the job says; control messages have a length
-//! of their own, so that they work with messages of one byte.
+//! The frames of the program. The first byte of every message is its kind. The job sets the length of data messages.
+//! Control messages have a length of their own, so that they work with data messages of one byte.
 
 use rdma_reactor::RemoteRegion;
 
@@ -12,17 +12,17 @@ const LENT: u8 = 3;
 /// Length of the longest control message, bytes.
 pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 
-/// What a message is.
+/// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// One of those that are counted.
+    /// A data message; these are counted.
     Data,
-    /// From the client: it has sent this many, and waits for [`Frame::Done`].
+    /// From the client: it has sent so many messages, and waits for [`Frame::Done`].
     Last(u64),
-    /// From the server: all that came before [`Frame::Last`] has arrived; this many were sent the other way, or of
-    /// one-sided operations, announced.
+    /// From the server: everything before [`Frame::Last`] has arrived. The number is that of messages sent the other
+    /// way, or for one-sided operations the announced number.
     Done(u64),
-    /// Memory for the operations of who gets this.
+    /// Memory that the sender of this frame lends for the receiver's operations.
     Lent(RemoteRegion),
 }
 
@@ -34,7 +34,7 @@ impl Frame {
         }
     }
 
-    /// The bytes of a control message; of data, an empty one.
+    /// The bytes of a control message; empty for data.
     #[must_use]
     pub fn control(self) -> Vec<u8> {
         match self {

@@ -1,17 +1,17 @@
-//! A histogram in text: logarithmic buckets, bars.
+//! A histogram in text, with logarithmic buckets and bars.
 
 use hdrhistogram::Histogram;
 
 use super::figures::us;
 
-/// Most lines.
+/// Largest number of lines.
 const ROWS: i32 = 20;
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;
 /// Bars in eighths of a column.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// One line per bucket; nothing for an empty histogram. Values are ns, shown as us.
+/// Draws one line per bucket, and nothing for an empty histogram. Values are ns, shown as us.
 #[must_use]
 pub fn text(histogram: &Histogram<u64>) -> String {
     let rows = buckets(histogram);
@@ -26,7 +26,7 @@ pub fn text(histogram: &Histogram<u64>) -> String {
     out
 }
 
-/// From, to, count: as many buckets per decade as fit, from the smallest value to the largest.
+/// Makes buckets (from, to, count), as many per decade as fit, from the smallest value to the largest.
 fn buckets(histogram: &Histogram<u64>) -> Vec<(u64, u64, u64)> {
     if histogram.is_empty() {
         return Vec::new();

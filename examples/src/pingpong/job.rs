@@ -1,5 +1,5 @@
-//! What a client asks of a server: a [`Job`], which rides in the private data of the connect request, and the
-//! server's [`Reply`] when it does not take the connection.
+//! The request of a client is a [`Job`] in the private data of the connect request. The server answers with a [`Reply`]
+//! if it does not take the connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use super::failure::Failure;
 use super::frame;
 use super::watch;
 
-/// Largest message, bytes: the library's limit.
+/// Largest message, bytes. This is the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
-/// Most messages on their way at once.
+/// Largest number of messages on their way at once.
 pub const MAX_DEPTH: u32 = 8192;
-/// Time to poll before sleeping with `--wait spin`. Longer than any pause of a measurement, and it ends, so that an
-/// idle server sleeps.
+/// Time to poll before sleeping with `--wait spin`. It is longer than any pause of a measurement, and short enough for
+/// an idle server to sleep.
 const SPIN: Duration = Duration::from_millis(20);
-/// The first four bytes of a job: a name and the version of what follows.
+/// The first four bytes of a job: a name, and the version of the bytes that follow.
 const MAGIC: [u8; 4] = *b"RPP\x01";
 
 /// What is measured.
@@ -51,7 +51,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// What a latency is the time of.
+    /// The name of the time that a latency is.
     #[must_use]
     pub const fn interval(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ pub enum WaitMode {
 }
 
 impl WaitMode {
-    /// What suits this machine: polling wants a processor for each side.
+    /// The mode that suits this machine. Polling wants a processor for each side.
     #[must_use]
     pub fn suited() -> Self {
         match std::thread::available_parallelism() {
@@ -115,7 +115,7 @@ impl fmt::Display for WaitMode {
     }
 }
 
-/// What a client asks of a server.
+/// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     /// What is measured.
@@ -124,9 +124,9 @@ pub struct Job {
     pub op: Op,
     /// How both sides wait.
     pub wait: WaitMode,
-    /// Both sides stream.
+    /// Both sides send a stream.
     pub bidirectional: bool,
-    /// With the embedded provider's CRC32C.
+    /// The embedded provider uses its CRC32C.
     pub crc: bool,
     /// Bytes per message.
     pub size: u32,
@@ -135,7 +135,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// What a server is ready for before the first client.
+    /// The job that a server is ready for before the first client.
     pub const IDLE: Self = Self {
         mode: Mode::Latency,
         op: Op::Send,
@@ -146,13 +146,14 @@ impl Job {
         depth: 1,
     };
 
-    /// Whether both sides look at memory, because nothing else tells them that something came.
+    /// Whether both sides look at memory, because nothing else tells them that a block came.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.mode == Mode::Latency && self.op == Op::Write
     }
 
-    /// Messages on their way at once that suit a size: enough to keep the path busy, few enough for the caches.
+    /// The number of messages on their way at once that suits a size: enough to keep the path busy, and few enough for
+    /// the caches.
     #[must_use]
     pub const fn suited_depth(size: u32) -> u32 {
         let depth = (2 << 20) / size;
@@ -194,7 +195,7 @@ impl Job {
     /// Reads the private data of a connect request.
     ///
     /// # Errors
-    /// Why it is not understood, short enough for a [`Reply`].
+    /// The reason why the job is not understood, short enough for a [`Reply`].
     pub fn decode(data: &[u8]) -> Result<Self, String> {
         if !data.starts_with(&MAGIC[..3]) {
             return Err("this is an rdma-pingpong server".into());
@@ -235,7 +236,7 @@ impl Job {
         Ok(Self { mode, op, wait, bidirectional: flags & 1 != 0, crc: flags & 2 != 0, size, depth })
     }
 
-    /// A reactor for this job, on either side.
+    /// Makes a reactor for this job, on either side.
     ///
     /// # Errors
     /// The provider is not available.
@@ -251,12 +252,12 @@ impl Job {
     /// The settings of that reactor.
     fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
         let (receive, send) = match self.mode {
-            // Blocks that nobody has collected the completions of yet.
+            // The send queue has room for blocks with completions that nobody has collected yet.
             Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
-            // One message on its way; the rest is for control messages and grants.
+            // One message is on its way; the rest is for control messages and grants.
             Mode::Latency => (8, 4),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // Grants come when about half a window is owed: twice the depth keeps small messages flowing.
+            // Grants come when about half a window is owed, so twice the depth keeps small messages flowing.
             Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             Mode::Throughput => (self.depth.max(5), self.depth),
         };
@@ -286,19 +287,19 @@ impl fmt::Display for Job {
     }
 }
 
-/// Why a server does not take a connection; rides in the private data of the reject.
+/// The reason why a server does not take a connection. It rides in the private data of the reject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It is making itself fit for this job: come again in a moment.
+    /// The server is adapting to this job; the client is to come again in a moment.
     Adapting,
-    /// It has another client.
+    /// The server has another client.
     Busy,
-    /// It does not understand the request.
+    /// The server does not understand the request.
     Refused(String),
 }
 
 impl Reply {
-    /// The private data of the reject: a number, and a text.
+    /// Writes the private data of the reject: a number, and a text.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::figures::{Figures, us};
 use super::job::Op;
 
-/// One object for one measurement, an array for several.
+/// Writes one object for one measurement, or an array for several.
 #[must_use]
 pub fn results(figures: &[Figures]) -> Value {
     match figures {

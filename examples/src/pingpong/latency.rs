@@ -1,4 +1,5 @@
-//! The client's side of a latency measurement: one message to and fro, one write to and fro, or one read.
+//! The client's side of a latency measurement. It sends one message and awaits the answer, writes and awaits a write,
+//! or reads, again and again.
 
 use std::time::{Duration, Instant};
 
@@ -14,33 +15,33 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// Times kept aside: sorting them into the histogram takes longer than some of them are.
+/// Number of times that are kept aside, because sorting a time into the histogram may take longer than the time itself.
 const RECENT: usize = 4096;
 
-/// One to and fro, or one read, again and again.
+/// A latency measurement.
 #[derive(Debug)]
 pub struct Latency {
     size: u32,
     op: Op,
-    /// Where the answers to writes come.
+    /// The memory that the answers to writes arrive in.
     inbox: Option<Inbox>,
     extent: Extent,
     outlet: Outlet,
     warmup: u64,
     done: u64,
     times: Histogram<u64>,
-    /// Since the histogram was last added to, of both ways.
+    /// Round trips since the last addition to the histogram.
     recent: Vec<Duration>,
     started: Instant,
     sent_at: Instant,
     elapsed: Duration,
-    /// The answer has come, the next question has not gone.
+    /// The answer has come, and the next message has not gone out.
     my_turn: bool,
     over: bool,
 }
 
 impl Latency {
-    /// As planned.
+    /// Makes the measurement of a plan.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let now = Instant::now();
@@ -78,7 +79,7 @@ impl Work for Latency {
         self.outlet.aim(if self.op == Op::Write { target.counting(cx, conn)? } else { target });
         if self.op == Op::Write {
             let memory = target::lend(cx, conn, self.size, self.op)?;
-            // Nothing else was sent: there is room.
+            // Nothing else was sent, so there is room.
             self.outlet.control(cx, conn, Frame::Lent(memory.remote()));
             self.inbox = Some(Inbox::new(memory));
         }
@@ -154,7 +155,7 @@ impl Work for Latency {
 }
 
 impl Latency {
-    /// The answer is here, and the next question goes at once: one look at the clock says both.
+    /// Notes an answer. The next message goes out at once, so one look at the clock gives both times.
     fn answered(&mut self, now: Instant) {
         self.my_turn = true;
         let sent_at = std::mem::replace(&mut self.sent_at, now);
@@ -175,12 +176,12 @@ impl Latency {
     }
 }
 
-/// Adds times of both ways to a histogram.
+/// Adds round trips to a histogram.
 fn sort(times: &[Duration], op: Op, into: &mut Histogram<u64>) {
     for &both in times {
         let time = if op == Op::Read { both } else { both / 2 };
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // It grows as it has to; past what it can grow to, all are alike.
+        // The histogram grows as needed. Times beyond its largest value count as that value.
         if into.record(time).is_err() {
             into.saturating_record(time);
         }

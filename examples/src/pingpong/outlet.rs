@@ -1,22 +1,22 @@
-//! Where data leaves: small messages are copied into the library's buffers, large ones are sent from them; one-sided
-//! operations go to their target.
+//! The outlet of data. Small messages are copied into the library's buffers, large ones are sent from them, and
+//! one-sided operations go to their target.
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
 use super::frame::Frame;
 use super::target::Target;
 
-/// Up to here a copy is cheaper than handling a buffer.
+/// Largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
 const COPY_UP_TO: u32 = 4096;
 
-/// What became of a message or an operation.
+/// The fate of a message or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The library has it; `on_send_complete` follows.
+    /// The library has accepted it; `on_send_complete` follows.
     Yes,
-    /// No room; `on_writable` follows.
+    /// There is no room; `on_writable` follows.
     Blocked,
-    /// The connection is on its way out; `on_disconnect` follows.
+    /// The connection is ending; `on_disconnect` follows.
     Gone,
 }
 
@@ -33,31 +33,31 @@ impl From<SendErrorKind> for Sent {
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,
-    /// For one-sided operations instead of messages.
+    /// The target, if one-sided operations are used instead of messages.
     target: Option<Target>,
-    /// What small messages are copied from.
+    /// The bytes that small messages are copied from.
     small: Vec<u8>,
-    /// A large one that was not taken.
+    /// A large message that was refused.
     refused: Option<SendBuffer>,
-    /// Something was not taken, and `on_writable` has not come since.
+    /// A send was refused, and `on_writable` has not come since.
     blocked: bool,
 }
 
 impl Outlet {
-    /// For messages of `size` bytes.
+    /// Makes an outlet for messages of `size` bytes.
     #[must_use]
     pub fn new(size: u32) -> Self {
         let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
         Self { size, target: None, small, refused: None, blocked: false }
     }
 
-    /// Reads or writes there from now on.
+    /// Directs reads or writes to `target` from now on.
     pub fn aim(&mut self, target: Target) {
         self.target = Some(target);
     }
 
-    /// Sends one data message, or starts one operation. The contents of large ones are what the buffer held before, as with the tools of
-    /// perftest: filling them would measure the memory.
+    /// Sends one data message, or starts one operation. Large messages carry the old content of their buffers, as with
+    /// the tools of perftest, because filling the buffers would measure the memory.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         if self.blocked {
             return Sent::Blocked;
@@ -71,12 +71,12 @@ impl Outlet {
         sent
     }
 
-    /// `on_writable` has come: there is room again.
+    /// Notes that `on_writable` has come and there is room again.
     pub const fn unblock(&mut self) {
         self.blocked = false;
     }
 
-    /// Whether something was not taken, and `on_writable` has not come since.
+    /// Whether a send was refused, and `on_writable` has not come since.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.blocked

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::io::{self, Write};
 
-/// Where tables go.
+/// The destination of tables.
 pub struct Output {
-    /// `None` once nobody reads it any more.
+    /// The stream; `None` once nobody reads it any more.
     to: Option<Box<dyn Write>>,
 }
 
@@ -22,13 +22,13 @@ impl Output {
         Self { to: Some(Box::new(io::stdout())) }
     }
 
-    /// Standard error, when standard output is for something else.
+    /// Standard error, for use when standard output is for something else.
     #[must_use]
     pub fn stderr() -> Self {
         Self { to: Some(Box::new(io::stderr())) }
     }
 
-    /// Prints as it is. A reader that went away is no error: the rest is not printed.
+    /// Prints a text as it is. If the reader has gone away, that is no error, and the rest is not printed.
     pub fn text(&mut self, text: &str) {
         if let Some(to) = &mut self.to
             && to.write_all(text.as_bytes()).and_then(|()| to.flush()).is_err()

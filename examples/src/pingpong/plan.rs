@@ -1,4 +1,4 @@
-//! What one connection is to measure.
+//! The plan of one connection's measurement.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use super::job::{Job, Mode, Op, WaitMode};
 /// The largest size of `--all`, as a power of two.
 const ALL_UP_TO: u32 = 20;
 
-/// How much to measure.
+/// The extent of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// This many messages.
     Messages(u64),
-    /// As many as there are in this time.
+    /// As many messages as fit into this time.
     Time(Duration),
 }
 
 impl Extent {
-    /// Whether this is enough.
+    /// Whether a count and a time are enough.
     #[must_use]
     pub fn is_reached(&self, messages: u64, elapsed: Duration) -> bool {
         match *self {
@@ -30,7 +30,7 @@ impl Extent {
         }
     }
 
-    /// How much of it this is, 0 to 1.
+    /// Share of the extent that a count and a time are, 0 to 1.
     #[must_use]
     pub fn share(&self, messages: u64, elapsed: Duration) -> f64 {
         match *self {
@@ -41,21 +41,21 @@ impl Extent {
     }
 }
 
-/// What one connection is to measure.
+/// The plan of one connection's measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What the server is told.
+    /// The job for the server.
     pub job: Job,
-    /// How much.
+    /// The extent of the measurement.
     pub extent: Extent,
-    /// Messages before that.
+    /// Number of messages before the measurement.
     pub warmup: u64,
     /// What carries the connection.
     pub provider: ProviderChoice,
 }
 
 impl Plan {
-    /// One plan per size, in order.
+    /// Makes one plan per size, in order.
     ///
     /// # Errors
     /// Flags that do not go together.
@@ -87,7 +87,7 @@ impl Plan {
         Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, provider)).collect())
     }
 
-    /// The size whose histogram is shown.
+    /// The size for which a histogram is shown.
     #[must_use]
     pub fn selected_size(args: &RunArgs) -> u32 {
         args.size.unwrap_or(64)
@@ -116,7 +116,7 @@ impl Plan {
     }
 }
 
-/// Enough for a stable figure, in about a second at most.
+/// Number of messages that gives a stable figure in about a second at most.
 fn usual_iterations(mode: Mode, size: u32) -> u64 {
     match mode {
         Mode::Latency => ((40 << 20) / u64::from(size)).clamp(1000, 10_000),

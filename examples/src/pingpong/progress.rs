@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar, if there is somebody to see it.
+    /// Makes a bar, which is drawn only if standard error is a terminal.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let bar = stderr().is_terminal().then(|| {
@@ -37,7 +37,7 @@ impl Progress {
         self.bar.is_some()
     }
 
-    /// Shows this share, 0 to 1.
+    /// Shows a share, 0 to 1.
     pub fn show(&self, share: f64) {
         if let Some(bar) = &self.bar {
             bar.set_position((share * STEPS) as u64);

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 /// Runs `rdma-pingpong client`.
 ///
 /// # Errors
-/// Bad flags, no such server, or one that went away.
+/// The flags are bad, there is no such server, or the server went away.
 pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failure> {
     let carrier = Carrier::new(&args.device)?;
     let plans = Plan::from_args(args, carrier.provider)?;
@@ -32,7 +32,7 @@ pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failur
     Series::new(plans, Plan::selected_size(args), outputs).run(addresses, &interrupt)
 }
 
-/// Where results go.
+/// The destinations of results.
 #[derive(Debug)]
 pub struct Outputs {
     tables: Output,
@@ -47,10 +47,10 @@ enum Json {
 }
 
 impl Outputs {
-    /// Opens what the flags name.
+    /// Opens the files that the flags name.
     ///
     /// # Errors
-    /// A file that cannot be written: found now, not after the measurement.
+    /// A file cannot be written. This is found before the measurement, not after it.
     pub fn open(args: &RunArgs) -> Result<Self, Failure> {
         let json = match &args.json {
             None => None,
@@ -72,7 +72,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// These, with the histogram of one size, or of the last if there is no such.
+    /// Makes a series of plans. The histogram is that of one size, or of the last plan if no plan has that size.
     #[must_use]
     pub const fn new(plans: Vec<Plan>, selected: u32, outputs: Outputs) -> Self {
         Self { plans, selected, outputs }
@@ -81,7 +81,7 @@ impl Series {
     /// Measures and reports.
     ///
     /// # Errors
-    /// No such server, one that went away, or a file that could not be written after all.
+    /// There is no such server, the server went away, or a file could not be written after all.
     pub fn run(mut self, addresses: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<Ending, Failure> {
         let mut dial = Dial::new(addresses);
         let mut results: Vec<Figures> = Vec::new();

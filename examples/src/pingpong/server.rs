@@ -1,4 +1,4 @@
-//! The server: one client after another, each served as it asks.
+//! The server serves one client after another, each with the job that the client asks for.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -25,14 +25,15 @@ use super::stream::Stream;
 use super::target::{self, Inbox, Target};
 use super::watch::{self, Watch};
 
-/// How long clients get to hear that the server ends.
+/// Time that clients get to hear that the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How often a listener that was closed a moment ago is tried, and the pause between.
+/// Number of tries to listen again after a listener was closed, and the pause between two tries.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
-/// What a server prints before its address, once it listens; who starts one waits for this.
+/// The text that a server prints before its address once it listens. A program that starts a server waits for this
+/// text.
 pub const LISTENING: &str = "listening on ";
-/// What follows the address, before the name of the provider and a parenthesis.
+/// The text between the address and the name of the provider, which a closing parenthesis follows.
 pub const PROVIDER: &str = "(provider ";
 
 /// Runs `rdma-pingpong server`.
@@ -54,7 +55,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let mut job = Job::IDLE;
     let mut output = Output::stdout();
     let mut first = true;
-    // A reactor's settings are fixed: each kind of job gets a reactor of its own, on the same port.
+    // The settings of a reactor are fixed, so each kind of job gets a reactor of its own, on the same port.
     loop {
         let mut reactor = job.reactor(provider)?;
         interrupt.stops(reactor.remote());
@@ -77,7 +78,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     }
 }
 
-/// Listens; not the first time, the address may be taken for a moment by the listener before.
+/// Listens. If this is not the first time, the old listener may still have the address for a moment.
 fn listen(reactor: &mut Reactor, address: SocketAddr, first: bool) -> Result<SocketAddr, Failure> {
     let mut tries = if first { 1 } else { RELISTEN.0 };
     loop {
@@ -100,7 +101,7 @@ fn listen(reactor: &mut Reactor, address: SocketAddr, first: bool) -> Result<Soc
     }
 }
 
-/// Ends the program when standard input ends: who started it is gone then, however that came.
+/// Ends the program when standard input ends, because then the program that started it is gone.
 fn end_with_stdin(interrupt: Interrupt) {
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
@@ -116,7 +117,7 @@ fn end_with_stdin(interrupt: Interrupt) {
 #[derive(Debug)]
 struct Server {
     job: Job,
-    /// Another kind that a client has asked for.
+    /// Another kind of job that a client has asked for.
     next: Option<Job>,
     session: Option<Session>,
     output: Output,
@@ -129,27 +130,27 @@ struct Session {
     connection: ConnectionId,
     peer: Option<SocketAddr>,
     role: Role,
-    /// Data messages of this round, and of all.
+    /// Number of data messages of this round, and below it of all rounds.
     received: u64,
     total: u64,
 }
 
 #[derive(Debug)]
 enum Role {
-    /// Answers each message with one; how many it still has to.
+    /// Answers each message with one. `owed`: number of answers still to send.
     Echo { outlet: Outlet, owed: u64 },
-    /// Takes messages, and sends its own if it is to.
+    /// Takes messages, and sends its own if the job asks for that.
     Sink { stream: Stream },
-    /// Answers each write to its memory with one.
+    /// Answers each write to its memory with a write.
     Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
-    /// Lends memory, and takes note when the client says that it is done.
+    /// Lends memory, and waits for the client to say that it is done.
     Lender { stream: Stream, _memory: Region },
 }
 
 impl Server {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let job = Job::decode(private_data).map_err(Reply::Refused)?;
-        // Connections in any phase: one that was accepted and never came up is not announced.
+        // Connections in any phase count, because an accepted one that never comes up is not announced.
         if cx.connections() > 0 || self.next.is_some() {
             return Err(Reply::Busy);
         }
@@ -174,7 +175,7 @@ impl Session {
             (Mode::Throughput, Op::Send) => Role::Sink { stream },
             (_, op) => {
                 let memory = target::lend(cx, connection, job.size, op)?;
-                // The first message: there is room.
+                // This is the first message, so there is room.
                 outlet.control(cx, connection, Frame::Lent(memory.remote()));
                 match job.is_watched() {
                     true => Role::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
@@ -185,7 +186,7 @@ impl Session {
         Ok(Self { connection, peer: cx.peer_address(connection), role, received: 0, total: 0 })
     }
 
-    /// Takes a message; `false` when the client does not keep to its job.
+    /// Takes a message; `false` if the client does not keep to its job.
     fn arrived(&mut self, cx: &mut Context<'_>, message: &[u8], job: &Job) -> bool {
         match (Frame::read(message, job.size), &mut self.role) {
             (Some(Frame::Data), role) => {
@@ -205,7 +206,7 @@ impl Session {
                 std::mem::take(&mut self.received) == count
             }
             (Some(Frame::Last(count)), Role::Lender { stream, .. }) => {
-                // Only the client knows how many there were.
+                // Only the client knows the number of its operations.
                 stream.end(Frame::Done(count));
                 self.total += count;
                 true

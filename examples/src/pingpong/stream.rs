@@ -1,4 +1,5 @@
-//! One side's stream of messages or operations: as many on their way as the depth allows, then a control message.
+//! One side's stream of messages or operations. As many are on their way as the depth allows, and a control message
+//! ends the stream.
 
 use rdma_reactor::{ConnectionId, Context};
 
@@ -6,12 +7,12 @@ use super::frame::Frame;
 use super::outlet::{Outlet, Sent};
 use super::target::Target;
 
-/// What a stream does next.
+/// The next step of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
     Flowing,
-    /// This control message, and then nothing.
+    /// It sends this control message, and then nothing.
     Closing(Frame),
 }
 
@@ -20,16 +21,16 @@ enum State {
 pub struct Stream {
     outlet: Outlet,
     depth: u32,
-    /// Not completed yet.
+    /// Number of sends that have not completed.
     outstanding: u32,
-    /// Data messages since [`Stream::start`].
+    /// Number of data messages since [`Stream::start`].
     sent: u64,
     limit: u64,
     state: State,
 }
 
 impl Stream {
-    /// An idle one, of messages of `size` bytes, `depth` on their way at once.
+    /// Makes an idle stream of messages of `size` bytes, with up to `depth` on their way at once.
     #[must_use]
     pub fn new(size: u32, depth: u32) -> Self {
         Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
@@ -40,39 +41,39 @@ impl Stream {
         self.outlet.aim(target);
     }
 
-    /// Data messages since the start.
+    /// Number of data messages since the start.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether it is between its start and its end.
+    /// Whether the stream is between its start and its end.
     #[must_use]
     pub fn is_flowing(&self) -> bool {
         self.state == State::Flowing
     }
 
-    /// Starts over: at most `limit` messages, after which somebody has to end it.
+    /// Starts over with at most `limit` messages. After them, the caller has to end the stream.
     pub fn start(&mut self, limit: u64) {
         (self.sent, self.limit, self.state) = (0, limit, State::Flowing);
     }
 
-    /// Ends it with a control message.
+    /// Ends the stream with a control message.
     pub fn end(&mut self, with: Frame) {
         self.state = State::Closing(with);
     }
 
-    /// Takes note of a completion.
+    /// Notes a completion.
     pub fn completed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
-    /// There is room again.
+    /// Notes that there is room again.
     pub const fn unblock(&mut self) {
         self.outlet.unblock();
     }
 
-    /// Sends what there is room for. To be called after everything that may have made room.
+    /// Sends as much as there is room for. The caller calls this after everything that may have made room.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.outlet.is_blocked() {
             return;

@@ -1,4 +1,4 @@
-//! The tables, with perftest's heads.
+//! Tables with the heads that perftest's tables have.
 
 use super::figures::{Figures, us};
 use super::job::Mode;

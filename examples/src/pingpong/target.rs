@@ -1,4 +1,4 @@
-//! Where the one-sided operations of a side go: memory that the peer has lent, and memory of its own.
+//! The target of a side's one-sided operations: memory that the peer has lent, and memory of the side's own.
 
 use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions, RemoteRegion};
 
@@ -6,10 +6,10 @@ use super::failure::Failure;
 use super::job::Op;
 use super::outlet::Sent;
 
-/// Bytes of a word: what a processor reads at once.
+/// Length of a word, which a processor reads at once, bytes.
 const WORD: usize = 8;
 
-/// Memory of `size` bytes that a peer may write, or may read.
+/// Registers memory of `size` bytes that a peer may write, or may read.
 ///
 /// # Errors
 /// The device or the system refused.
@@ -22,7 +22,8 @@ fn whole_words(size: u32) -> usize {
     (size as usize).next_multiple_of(WORD)
 }
 
-/// Where the one-sided operations of a side go. A block ends with the memory, so that its last byte is the last of a word.
+/// The target of a side's one-sided operations. A block ends with the memory, so that its last byte is the last of a
+/// word.
 #[derive(Debug)]
 pub struct Target {
     op: Op,
@@ -32,20 +33,21 @@ pub struct Target {
     count: Option<Count>,
 }
 
-/// What lets the last byte of each block count the blocks.
+/// The bytes that give each block its number as the last byte.
 #[derive(Debug)]
 struct Count {
-    /// Every byte there is, in order: memory that is being sent is not to change, so that each block has its own last byte.
+    /// All 256 values of a byte, in order. Memory that is being sent must not change, so each block takes its last byte
+    /// from another place.
     bytes: Region,
-    /// Blocks written.
+    /// Number of blocks written, modulo 256.
     blocks: u8,
 }
 
 impl Target {
-    /// For blocks of `size` bytes, in what the peer has [lent](lend).
+    /// Makes a target for blocks of `size` bytes, in memory that the peer has [lent](lend).
     ///
     /// # Errors
-    /// It has not lent enough, or there is no memory here.
+    /// The peer has not lent enough, or there is no memory on this side.
     pub fn new(
         cx: &mut Context<'_>,
         conn: ConnectionId,
@@ -65,7 +67,7 @@ impl Target {
     /// Lets the last byte of each block count the blocks, for an [`Inbox`].
     ///
     /// # Errors
-    /// There is no memory here.
+    /// There is no memory on this side.
     pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
         let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
         self.count = Some(Count { bytes, blocks: 0 });
@@ -95,23 +97,23 @@ impl Target {
     }
 }
 
-/// Memory that the peer writes blocks to, watched from here. Nothing else says that a block has come: what `ib_write_lat`
-/// does, too. The last byte is there last on every device known; no standard says that it has to be.
+/// Memory that the peer writes blocks to and this side watches. Nothing else says that a block has come; `ib_write_lat`
+/// does the same. The last byte is placed last on every known device, but no standard demands that.
 #[derive(Debug)]
 pub struct Inbox {
     memory: Region,
-    /// Blocks seen.
+    /// Number of blocks seen, modulo 256.
     count: u8,
 }
 
 impl Inbox {
-    /// What was [lent](lend) to the peer.
+    /// Makes an inbox of memory that was [lent](lend) to the peer.
     #[must_use]
     pub const fn new(memory: Region) -> Self {
         Self { memory, count: 0 }
     }
 
-    /// Whether the next block has come since the last time that it had.
+    /// Whether another block has come since the last one was seen.
     #[inline]
     pub fn has_come(&mut self) -> bool {
         let last = self.memory.load(self.memory.len() - WORD).to_ne_bytes()[WORD - 1];

@@ -1,5 +1,5 @@
-//! The client's side of a throughput measurement: rounds of a stream, its end, and the server's word that all has
-//! arrived. The first round warms up, the second counts.
+//! The client's side of a throughput measurement. A round is a stream, its end, and the server's word that everything
+//! has arrived. The first round warms up, and the second counts.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use super::plan::{Extent, Plan};
 use super::stream::Stream;
 use super::target::Target;
 
-/// Between two looks at the clock, messages.
+/// Number of messages between two looks at the clock.
 const CLOCK_EVERY: u64 = 16;
 
 /// Rounds of a stream.
@@ -25,14 +25,14 @@ pub struct Throughput {
     bidirectional: bool,
     extent: Extent,
     stream: Stream,
-    /// Messages of the first round; 0 once it is over.
+    /// Number of messages of the first round; 0 once it is over.
     warmup: u64,
-    /// Data messages from the server in this round.
+    /// Number of data messages from the server in this round.
     received: u64,
     looked_at: u64,
     started: Instant,
     elapsed: Duration,
-    /// Messages both ways, once the server has answered.
+    /// Number of messages both ways, once the server has answered.
     counted: Option<u64>,
 }
 
@@ -133,7 +133,7 @@ impl Work for Throughput {
     }
 
     fn wind_down(&mut self) {
-        // Nothing of a warm-up counts: its end is the end.
+        // Nothing of a warm-up counts, so its end ends the measurement.
         if self.warmup > 0 {
             self.counted = Some(0);
             self.elapsed = Duration::ZERO;

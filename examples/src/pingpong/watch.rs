@@ -1,29 +1,30 @@
-//! A loop for programs that look at memory which a peer writes: many looks, then a turn of the reactor.
+//! A loop for programs that look at memory which a peer writes. It takes many looks, and then a turn of the reactor.
 
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{Context, Error, Handler, Reactor};
 
-/// Looks between two turns where a device places what comes; the embedded provider does that in its turns only.
+/// Number of looks between two turns on a device, which places data by itself. The embedded provider places data in its
+/// turns only.
 const LOOKS: u32 = 1000;
-/// Blocks between two turns: completions are to be collected before the send queue is full.
+/// Largest number of blocks between two turns, so that completions are collected before the send queue is full.
 pub const BLOCKS: u32 = 16;
-/// After so long without a block, a turn may sleep.
+/// Time without a block after which a turn may sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long then, unless something happens.
+/// Time that such a turn sleeps, unless something happens.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A handler that looks at memory.
 pub trait Watch: Handler {
     /// Whether there is memory to look at.
     fn is_watching(&self) -> bool;
-    /// Looks once: whether the peer has written.
+    /// Looks once; returns whether the peer has written.
     fn look(&mut self) -> bool;
-    /// It has: the answer. What is sent is to be posted at once.
+    /// Answers a write of the peer. The handler must post its sends at once.
     fn seen(&mut self, cx: &mut Context<'_>);
 }
 
-/// Turns and looks until `over`, or until nobody is left who would look.
+/// Takes turns and looks until `over`, or until there is no memory left to look at.
 ///
 /// # Errors
 /// The reactor as a whole failed.

@@ -1,14 +1,14 @@
-//! A file that is gone through once from its beginning, with the hash of what was.
+//! A file that is read or written once from its beginning, with a hash of the bytes so far.
 //!
-//! BLAKE3, because it is to notice what the checksums on the way do not: another file, a disk that errs, a bug here. At
-//! several bytes a nanosecond on one processor it does not slow down a copy.
+//! The hash is BLAKE3. It notices things that the checksums on the way do not: another file, a disk that errs, a bug in
+//! this program. At several bytes a nanosecond on one processor it does not slow down a copy.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 
 use super::wire::Hash;
 
-/// How much is hashed in one turn of the reactor, bytes: other connections wait for a few milliseconds only.
+/// Bytes hashed in one turn of the reactor. Other connections wait for a few milliseconds only.
 const SLICE: u64 = 8 << 20;
 
 /// See the [module](self).
@@ -20,28 +20,28 @@ pub struct Hashed {
 }
 
 impl Hashed {
-    /// A file, at its beginning.
+    /// Wraps a file that is at its beginning.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self { file, hasher: blake3::Hasher::new(), at: 0 }
     }
 
-    /// How far it got, bytes.
+    /// Position in the file, bytes.
     #[must_use]
     pub const fn at(&self) -> u64 {
         self.at
     }
 
-    /// The hash of everything up to there.
+    /// The hash of everything up to the position.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hasher.finalize().into()
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if there are fewer.
+    /// The system's error; `UnexpectedEof` if there are fewer.
     pub fn read(&mut self, len: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(len as usize);
         (&self.file).take(len).read_to_end(&mut bytes)?;
@@ -52,17 +52,17 @@ impl Hashed {
         Ok(bytes)
     }
 
-    /// Appends.
+    /// Writes `bytes` at the position.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
         self.pass(bytes);
         Ok(())
     }
 
-    /// Goes through some more of what is there, up to `end`; whether it got there.
+    /// Hashes some more bytes of the file, up to `end`; returns whether `end` is reached.
     ///
     /// # Errors
     /// As [`Hashed::read`].
@@ -75,7 +75,7 @@ impl Hashed {
     /// Goes back to the beginning.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn rewind(&mut self) -> io::Result<()> {
         self.file.rewind()?;
         self.hasher.reset();
@@ -83,10 +83,10 @@ impl Hashed {
         Ok(())
     }
 
-    /// Forgets what is there, and begins anew.
+    /// Empties the file, and begins anew.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn clear(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.rewind()

@@ -1,7 +1,7 @@
 //! The end that gets the file.
 //!
-//! What has come of `NAME` is in `NAME.rcp-part` until it is whole, so that it can be gone on with, and nobody takes it for
-//! the file. A name is that of a file in the one directory, and nothing else.
+//! The received part of `NAME` is in `NAME.rcp-part` until the file is whole. So a copy can go on later, and nobody
+//! takes the part for the file. A name always means a file in the one directory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -21,21 +21,21 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// Ends the name of what is not whole.
+/// The ending of the name of a file that is not whole.
 const PART: &str = ".rcp-part";
 
-/// What comes next on a connection.
+/// The next step on a connection.
 #[derive(Debug)]
 enum Step {
-    /// What is there from before is hashed, up to its length.
+    /// The part that is there from before is being hashed, up to this length.
     Hashing(u64),
-    /// The peer says where it goes on.
+    /// The peer is to say from where it goes on.
     Answered,
-    /// Pieces, and the end behind them.
+    /// Pieces are to come, and the end behind them.
     Receiving,
 }
 
-/// A file that is coming.
+/// A file that is being received.
 #[derive(Debug)]
 struct Incoming {
     name: String,
@@ -49,11 +49,11 @@ struct Server {
     directory: PathBuf,
     overwrite: bool,
     incoming: BTreeMap<ConnectionId, Incoming>,
-    /// Those with something to hash: a slice of each in turn.
+    /// Connections with something to hash; each gets a slice in turn.
     hashing: VecDeque<ConnectionId>,
 }
 
-/// Checks that a peer's name is that of a file, and not of one of ours.
+/// Checks that a peer's name is a plain file name, and not that of a part.
 fn check_name(name: &str) -> Result<(), Failure> {
     let mut parts = Path::new(name).components();
     let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
@@ -78,7 +78,7 @@ impl Server {
         self.directory.join(format!("{name}{PART}"))
     }
 
-    /// A message; the name of a copy that is complete with it.
+    /// Handles a message of the peer.
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let Some(incoming) = self.incoming.get_mut(&conn) else {
             return match Say::decode(message) {
@@ -104,7 +104,7 @@ impl Server {
         }
     }
 
-    /// A file is offered: says what is here of it, maybe after some hashing.
+    /// Answers the offer of a file with the part that is here, maybe after some hashing.
     fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, len: u64, name: &str) -> Result<(), Failure> {
         check_name(name)?;
         self.check_free(name)?;
@@ -113,7 +113,7 @@ impl Server {
         }
         let path = self.part_path(name);
         let broken = |error: io::Error| Failure::new(format!("creating {name:?}: {error}"));
-        // Something else of that name, such as a link to elsewhere, is not ours to write.
+        // This program does not write to anything else of that name, such as a link to elsewhere.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(Failure::new(format!("{name:?}: what should be its partial copy is no file")));
         }
@@ -143,7 +143,7 @@ impl Server {
         }
     }
 
-    /// Hashes a slice, and answers when that was the last; whether it was.
+    /// Hashes a slice, and answers after the last one; returns whether it was the last.
     fn hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<bool, Failure> {
         let Some(incoming) = self.incoming.get_mut(&conn) else { return Ok(true) };
         let Step::Hashing(len) = incoming.step else { return Ok(true) };
@@ -157,7 +157,7 @@ impl Server {
         Ok(true)
     }
 
-    /// All has come: puts it in its place if it is what was sent.
+    /// Puts a file that has arrived in full into its place, if its hash is that of the sender.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId, hash: Hash) -> Result<(), Failure> {
         let Some(Incoming { name, len, part, .. }) = self.incoming.remove(&conn) else { return Ok(()) };
         let path = self.part_path(&name);
@@ -177,14 +177,14 @@ impl Server {
             eprintln!("rcp: {conn}: {failure}");
             self.incoming.remove(&conn);
             say(cx, conn, Say::Refuse(&failure.to_string()));
-            // What was said is sent before.
+            // The answer is sent before the connection closes.
             cx.close(conn);
             T::default()
         })
     }
 }
 
-/// Answers. A peer that takes no answers has no claim to one.
+/// Answers the peer. A peer that takes no answers gets none.
 fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}
@@ -218,7 +218,7 @@ impl Handler for Server {
     }
 }
 
-/// Puts files that peers send into a directory, until it is asked to end.
+/// Puts files that peers send into a directory, until the program is asked to end.
 ///
 /// # Errors
 /// There is no such directory, the address cannot be had, or the reactor fails.

@@ -17,25 +17,25 @@ use super::{PIECE, WINDOW};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
-/// What was copied.
+/// The result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
     /// Bytes of the file.
     pub len: u64,
-    /// Of these, what the peer had from before.
+    /// Number of those bytes that the peer had from before.
     pub resumed: u64,
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Debug)]
 enum Step {
-    /// The peer says what it has.
+    /// The peer is to say how much of the file it has.
     Asked,
-    /// The beginning of the file is compared with what it has.
+    /// The beginning of the file is being compared with the part that the peer has.
     Comparing { len: u64, hash: Hash },
-    /// Pieces, and the end behind them.
+    /// Pieces are being sent, and the end behind them.
     Sending,
-    /// The peer says how it went.
+    /// The peer is to report the result.
     Told,
 }
 
@@ -49,7 +49,7 @@ struct Sender<'a> {
     conn: Option<ConnectionId>,
     /// Pieces that the peer is fetching, and their lengths.
     flying: Vec<(SendId, u64)>,
-    /// One for which there was no room.
+    /// A piece for which there was no room.
     waiting: Option<Region>,
     bar: ProgressBar,
     result: Option<Result<Copied, Failure>>,
@@ -59,20 +59,20 @@ impl Sender<'_> {
     fn heard(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<Option<Copied>, Failure> {
         match (Say::decode(message), &self.step) {
             (Some(Say::Have { len, hash }), Step::Asked) => {
-                // What is longer than this file is not the beginning of it.
+                // A part that is longer than this file is not its beginning.
                 let len = if len > self.len { 0 } else { len };
                 self.step = Step::Comparing { len, hash };
                 cx.set_timer(Duration::ZERO, 0);
                 Ok(None)
             }
             (Some(Say::Done), Step::Told) => Ok(Some(Copied { len: self.len, resumed: self.resumed })),
-            // Text of a peer: no control characters of its own on this terminal.
+            // The text comes from a peer, so its control characters must not reach this terminal.
             (Some(Say::Refuse(why)), _) => Err(Failure::new(why.replace(char::is_control, "?"))),
             _ => Err(Failure::new("the peer is not an rcp server of this version")),
         }
     }
 
-    /// Compares a slice of the file, and goes on to send when that was the last.
+    /// Compares a slice of the file, and begins to send after the last one.
     fn compare(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Step::Comparing { len, hash } = self.step else { return Ok(()) };
         if !self.file.skim(len).map_err(Failure::new)? {
@@ -92,13 +92,13 @@ impl Sender<'_> {
         self.pump(cx, conn)
     }
 
-    /// Sends what there is room for.
+    /// Sends as many pieces as there is room for.
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Step::Sending = self.step else { return Ok(()) };
         while self.flying.len() < WINDOW {
             let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
             match cx.send_region(conn, &piece, 0..piece.len()) {
-                // The region is dropped here, and goes when the peer has fetched it.
+                // The region is dropped here; its memory is freed when the peer has fetched it.
                 Ok(send) => self.flying.push((send, piece.len() as u64)),
                 Err(SendErrorKind::WouldBlock(_)) => {
                     self.waiting = Some(piece);
@@ -110,7 +110,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// The next piece in memory that the peer may read; `None` at the end.
+    /// Reads the next piece into memory that the peer may read; `None` at the end of the file.
     fn next_piece(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Region>, Failure> {
         if let Some(piece) = self.waiting.take() {
             return Ok(Some(piece));
@@ -121,11 +121,11 @@ impl Sender<'_> {
             return Ok(None);
         }
         let bytes = self.file.read(len).map_err(|error| Failure::new(format!("{}: {error}", self.name)))?;
-        // Registering takes the bytes as they are: from the file to the wire nobody copies them.
+        // Registering takes the bytes as they are, so nothing copies them between the file and the wire.
         Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(Access::REMOTE_READ))?))
     }
 
-    /// Everything is on its way: says what it must have become.
+    /// Sends the hash of the whole file behind the last piece.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         match cx.send(conn, &Say::End(self.file.hash()).encode()) {
             Ok(_) => self.step = Step::Told,
@@ -135,7 +135,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Notes how it ended, the first time.
+    /// Notes the result; the first one counts.
     fn end(&mut self, cx: &mut Context<'_>, result: Result<Copied, Failure>) {
         self.result.get_or_insert(result);
         match self.conn {
@@ -201,7 +201,7 @@ impl Handler for Sender<'_> {
 }
 
 fn progress_bar(len: u64) -> ProgressBar {
-    // Drawn on standard error, and only if that is a terminal.
+    // The bar is drawn on standard error, and only if that is a terminal.
     let bar = ProgressBar::new(len);
     let style = "{bar:40} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4}";
     match ProgressStyle::with_template(style) {
@@ -210,13 +210,13 @@ fn progress_bar(len: u64) -> ProgressBar {
     }
 }
 
-/// Copies a file to a peer, where it is called `name`; `None` if the user did not want to wait.
+/// Copies a file to a peer, under the name `name`; `None` if the user interrupted the copy.
 ///
 /// # Errors
 /// The file cannot be read, the peer refuses it, or the connection ends too early.
 pub fn run(path: &Path, name: &str, peer: SocketAddr, config: Config) -> Result<Option<Copied>, Failure> {
     let unreadable = |error: &dyn std::fmt::Display| Failure::new(format!("{}: {error}", path.display()));
-    // Asked first: to open a pipe would wait for who writes to it.
+    // This is asked before the file is opened, because opening a pipe would wait for a writer.
     if !std::fs::metadata(path).map_err(|error| unreadable(&error))?.is_file() {
         return Err(unreadable(&"not a file; rcp copies one file at a time"));
     }

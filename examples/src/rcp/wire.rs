@@ -1,4 +1,4 @@
-//! What the two ends say to each other, around the bytes of the file.
+//! The messages of the two ends, around the bytes of the file.
 //!
 //! ```text
 //! sender                               receiver
@@ -13,38 +13,38 @@
 /// A BLAKE3 hash.
 pub type Hash = [u8; 32];
 
-/// Bytes that open an offer: another program, or version, is not mistaken for this one.
+/// The first bytes of an offer, so that another program or version is not mistaken for this one.
 const MAGIC: &[u8; 4] = b"RCP1";
 
-/// A message; a tag, numbers little-endian, and text to the end.
+/// A message: a tag, little-endian numbers, and text to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Say<'a> {
-    /// There is a file.
+    /// The sender offers a file.
     Offer {
         /// Its length, bytes.
         len: u64,
-        /// What it is to be called.
+        /// Name of the copy.
         name: &'a str,
     },
-    /// So much of it is here.
+    /// The receiver has a part of the file.
     Have {
-        /// Bytes.
+        /// Length of the part, bytes.
         len: u64,
-        /// Their hash.
+        /// Hash of the part.
         hash: Hash,
     },
-    /// The bytes from there follow.
+    /// The bytes of the file from this offset on follow.
     From(u64),
-    /// That was all, with this hash.
+    /// The file is complete, with this hash.
     End(Hash),
     /// The copy is whole and in its place.
     Done,
-    /// It will not be, for this reason.
+    /// The receiver refuses, for this reason.
     Refuse(&'a str),
 }
 
 impl<'a> Say<'a> {
-    /// As a message.
+    /// Writes a message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -57,7 +57,7 @@ impl<'a> Say<'a> {
         }
     }
 
-    /// From a message; `None` if it is not one of these.
+    /// Reads a message; `None` if it is none of these.
     #[must_use]
     pub fn decode(message: &'a [u8]) -> Option<Self> {
         let (tag, rest) = message.split_first()?;

@@ -1,11 +1,11 @@
-//! Where a peer's memory is: `address:8 | key:4 | size:4`, big-endian.
+//! An advert tells where a peer's memory is: `address:8 | key:4 | size:4`, big-endian.
 
 use rdma_reactor::RemoteRegion;
 
-/// Bytes of every message.
+/// Length of every message, bytes.
 pub const LEN: usize = 16;
 
-/// A message that names a region. Regions of 4 GiB and more cannot be named.
+/// Writes a message that names a region. Regions of 4 GiB and more cannot be named.
 #[must_use]
 pub fn encode(region: RemoteRegion) -> [u8; LEN] {
     let size = u32::try_from(region.len).expect("at most --size, which is less");
@@ -16,10 +16,10 @@ pub fn encode(region: RemoteRegion) -> [u8; LEN] {
     out
 }
 
-/// The region that a message names.
+/// Reads the region that a message names.
 ///
 /// # Errors
-/// It is no advert, or one of nothing.
+/// The message is no advert, or its region is empty.
 pub fn decode(message: &[u8]) -> Result<RemoteRegion, String> {
     let [a @ .., k0, k1, k2, k3, s0, s1, s2, s3] = *checked(message)?;
     let size = u32::from_be_bytes([s0, s1, s2, s3]);
@@ -31,10 +31,10 @@ pub fn decode(message: &[u8]) -> Result<RemoteRegion, String> {
     }
 }
 
-/// A message of the right length.
+/// Checks the length of a message.
 ///
 /// # Errors
-/// It has another one.
+/// The message has another length.
 pub fn checked(message: &[u8]) -> Result<&[u8; LEN], String> {
     message.try_into().map_err(|_| format!("a message of {} bytes where rping has {LEN}", message.len()))
 }

@@ -10,8 +10,9 @@
 //! | | <- RDMA Write | puts the ping there |
 //! | compares | <- message | says "done" |
 //!
-//! Every message has the 16 bytes of an advert; those of the server mean nothing. Nobody ever has more than one message
-//! on its way, so one posted receive is enough, and `rping` has just one. The client ends the connection.
+//! Every message has the 16 bytes of an advert; the bytes of the server's messages mean nothing. Neither side ever has
+//! more than one message on its way, so one posted receive is enough, and `rping` has just one. The client ends the
+//! connection.
 
 pub mod advert;
 pub mod options;

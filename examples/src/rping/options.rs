@@ -11,7 +11,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// Flags of both.
+/// The flags of both programs.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// The port
@@ -39,18 +39,18 @@ pub struct Options {
     #[arg(long)]
     pub no_crc: bool,
     /// Print version
-    // Without a letter: -V is taken.
+    // The flag has no letter, because -V is taken.
     #[arg(long, action = ArgAction::Version)]
     version: Option<bool>,
 }
 
 impl Options {
-    /// A reactor that Ctrl-C stops, and its timer.
+    /// Makes a reactor that Ctrl-C stops, and sets its timer.
     ///
     /// # Errors
     /// There is no such provider here.
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
-        // A message of any other length is one to complain about, not one that does not fit.
+        // A message of any other length must fit, so that the program can complain about it.
         let config =
             Config::default().provider(self.provider.into()).buffer_size(4 * advert::LEN as u32).crc(!self.no_crc);
         let mut reactor = Reactor::new(config.receive_depth(5).send_depth(4))?;
@@ -62,7 +62,7 @@ impl Options {
         Ok((reactor, interrupt))
     }
 
-    /// Where everything but the summary goes.
+    /// The destination of everything but the summary.
     #[must_use]
     pub fn output(&self) -> Output {
         if self.json { Output::stderr() } else { Output::stdout() }

@@ -1,14 +1,14 @@
-//! What travels: `rdma-ping-7: HIJK...`, moved on by one character each round, with a NUL as its last byte.
+//! A ping is the text `rdma-ping-7: HIJK...`, which moves on by one character each round, with a NUL as its last byte.
 
 use std::borrow::Cow;
 use std::iter;
 
-/// Characters of the tail, in rotation, and how many.
+/// The characters of the tail, in rotation, twice.
 const ROW: &[u8; 2 * CHARACTERS] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz\
     ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz";
 const CHARACTERS: usize = 58;
 
-/// The ping of a round, as long as `out`.
+/// Fills `out` with the ping of a round.
 pub fn fill(round: u64, out: &mut [u8]) {
     let mut at = 0;
     for piece in pieces(head(round).as_bytes(), round, out.len()) {
@@ -17,7 +17,7 @@ pub fn fill(round: u64, out: &mut [u8]) {
     }
 }
 
-/// Compares with the ping of a round.
+/// Compares bytes with the ping of a round.
 ///
 /// # Errors
 /// The first byte that differs.
@@ -34,7 +34,7 @@ pub fn check(round: u64, got: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// As text, for `--verbose`.
+/// Formats a ping as text, for `--verbose`.
 #[must_use]
 pub fn text(ping: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(ping.split(|byte| *byte == 0).next().unwrap_or_default())
@@ -44,7 +44,7 @@ fn head(round: u64) -> String {
     format!("rdma-ping-{round}: ")
 }
 
-/// A ping of `len` bytes: its head, the characters as often as they fit, the NUL.
+/// The pieces of a ping of `len` bytes: its head, the characters as often as they fit, and the NUL.
 fn pieces(head: &[u8], round: u64, len: usize) -> impl Iterator<Item = &[u8]> {
     let start = (round % CHARACTERS as u64) as usize;
     let row = &ROW[start..start + CHARACTERS];

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// No test program may take longer.
+/// Longest time of a test program.
 const LIMIT: Duration = Duration::from_secs(180);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) enum Source {
     Stderr,
 }
 
-/// What a program left behind.
+/// The status and the output of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -31,14 +31,14 @@ impl Finished {
         self.status.code()
     }
 
-    /// It did what it was asked for, and had nothing to complain about.
+    /// Checks that the program succeeded, and printed no complaint.
     #[track_caller]
     pub(crate) fn succeeded(&self) -> &Self {
         assert_eq!((self.code(), self.stderr.as_str()), (Some(0), ""), "{self:?}");
         self
     }
 
-    /// It failed with one line on standard error that has all of these words.
+    /// Checks that the program failed with one line on standard error that has all of these words.
     #[track_caller]
     pub(crate) fn failed_with(&self, words: &[&str]) -> &Self {
         assert_eq!(self.code(), Some(1), "{self:?}");
@@ -88,14 +88,14 @@ impl Program {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("the program is there");
     }
 
-    /// Processes that it has started and not waited for.
+    /// Processes that the program has started and not waited for.
     pub(crate) fn children(&self) -> Vec<u32> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let text = std::fs::read_to_string(path).expect("the program is there");
         text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
     }
 
-    /// The next line, of either stream; `None` when both have ended.
+    /// Reads the next line of either stream; `None` when both have ended.
     fn next(&mut self) -> Option<(Source, String)> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
@@ -109,7 +109,7 @@ impl Program {
         }
     }
 
-    /// Waits for a line that has this in it.
+    /// Waits for a line that contains a text.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, what: &str) -> String {
         while let Some((_, line)) = self.next() {
@@ -152,9 +152,9 @@ pub(crate) fn run(args: &[&str]) -> Finished {
     Program::start(args).finish()
 }
 
-/// A server on a free port of this machine, and its address.
+/// Starts a server on a free port of this machine; returns it with its address.
 pub(crate) fn server() -> (Program, String) {
-    // Its log says when a client is there.
+    // The server's log says when a client is there.
     let args = ["server", "--bind", "127.0.0.1", "--port", "0"];
     let mut server = Program::start_with(&args, |command| command.env("RUST_LOG", "rdma_reactor_examples=info"));
     let line = server.wait_for("listening on ");

@@ -442,7 +442,7 @@ impl Connection {
         let Some(active) = &mut self.transfers.0 else { return };
         active.pieces = active.pieces.saturating_sub(1);
         active.read = env.now;
-        // Reads end in order, so this one belongs to the first transfer that is not whole.
+        // Reads end in order, so the read belongs to the first transfer that is not whole.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
         if transfer.is_whole() {

@@ -1,4 +1,4 @@
-//! One endpoint: what it has posted, and what waits to be posted.
+//! One endpoint: its posted work requests, and those that wait to be posted.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -24,45 +24,45 @@ pub(super) struct Sending {
     pub(super) id: SendId,
 }
 
-/// A group that the endpoint is in, once there is a way to send to the group.
+/// A group that the endpoint is in or joins. The peer is there once the endpoint has joined.
 #[derive(Debug)]
 pub(super) struct Membership {
     pub(super) group: IpAddr,
     pub(super) peer: Option<PeerId>,
 }
 
-/// Where an endpoint is in the world.
+/// The place of an endpoint: its ids, its address, its device and its room there.
 #[derive(Debug)]
 pub(super) struct Site {
-    /// Has the queue pair.
+    /// The connection-manager id that has the queue pair.
     pub(super) cm: CmId,
-    /// Where peers ask for it.
+    /// The connection-manager id at which peers ask for the endpoint.
     pub(super) listener: CmId,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
     pub(super) device: usize,
     pub(super) cq: usize,
-    /// Completion entries it has claimed.
+    /// Number of completion entries that the endpoint has claimed.
     pub(super) room: u32,
     pub(super) max_datagram: usize,
 }
 
-/// How far an endpoint is with ending.
+/// The phase of an endpoint's life.
 #[derive(Debug)]
 pub(super) enum Phase {
     Open,
-    /// What was taken is still sent, until the timer.
+    /// The endpoint is closed, and accepted datagrams are still sent until the timer is due.
     Draining {
         reason: DisconnectReason,
         timer: Key,
     },
-    /// What is still to be sent will not be.
+    /// The endpoint is closed, and datagrams that are not sent yet will not be.
     Over {
         reason: DisconnectReason,
     },
 }
 
-/// What an endpoint has posted, and what is to be posted.
+/// The work requests of an endpoint, posted and to be posted.
 #[derive(Debug)]
 pub(super) struct Traffic {
     pub(super) pool: Pool,
@@ -72,7 +72,7 @@ pub(super) struct Traffic {
     pub(super) sends: VecDeque<Sending>,
     pub(super) chain: Vec<SendWr>,
     pub(super) send_depth: usize,
-    /// Datagrams taken so far.
+    /// Number of datagrams accepted so far.
     pub(super) taken: u64,
 }
 
@@ -82,27 +82,28 @@ pub(super) struct Endpoint {
     pub(super) site: Site,
     pub(super) phase: Phase,
     pub(super) traffic: Traffic,
-    /// Addresses that nobody sends to any more, each with the number of the first send that is not to it.
+    /// Address handles of forgotten peers. Each comes with the number of the next send at the time of forgetting; only
+    /// earlier sends may use the handle.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
     pub(super) groups: Vec<Membership>,
     /// A send was refused.
     pub(super) blocked: bool,
-    /// It is on the list of those that have something to post.
+    /// The endpoint is on the list of those that have something to post.
     pub(super) marked: bool,
 }
 
 /// Bits of a position in the number of a work request.
 const SEQUENCE_BITS: u32 = 16;
-/// Bits of a slot there; what is left is for the generation.
+/// Bits of a slot in the number of a work request; the rest is for the generation.
 const SLOT_BITS: u32 = 20;
-/// Bits of a generation there.
+/// Bits of a generation in the number of a work request.
 pub(super) const GENERATION_BITS: u32 = GUEST_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
 /// A work request of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) endpoint: Key,
-    /// Low bits of the position of a send; `None`: a receive.
+    /// The low bits of the position of a send; `None` for a receive.
     pub(super) send: Option<u16>,
 }
 
@@ -115,7 +116,7 @@ impl Work {
         guest_work(number)
     }
 
-    /// The parts of a guest's number.
+    /// Takes the number of a work request apart.
     pub(super) fn unpack(number: u64) -> Self {
         let slot = (number >> (1 + SEQUENCE_BITS)) as u32 & ((1 << SLOT_BITS) - 1);
         let generation = (number >> (1 + SEQUENCE_BITS + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
@@ -133,7 +134,7 @@ impl Traffic {
         self.sends.len() < self.send_depth
     }
 
-    /// Adds a datagram to the chain. There is room, and it is not too long.
+    /// Adds a datagram to the chain. The caller has checked that there is room and that the datagram is not too long.
     pub(super) fn push_send(&mut self, endpoint: Key, buffer: Buffer, len: usize, op: SendOp) -> SendId {
         let id = SendId::new(self.taken, SendKind::Datagram);
         let (posted, sge) = self.pool.post(buffer, len);
@@ -144,14 +145,15 @@ impl Traffic {
         id
     }
 
-    /// How many sends a completion of `sequence` ends: itself and those before it. `None` if it is not posted.
+    /// Number of sends that a completion of `sequence` ends: that send and those before it. `None` if no such send is
+    /// posted.
     pub(super) fn sends_ended_by(&self, sequence: u16) -> Option<usize> {
         let oldest = self.sends.front()?.id.sequence() as u16;
         let count = usize::from(sequence.wrapping_sub(oldest)) + 1;
         (count <= self.sends.len() - self.chain.len()).then_some(count)
     }
 
-    /// The number of the oldest send that has not ended, or of the next one.
+    /// Number of the oldest send that has not ended, or of the next send if all have ended.
     pub(super) fn oldest(&self) -> u64 {
         self.sends.front().map_or(self.taken, |send| send.id.sequence())
     }
@@ -207,7 +209,7 @@ impl Endpoint {
         matches!(self.phase, Phase::Over { .. })
     }
 
-    /// An address that nothing is being sent to any more.
+    /// Takes an address handle that no posted send uses any more.
     pub(super) fn next_unused(&mut self) -> Option<AddressId> {
         let &(until, address) = self.forgotten.front()?;
         if until > self.traffic.oldest() {

@@ -25,7 +25,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Whether the endpoint was in the group, or joining it.
+    /// Forgets a group; returns whether the endpoint was in the group or joining it.
     fn forget_group(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> bool {
         let Some(endpoint) = self.all.get_mut(key) else { return false };
         let Some(place) = endpoint.groups.iter().position(|member| member.group == group) else { return false };
@@ -35,7 +35,7 @@ impl Endpoints {
         true
     }
 
-    /// The connection manager has something to say about an endpoint.
+    /// Handles an event of the connection manager for an endpoint.
     pub(super) fn endpoint_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(id) = self.all.get(key).map(|endpoint| endpoint.id) else { return };
         match kind {

@@ -1,4 +1,4 @@
-//! A datagram that came, and where from.
+//! A datagram that came, and its origin.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,7 +9,8 @@ use std::ops::Deref;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::wc::WorkCompletion;
 
-/// Where a datagram came from, as far as the network says. Equal for all datagrams of one sender; a small thing to keep.
+/// The origin of a datagram, as far as the network reports it. It is equal for all datagrams of one sender, and small
+/// enough to keep.
 #[derive(Clone, Copy)]
 pub struct Origin {
     pub(super) completion: WorkCompletion,
@@ -17,14 +18,14 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Number of the queue pair that sent it.
+    /// Number of the queue pair that sent the datagram.
     #[must_use]
     pub const fn qp_number(&self) -> u32 {
         self.completion.source.qp_number
     }
 
-    /// Address of the sender: on RoCE an IP address, on InfiniBand its GID as far as it came across a router; `None`
-    /// where the network says nothing.
+    /// Address of the sender: on RoCE an IP address, and on InfiniBand the GID if the datagram has a route header.
+    /// `None` if the network does not report an address.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         if !self.completion.source.has_route_header() {
@@ -79,7 +80,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The sender in a route header. An IPv4 header, if it is one, is the second half of it (InfiniBand annex A17).
+/// Reads the sender from a route header. If the route header holds an IPv4 header, that one is in its second half
+/// (InfiniBand annex A17).
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     if header[0] >> 4 == 6 {
         let source: [u8; 16] = header[8..24].try_into().ok()?;
@@ -89,27 +91,27 @@ fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     (header[20] >> 4 == 4).then(|| IpAddr::V4(Ipv4Addr::from(source)))
 }
 
-/// A received datagram, in the registered buffer it arrived in. It derefs to its bytes; the buffer is posted again when the
-/// callback has returned.
+/// A received datagram, in the registered buffer that it arrived in. It derefs to its bytes. The buffer is posted again
+/// when the callback has returned.
 pub struct Datagram<'a> {
     origin: Origin,
     payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// The datagram in a receive; `None` if that is too short for a route header.
+    /// Makes a datagram of a receive; `None` if the receive is too short for a route header.
     pub(crate) fn of(completion: &WorkCompletion, bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk()?;
         Some(Self { origin: Origin { completion: *completion, header: *header }, payload })
     }
 
-    /// Where it came from.
+    /// The origin of the datagram.
     #[must_use]
     pub const fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// The 32 bits that came beside the payload.
+    /// The immediate data, 32 bits that came beside the payload.
     #[must_use]
     pub const fn immediate(&self) -> Option<u32> {
         self.origin.completion.immediate

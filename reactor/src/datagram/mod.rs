@@ -1,24 +1,26 @@
 //! Unreliable datagrams, on devices that have them.
 //!
-//! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device: it receives from
-//! everybody and sends to anybody. A *peer* is a way to send somewhere: an endpoint elsewhere, found by its address
+//! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device. It receives
+//! from everybody and sends to anybody. A *peer* is a destination: an endpoint elsewhere, found by its address
 //! ([`Datagrams::find_peer`](crate::Datagrams::find_peer)) or from a datagram that came
-//! ([`Datagrams::peer_of`](crate::Datagrams::peer_of)), or a multicast group ([`Datagrams::join`](crate::Datagrams::join)).
-//! Addresses are those of the connection manager's UDP port space: librdmacm's programs find an endpoint, and are found.
-//! Callbacks are those of [`DatagramHandler`](crate::DatagramHandler).
+//! ([`Datagrams::peer_of`](crate::Datagrams::peer_of)), or a multicast group
+//! ([`Datagrams::join`](crate::Datagrams::join)). Addresses are those of the connection manager's UDP port space:
+//! librdmacm's programs find an endpoint, and are found. Callbacks are those of
+//! [`DatagramHandler`](crate::DatagramHandler).
 //!
-//! What a datagram is:
+//! The properties of a datagram:
 //!
-//! - It arrives whole, or not at all; in any order, maybe more than once, and nobody is told what is lost. A datagram that
-//!   finds no receive posted is lost: [`EndpointOptions::receive_depth`] is how many may come at once. There are no credits.
-//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long, which the device's port decides:
-//!   256 to 4,096.
-//! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing of the peer.
-//! - Its sender is what the network says ([`Origin`]): nothing is authenticated, and anybody may send.
-//! - A member of a group may hear what it sends there itself: loopback is the device's affair.
+//! - It arrives whole or not at all, in any order, maybe more than once, and nobody is told of a loss. A datagram that
+//!   finds no receive posted is lost; [`EndpointOptions::receive_depth`] is how many may come at once. There are no
+//!   credits.
+//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long. The device's port sets this
+//!   limit, from 256 to 4,096.
+//! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing about the peer.
+//! - Its sender ([`Origin`]) is known from the network only. Nothing is authenticated, and anybody may send.
+//! - A member of a group may hear its own datagrams to the group; the device decides on loopback.
 //!
-//! The header that comes in front of a datagram is kept from its reader. Each endpoint has memory of its own, which
-//! `Config::max_memory` does not count: a receive takes `max_datagram` + 40 bytes, a send as much.
+//! The reader of a datagram does not see the route header in front of it. Each endpoint has memory of its own, which
+//! `Config::max_memory` does not count. Each receive and each send takes `max_datagram` + 40 bytes.
 
 mod endpoint;
 mod group;
@@ -31,10 +33,10 @@ pub use message::{Datagram, Origin};
 use crate::error::Error;
 pub use crate::id::{EndpointId, PeerId};
 
-/// Most receives, and most sends, of an endpoint.
+/// Largest number of receives of an endpoint, and largest number of sends.
 const MAX_DEPTH: u32 = 16_384;
 
-/// How to open an endpoint.
+/// Options of an endpoint.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct EndpointOptions {
@@ -55,15 +57,16 @@ impl EndpointOptions {
         Self::default()
     }
 
-    /// Receives posted: datagrams that may come in one turn, more are lost. 1 to 16,384, and what the device allows.
-    /// Default: 64.
+    /// Sets the number of receives posted. If more datagrams come in one turn, the rest is lost. Range: 1 to 16,384, or
+    /// less if the device's limit is lower. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, datagrams: u32) -> Self {
         self.receive_depth = datagrams;
         self
     }
 
-    /// Sends that may be on their way: 1 to 16,384, and what the device allows. Default: 64.
+    /// Sets the number of sends that may be on their way. Range: 1 to 16,384, or less if the device's limit is lower.
+    /// Default: 64.
     #[must_use]
     pub const fn send_depth(mut self, datagrams: u32) -> Self {
         self.send_depth = datagrams;

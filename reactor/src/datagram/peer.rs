@@ -1,4 +1,4 @@
-//! Ways to send: peers, and how they are found.
+//! Peers, and the search for them.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ fn destroy_address(driver: &mut Driver, address: AddressId) {
 }
 
 impl Endpoints {
-    /// Notes a way to send; the address handle is the endpoint's from now on.
+    /// Adds a peer; the endpoint owns its address handle from now on.
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
         let device = driver.device(endpoint.site.device).ok_or(Error::Gone("device"))?.id;
@@ -35,7 +35,7 @@ impl Endpoints {
         self.add_peer(driver, key, &peer)
     }
 
-    /// Forgets a peer. What was taken for it is still sent.
+    /// Forgets a peer. Datagrams that were accepted for the peer are still sent.
     pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
         let Some(peer) = self.peers.remove(peer) else { return };
         let (key, address) = (peer.endpoint, peer.destination.address);
@@ -56,8 +56,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the addresses of peers that were forgotten, once nothing is on its way there: a device may look at an
-    /// address until then.
+    /// Destroys the address handles of forgotten peers to which nothing is on its way any more. A device may use an
+    /// address handle until then.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         while let Some(address) = self.all.get_mut(key).and_then(super::endpoint::Endpoint::next_unused) {
             destroy_address(driver, address);
@@ -86,7 +86,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// The connection manager has something to say about a question.
+    /// Handles an event of the connection manager for a lookup.
     pub(super) fn lookup_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(&Lookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
@@ -145,7 +145,7 @@ impl Endpoints {
         }
     }
 
-    /// Somebody asks for an endpoint at its address. Nothing is allocated for it.
+    /// Answers a peer that asks for an endpoint at its address. Nothing is allocated for the answer.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: CmId) {
         let now = driver.now();
         let Some(endpoint) = self.open_one(key) else { return driver.provider_mut().destroy_id(asked, now) };

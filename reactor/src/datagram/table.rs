@@ -1,5 +1,5 @@
-//! All endpoints of a reactor: opening, sending, completions, the end. The rest of the reactor knows an endpoint's queue
-//! pair, events and timers as those of a guest, by numbers that are given here.
+//! All endpoints of a reactor: opening, sending, completions, the end. To the rest of the reactor, the queue pair, the
+//! events and the timers of an endpoint are those of a guest, with numbers that this file gives.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +27,7 @@ use crate::id::SendId;
 /// A callback to make.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A datagram of so many bytes came, header included.
+    /// A datagram of `len` bytes came, route header included.
     Datagram {
         endpoint: EndpointId,
         buffer: Buffer,
@@ -52,21 +52,21 @@ pub(crate) enum Event {
         group: IpAddr,
         joined: Result<PeerId, ConnectError>,
     },
-    /// The last one.
+    /// The endpoint is closed; this is its last event.
     Closed {
         endpoint: EndpointId,
         reason: DisconnectReason,
     },
 }
 
-/// Somewhere that an endpoint sends to.
+/// A destination of an endpoint.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) endpoint: Key,
     pub(super) destination: Destination,
 }
 
-/// A question to a peer: which queue pair takes datagrams at an address.
+/// A question to a peer for the queue pair that takes datagrams at an address.
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) endpoint: Key,
@@ -75,7 +75,7 @@ pub(super) struct Lookup {
     pub(super) timer: Key,
 }
 
-/// What a guest's number stands for.
+/// The meaning of a guest's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Endpoint(Key),
@@ -97,7 +97,7 @@ impl Number {
     }
 }
 
-/// The endpoints, and what belongs to them.
+/// The endpoints of a reactor, with their peers and lookups.
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(super) all: Slab<Endpoint>,
@@ -117,7 +117,8 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
-            // The two have keys that travel in a number beside one bit more.
+            // Keys of endpoints and of lookups travel in a number beside one more bit, so they have narrower
+            // generations.
             peers: Slab::default(),
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
@@ -134,12 +135,12 @@ impl Endpoints {
         self.all.is_empty()
     }
 
-    /// One that is open.
+    /// Returns an endpoint if it is open.
     pub(super) fn open_one(&mut self, key: Key) -> Option<&mut Endpoint> {
         self.all.get_mut(key).filter(|endpoint| endpoint.is_open())
     }
 
-    /// Has a callback made.
+    /// Asks for a callback.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
     }
@@ -258,14 +259,15 @@ impl Endpoints {
             driver.fabric_mut().own(cm, Owner::Guest(Number::Endpoint(key).pack()));
         }
         self.mark(key);
-        // The endpoint hears from the start, not from the next turn on.
+        // The receives are posted now, so that the endpoint hears datagrams before the next turn.
         self.flush(driver);
         Ok(id)
     }
 
-    // What a program asks.
+    // Calls of the program.
 
-    /// Where peers find an endpoint, the number of its queue pair, its device and its largest datagram.
+    /// The address at which peers find an endpoint, its queue pair, the index of its device, and its largest datagram
+    /// in bytes.
     pub(crate) fn site(&self, key: Key) -> Option<(SocketAddr, rdma_transport::qp::QpId, usize, usize)> {
         let site = &self.all.get(key)?.site;
         Some((site.address, site.qp, site.device, site.max_datagram))
@@ -303,9 +305,9 @@ impl Endpoints {
         Ok(send)
     }
 
-    // What the driver hears for its guests.
+    // Events that the driver passes on.
 
-    /// A work request of an endpoint has completed.
+    /// Handles a completed work request of an endpoint.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
         let Work { endpoint, send } = Work::unpack(number);
@@ -325,7 +327,7 @@ impl Endpoints {
         };
         let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
         for nth in 1..=count {
-            // Datagrams before the one that failed were only not signaled.
+            // The datagrams before the last one have succeeded; they had no signal.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
         self.drop_unused_addresses(driver, key);
@@ -363,14 +365,14 @@ impl Endpoints {
         true
     }
 
-    /// The memory of a datagram that is to be told; `None` if there is nobody to tell any more.
+    /// The memory of a datagram that is to be delivered; `None` if the endpoint is not open any more.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
         let slabs = self.open_one(key)?.traffic.slabs();
         driver.counters().messages.datagrams_received += 1;
         Some(slabs)
     }
 
-    /// The buffer of a datagram is free again: it is posted at the end of the turn.
+    /// Frees the buffer of a datagram. It is posted again at the end of the turn.
     pub(crate) fn free(&mut self, key: Key, buffer: Buffer) {
         if let Some(endpoint) = self.all.get_mut(key) {
             endpoint.traffic.reposts.push(buffer);
@@ -378,7 +380,7 @@ impl Endpoints {
         }
     }
 
-    /// The connection manager has something to say.
+    /// Handles an event of the connection manager.
     pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, event: CmEvent) {
         match (Number::unpack(number), event) {
             (Number::Endpoint(key), CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
@@ -389,10 +391,10 @@ impl Endpoints {
         }
     }
 
-    /// A timer is due.
+    /// Handles a timer that is due.
     pub(crate) fn due(&mut self, driver: &mut Driver, number: u64) {
         match Number::unpack(number) {
-            // A closed endpoint had its time to send what was taken.
+            // The time of a closed endpoint to send accepted datagrams is over.
             Number::Endpoint(key) => self.hurry(driver, key),
             Number::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
         }
@@ -417,7 +419,7 @@ impl Endpoints {
         false
     }
 
-    /// Posts what the turn has gathered.
+    /// Posts the work requests that the turn has gathered.
     #[inline]
     pub(crate) fn flush(&mut self, driver: &mut Driver) {
         if !self.to_post.is_empty() {
@@ -447,7 +449,8 @@ impl Endpoints {
 
     // Ending.
 
-    /// Ends an endpoint, for the first reason given; `at_once`: without sending what was taken.
+    /// Ends an endpoint; the first reason given counts. `at_once`: datagrams that were accepted and not sent are
+    /// dropped.
     pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, at_once: bool) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
@@ -463,7 +466,7 @@ impl Endpoints {
         }
     }
 
-    /// What an endpoint that ends has not sent is not sent any more.
+    /// Stops the sending of an endpoint that ends.
     fn hurry(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if let Phase::Draining { reason, timer } = &endpoint.phase {
@@ -473,7 +476,7 @@ impl Endpoints {
         }
     }
 
-    /// A device has failed or was removed.
+    /// Ends all endpoints on a device that has failed or was removed.
     pub(crate) fn end_on_device(&mut self, driver: &mut Driver, device: usize) {
         for key in self.all.keys() {
             if self.all.get(key).is_some_and(|endpoint| endpoint.site.device == device) {
@@ -482,15 +485,15 @@ impl Endpoints {
         }
     }
 
-    /// Closes all.
+    /// Closes all endpoints.
     pub(crate) fn close_all(&mut self, driver: &mut Driver, at_once: bool) {
         for key in self.all.keys() {
             self.end(driver, key, DisconnectReason::Local, at_once);
         }
     }
 
-    /// Stage 10: finishes the endpoints that have nothing left to send; whether there were any. [`Endpoints::release`]
-    /// follows each one's [`Event::Closed`].
+    /// Takes stage 10 for endpoints: finishes those that have nothing left to send. Returns whether there were any.
+    /// [`Endpoints::release`] follows the [`Event::Closed`] of each.
     pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
         let mut any = false;
         for key in std::mem::take(&mut self.ending) {
@@ -508,7 +511,7 @@ impl Endpoints {
     fn finish(&mut self, driver: &mut Driver, key: Key) {
         self.hurry(driver, key);
         self.destroy_ids_of(driver, key);
-        // From here on nothing touches the buffers.
+        // The queue pair is destroyed, so nothing touches the buffers from now on.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.traffic.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed));
         }
@@ -532,7 +535,7 @@ impl Endpoints {
         }
     }
 
-    /// Gives back all that an endpoint holds, and frees its slot.
+    /// Gives back everything that an endpoint holds, and frees its slot.
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };

@@ -1,32 +1,32 @@
-//! A completion queue of a device, the room left on it, and how far its completions were handled.
+//! A completion queue of a device, the room left on it, and the count of its handled completions.
 
 use rdma_transport::provider::CqId;
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) id: CqId,
-    /// Entries it has.
+    /// Number of entries of the queue.
     size: u32,
-    /// Entries that nobody has claimed.
+    /// Number of entries that nobody has claimed.
     free: u32,
-    /// Claims given back. They are free once the queue was seen empty, because completions may linger in it.
+    /// Number of entries given back. They are free once the queue was seen empty, because completions may linger in it.
     released: u32,
-    /// It has room for all receives of the shared queue.
+    /// The queue has room for all receives of the shared receive queue.
     pub(crate) shared: bool,
-    /// How often it was seen empty.
+    /// Number of times that the queue was seen empty.
     drains: u64,
-    /// Completions of it that were handled.
+    /// Number of completions handled.
     handled: u64,
     pub(crate) armed: bool,
-    /// It is on the list of queues to poll.
+    /// The queue is on the list of queues to poll.
     pub(crate) ready: bool,
 }
 
-/// A moment in the life of a completion queue, by what was in it then.
+/// A moment in the life of a completion queue. It tells later whether the completions of that moment are all handled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mark {
     drains: u64,
-    /// Completions handled when even a full queue would have given them all.
+    /// Number of completions that are handled once everything that the queue could hold at that moment was handled.
     handled: u64,
 }
 
@@ -36,7 +36,7 @@ impl CompletionQueue {
         Self { id, size, free, released, shared, drains, handled, armed, ready }
     }
 
-    /// Whether so many entries are free.
+    /// Whether `entries` entries are free.
     pub(crate) const fn has_room(&self, entries: u32) -> bool {
         self.free >= entries
     }
@@ -64,13 +64,13 @@ impl CompletionQueue {
         self.handled += count as u64;
     }
 
-    /// This moment.
+    /// Marks the current moment.
     pub(crate) const fn mark(&self) -> Mark {
         Mark { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
     }
 
-    /// Whether nothing is left of what was in the queue then: it was seen empty since, or has given as many completions as
-    /// it could have held.
+    /// Whether all completions of a marked moment are handled. They are if the queue was seen empty since, or has given
+    /// as many completions as it could have held.
     pub(crate) const fn has_passed(&self, mark: Mark) -> bool {
         self.drains != mark.drains || self.handled >= mark.handled
     }

@@ -1,4 +1,4 @@
-//! The way home for buffers that leave a callback, from any thread.
+//! The way home for buffers that have left a callback. It may be used from any thread.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ pub(crate) struct Returned {
     /// Index of its device.
     pub(crate) device: usize,
     pub(crate) buffer: Buffer,
-    /// The connection that it held a received message of; the buffer is to be posted again.
+    /// The connection, if the buffer held a received message; then the buffer is to be posted again.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 
-/// Where the buffers of a device belong.
+/// The place to which the buffers of a device go back.
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) device: usize,

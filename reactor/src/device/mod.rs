@@ -1,5 +1,5 @@
-//! A device as the reactor uses it: its buffers, its completion queues, and the accounting that makes an overrun of either
-//! impossible.
+//! A device as the reactor uses it: its buffers, its completion queues, and the accounts that keep both from
+//! overrunning.
 
 pub(crate) mod cq;
 pub(crate) mod home;
@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
-/// The buffers of a device: the pool, and those that are receives of all.
+/// The buffers of a device: the pool, and the receives that connections share.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pub(crate) pool: Pool,
@@ -34,7 +34,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Buffers of a device that no connection is on: there are none.
+    /// The buffers of connections that are on no device. There are none.
     pub(crate) fn none() -> Self {
         Self { pool: Pool::new(1, 0), shared: None }
     }
@@ -49,12 +49,12 @@ impl Buffers {
     }
 }
 
-/// What one connection claims of a device.
+/// The room that one connection claims of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     /// Index of its completion queue.
     pub(crate) cq: usize,
-    /// Completion entries, and as many buffers.
+    /// Number of completion entries claimed, and of buffers.
     pub(crate) entries: u32,
 }
 
@@ -66,10 +66,11 @@ pub(crate) struct Device {
     /// Memory of the pool, as the device knows it.
     slabs: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
-    /// Its completion channel may have events; some of the queues that count as armed may not be.
+    /// The completion channel may have events, so queues that are marked as armed may not be armed any more.
     pub(crate) has_events: bool,
     pub(crate) home: Arc<Home>,
-    /// Largest payload that a buffer takes: as configured, or what the device carries behind a header if that is less.
+    /// Largest payload of a message in one buffer, bytes: the configured size, or the device's limit less the header if
+    /// that is smaller.
     pub(crate) buffer_size: u32,
     /// What the queue pairs of connections are made with, cut to what the device has, but for their completion queue.
     pub(crate) queues: QpAttr,
@@ -77,9 +78,9 @@ pub(crate) struct Device {
     vector: u32,
     /// The most entries that a completion queue of it has.
     max_completion_queue: u32,
-    /// Claims of connections and of others.
+    /// Number of claims on completion queues, of connections and of others.
     claims: usize,
-    /// It is going away or has failed: nothing new is put on it, and it is not asked for anything.
+    /// The device is going away or has failed. Nothing new is put on it, and it is not asked for anything.
     pub(crate) removed: bool,
 }
 
@@ -89,7 +90,7 @@ impl From<Exhausted> for Error {
     }
 }
 
-/// Makes memory for buffers known to a device.
+/// Allocates memory for buffers, and registers it with a device.
 pub(crate) fn register(
     provider: &mut dyn Provider,
     slabs: &mut Vec<(LocalKey, MrId)>,
@@ -98,7 +99,7 @@ pub(crate) fn register(
 ) -> Result<(Arc<Memory>, LocalKey), Error> {
     let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
     let memory = Arc::new(memory);
-    // Local access only: a pool can never be reached by a peer.
+    // The memory has local access only, so that no peer can ever reach a pool.
     let region = provider.register(id, &memory, Access::LOCAL_WRITE)?;
     slabs.push((region.local_key, region.id));
     Ok((memory, region.local_key))
@@ -120,7 +121,8 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
     }
 }
 
-/// Bytes of a buffer for any message with a header, when messages of the program's are at most `buffer_size` bytes.
+/// Length of a buffer that takes every message with its header, bytes. The payloads of the program have at most
+/// `buffer_size` bytes.
 pub(crate) fn buffer_len(buffer_size: u32) -> usize {
     HEADER_LEN + MAX_CONTROL.max(buffer_size as usize)
 }
@@ -137,7 +139,7 @@ fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
     }
 }
 
-/// Takes memory of buffers back from a device.
+/// Deregisters memory of buffers; logs a failure.
 pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) {
     if let Err(error) = provider.deregister(slab) {
         log::warn!("deregistering the memory of buffers: {error}");
@@ -214,8 +216,8 @@ impl Device {
         self.buffers.pool.reserve(count, |bytes| register(provider, slabs, id, bytes))
     }
 
-    /// Claims buffers and completion entries for a connection, and room for the `shared` receives if the connection takes
-    /// its receives from there.
+    /// Claims buffers and completion entries for a connection. `shared`: the connection takes its receives from a
+    /// shared queue with so many receives, for all of which its completion queue must have room.
     pub(crate) fn claim(
         &mut self,
         provider: &mut dyn Provider,
@@ -225,7 +227,7 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // The room for the shared queue stays until that is gone.
+            // The room for the shared receives stays claimed as long as the completion queue exists.
             Some(all) => match self.cqs.iter().position(|cq| cq.shared && cq.has_room(entries)) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -279,18 +281,18 @@ impl Device {
         index
     }
 
-    /// Receives posted to the shared queue, and those that nobody claims.
+    /// Number of receives posted to the shared queue, and of those that nobody claims.
     pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
         let shared = self.buffers.shared.as_ref()?;
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
-    /// Posts the shared receives that came back, and then takes back the claims of connections that are gone. Not while
-    /// completions are being handled: some of those may be among them.
+    /// Posts the shared receives that came back, and then takes back the claims of connections that are gone. This must
+    /// not run while completions are being handled, because they may be completions of those connections.
     pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider, chain: &mut Vec<RecvWr>) {
         let Buffers { pool, shared: Some(shared) } = &mut self.buffers else { return };
         if let Err(error) = shared.post(provider, pool, chain) {
-            // Connections hear of it when they have something to post.
+            // Connections find out when they have something to post.
             log::warn!("{}: posting shared receives: {error}", self.name);
             return;
         }
@@ -304,25 +306,25 @@ impl Device {
         self.claims -= 1;
     }
 
-    /// Gives a connection's claim back. Receive buffers of its own that the program still has, `kept`, stay counted until
-    /// they come home; those of the shared queue are never a connection's own.
+    /// Gives a connection's claim back. `kept`: number of the connection's own receive buffers that the program still
+    /// has. They stay counted until they come home. Buffers of the shared queue never count as a connection's own.
     pub(crate) fn release(&mut self, room: Room, kept: usize) {
         self.release_room(room.cq, room.entries);
         self.buffers.pool.unreserve(room.entries as usize);
         self.buffers.pool.lend(kept);
     }
 
-    /// This moment of a completion queue.
+    /// Marks the current moment of a completion queue.
     pub(crate) fn mark(&self, cq: usize) -> Mark {
         self.cqs[cq].mark()
     }
 
-    /// Whether the device is going away and nothing is left on it.
+    /// Whether the device is going away and no claims are left on it.
     pub(crate) const fn is_abandoned(&self) -> bool {
         self.removed && self.claims == 0
     }
 
-    /// Takes a buffer for the program to fill; the pool grows when all others are promised.
+    /// Takes a buffer for the program to fill. The pool grows if all its buffers are promised.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;
@@ -332,7 +334,7 @@ impl Device {
         Some(buffer)
     }
 
-    /// Gives memory of the pool back that was not needed for a while.
+    /// Gives back memory of the pool that was not needed for a while.
     pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
         let slabs = &mut self.slabs;
         self.buffers.pool.trim(|key| {
@@ -342,7 +344,7 @@ impl Device {
         });
     }
 
-    /// Deregisters everything. The connections are gone by now.
+    /// Destroys the queues and deregisters the buffers, after all connections are gone.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
         if let Some(shared) = self.buffers.shared.take() {
             destroy_srq(provider, shared.srq());

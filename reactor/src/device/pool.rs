@@ -1,8 +1,8 @@
 //! The buffer pool of a device: equal buffers in slabs that are registered once.
 //!
-//! A [`Buffer`] is the right to touch one buffer. It cannot be copied, so there is one holder at a time: the pool, a work
-//! request ([`Posted`]), a message, or the program. The unsafe code here rests on that, and on what
-//! [`rdma_transport::Provider`] promises of posted memory.
+//! A [`Buffer`] is the right to touch one buffer. It cannot be copied, so there is one holder at a time: the pool, a
+//! work request ([`Posted`]), a message, or the program. The unsafe code here rests on that, and on the promises of
+//! [`rdma_transport::Provider`] about posted memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -15,11 +15,12 @@ use rdma_transport::wr::Sge;
 
 use crate::limits::HEADER_LEN;
 
-/// The first slab holds what is asked for, at least about this much. Each further slab doubles the pool, up to
-/// [`LARGEST_SLAB`], so that there are few registrations and little memory is locked in vain.
+/// Smallest size of the first slab, bytes. The first slab is as large as its first user needs. Each further slab
+/// doubles the pool, up to [`LARGEST_SLAB`] at a time, so that there are few registrations and little memory is locked
+/// in vain.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// Buffers of one slab that can be named.
+/// Largest number of buffers in one slab, given by the width of an index.
 const PER_SLAB: usize = 1 << 16;
 
 /// The right to touch one buffer.
@@ -30,29 +31,29 @@ pub(crate) struct Buffer {
     index: u16,
 }
 
-/// A buffer that a work request holds: nobody touches it until the work request is done.
+/// A buffer that a work request holds. Nobody touches the buffer until the work request is done.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool"]
 pub(crate) struct Posted(Buffer);
 
 impl Posted {
-    /// Changes bytes of a send that is not posted yet: the provider has not seen it.
+    /// Changes bytes of a send that the provider has not seen yet.
     pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
         self.unposted(slabs)[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The whole buffer of a send that is not posted yet.
+    /// The whole buffer of a send that the provider has not seen yet.
     pub(crate) fn unposted<'a>(&'a mut self, slabs: &'a Slabs) -> &'a mut [u8] {
         slabs.bytes_mut(&mut self.0)
     }
 
-    /// The work request is done, or its queue pair is destroyed.
+    /// Takes the buffer back from a work request that is done or that was destroyed with its queue pair.
     pub(crate) fn done(self) -> Buffer {
         self.0
     }
 }
 
-/// The memory behind the buffers. Shared with messages that outlive a callback, so that it outlives them.
+/// The memory behind the buffers. Messages that outlive a callback share it, so that the memory outlives them.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,
@@ -75,7 +76,7 @@ impl Slabs {
         unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
     }
 
-    /// The first `len` bytes.
+    /// The first `len` bytes of a buffer.
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, buffer: &'a Buffer, len: usize) -> &'a [u8] {
         let len = len.min(self.stride);
@@ -97,28 +98,30 @@ impl Slabs {
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
     keys: Vec<LocalKey>,
-    /// Last in, first out: the buffer most likely to be in a cache.
+    /// Buffers that nobody holds. The last one in is the first out, because it is the most likely to be in a cache.
     free: Vec<Buffer>,
-    /// Slots of slabs that were given back; they name the first slab's memory, and there is no buffer of theirs.
+    /// Numbers of slabs that were given back. Their places hold the memory of the first slab, and no buffers of theirs
+    /// exist.
     vacant: Vec<u16>,
-    /// Buffers of each slab.
+    /// Number of buffers of each slab.
     sizes: Vec<usize>,
-    /// The most that was promised and lent at a time since the pool was trimmed.
+    /// Largest number of buffers that were promised and lent at one time since the pool was trimmed.
     high: usize,
-    /// Buffers promised to connections.
+    /// Number of buffers promised to connections.
     reserved: usize,
-    /// Buffers in the user's hands that no promise covers.
+    /// Number of buffers in the program's hands that no promise covers.
     lent: usize,
     capacity: usize,
     max_buffers: usize,
 }
 
-/// A pool may not grow any further.
+/// The failure of a pool that may not grow any further.
 #[derive(Debug)]
 pub(crate) struct Exhausted;
 
 impl Pool {
-    /// A pool of buffers of at least `size` bytes, together at most `max_bytes`; empty until something is reserved.
+    /// Makes a pool of buffers of at least `size` bytes each, together at most `max_bytes`. The pool is empty until
+    /// something is reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
         let stride = size.next_multiple_of(64);
         Self {
@@ -135,12 +138,12 @@ impl Pool {
         }
     }
 
-    /// The memory, to hold while buffers are out of the pool.
+    /// The memory of the pool. A holder of buffers outside of the pool keeps it alive.
     pub(crate) fn slabs(&self) -> &Arc<Slabs> {
         &self.slabs
     }
 
-    /// Promises `count` buffers, growing by as many slabs as that takes; `register` makes a slab known to the device.
+    /// Promises `count` buffers, and grows by as many slabs as that takes. `register` makes a slab known to the device.
     pub(crate) fn reserve<E: From<Exhausted>>(
         &mut self,
         count: usize,
@@ -160,7 +163,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Buffers of the next slab, and its number.
+    /// Number of buffers of the next slab, and the slab's number.
     fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
         let slab = match self.vacant.last() {
             Some(&slab) => slab,
@@ -190,7 +193,7 @@ impl Pool {
         self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
     }
 
-    /// Takes a promise back; the memory stays for the next connection.
+    /// Takes a promise of `count` buffers back; the memory stays for the next connection.
     pub(crate) fn unreserve(&mut self, count: usize) {
         self.reserved -= count;
     }
@@ -200,8 +203,8 @@ impl Pool {
         self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
     }
 
-    /// Gives slabs back whose buffers nobody holds, as far as what is left would have been enough since the last time.
-    /// `deregister` takes a slab from the device.
+    /// Gives back slabs with buffers that nobody holds. As many buffers stay as were needed at one time since the last
+    /// trimming. `deregister` takes a slab from the device.
     pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
         let mut excess = self.capacity.saturating_sub(self.high);
         self.high = self.reserved + self.lent;
@@ -212,7 +215,7 @@ impl Pool {
         for buffer in &self.free {
             idle[usize::from(buffer.slab)] += 1;
         }
-        // The first one stays: it stands in for those that go. Of the others, the last first.
+        // The first slab stays, because its memory stands in for the slabs that go. The last slabs go first.
         let mut gone = vec![false; self.sizes.len()];
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
@@ -228,29 +231,29 @@ impl Pool {
             excess -= size;
         }
         self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
-        // What is used next is taken from the first slabs, so that the others fall idle.
+        // The next buffers are taken from the first slabs, so that the other slabs fall idle.
         self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Counts buffers that leave for the user without a promise.
+    /// Counts buffers that leave for the program without a promise.
     pub(crate) fn lend(&mut self, count: usize) {
         self.lent += count;
         self.high = self.high.max(self.reserved + self.lent);
     }
 
-    /// Counts one of them as back, or as a connection's own from now on.
+    /// Counts one lent buffer as back, or as a connection's own from now on.
     pub(crate) fn unlend(&mut self) {
         debug_assert!(self.lent > 0, "a buffer came home that was not lent");
         self.lent = self.lent.saturating_sub(1);
     }
 
-    /// Buffers that exist.
+    /// Number of buffers that exist.
     pub(crate) const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Buffers nobody holds.
+    /// Number of buffers that nobody holds.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
@@ -276,7 +279,7 @@ impl Pool {
         (posted, sge)
     }
 
-    /// Hands copies of `header` and `payload`, which fit together, to a work request.
+    /// Copies `header` and `payload` into a buffer, which they fit together, and hands it to a work request.
     #[inline]
     pub(crate) fn post_copy(&self, mut buffer: Buffer, header: &[u8], payload: &[u8]) -> (Posted, Sge) {
         let (head, rest) = self.slabs.bytes_mut(&mut buffer).split_at_mut(header.len());
@@ -285,14 +288,14 @@ impl Pool {
         self.post(buffer, header.len() + payload.len())
     }
 
-    /// Hands `header`, put at the beginning of a buffer, and the `len` bytes behind it to a work request.
+    /// Puts `header` at the beginning of a buffer, and hands it with the `len` bytes behind it to a work request.
     #[inline]
     pub(crate) fn post_behind(&self, mut buffer: Buffer, header: [u8; HEADER_LEN], len: usize) -> (Posted, Sge) {
         self.slabs.bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header);
         self.post(buffer, HEADER_LEN + len)
     }
 
-    /// The entry for the first `len` bytes of a buffer that a work request has.
+    /// The scatter/gather entry for the first `len` bytes of a buffer that a work request has.
     #[inline]
     pub(crate) fn sge(&self, posted: &Posted, len: usize) -> Sge {
         let buffer = &posted.0;
@@ -303,7 +306,7 @@ impl Pool {
         unsafe { Sge::new(self.slabs.base(buffer), len, key) }
     }
 
-    /// Bytes of one buffer.
+    /// Length of one buffer, bytes.
     pub(crate) fn stride(&self) -> usize {
         self.slabs.stride
     }
@@ -368,7 +371,7 @@ mod tests {
         }
         assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
         assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
-        // What is asked for at once comes in one piece, as far as slabs go.
+        // Buffers that are reserved at once come in one slab, up to the size of the largest.
         sizes.clear();
         let mut pool = Pool::new(4096, 64 << 20);
         pool.reserve(1500, |bytes| {
@@ -379,7 +382,7 @@ mod tests {
         assert_eq!(sizes, [4 << 20, 4 << 20]);
     }
 
-    /// A key for each slab.
+    /// Reserves buffers, and gives each slab a key of its own.
     fn numbered(pool: &mut Pool, count: usize) {
         let mut next = pool.sizes.len() as u32;
         pool.reserve(count, |bytes| {
@@ -408,14 +411,14 @@ mod tests {
         assert_eq!(trimmed(&mut pool), [2]);
         assert_eq!((pool.capacity(), pool.available()), (8, 8));
         assert!(trimmed(&mut pool).is_empty(), "five are promised");
-        // A peak counts until the next time.
+        // A peak counts until the next trimming.
         pool.unreserve(5);
         pool.lend(5);
         (0..5).for_each(|_| pool.unlend());
         assert!(trimmed(&mut pool).is_empty());
         assert_eq!(trimmed(&mut pool), [1]);
         assert!(!pool.is_excessive() && trimmed(&mut pool).is_empty(), "the first one stays");
-        // The slots are used again.
+        // The numbers of slabs are used again.
         numbered(&mut pool, 10);
         assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
     }
@@ -435,7 +438,7 @@ mod tests {
         pool.lend(1);
         assert!(trimmed(&mut pool).is_empty() && trimmed(&mut pool).is_empty());
         assert_eq!(pool.slabs().bytes(&kept, 1), [42]);
-        // The next ones come from the first slab.
+        // The next buffers come from the first slab.
         let first = pool.take().unwrap();
         assert_eq!(first.slab, 0);
         pool.give(first);

@@ -1,5 +1,5 @@
-//! The devices that a reactor uses, by number. A device is here from its first use until it was removed and nothing is left
-//! on it.
+//! The devices that a reactor uses, by number. The table has a device from its first use until the device was removed
+//! and nothing is left on it.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) struct Devices {
     wake: Arc<WakeFlag>,
     /// The number of the reactor, which spreads reactors over completion vectors.
     reactor: u32,
-    /// A timer is set to look whether pools have memory that nobody needs.
+    /// A timer is set for a look at pools that may have memory which nobody needs.
     pub(crate) trimming: bool,
     receive_chain: Vec<RecvWr>,
 }
@@ -58,7 +58,7 @@ impl Devices {
         self.all.get_mut(index)?.as_mut()
     }
 
-    /// The buffers of a device; of a device that is not here, none.
+    /// The buffers of a device. An unknown device has none.
     #[inline]
     pub(crate) fn buffers(&mut self, index: usize) -> &mut Buffers {
         match self.all.get_mut(index) {
@@ -67,7 +67,7 @@ impl Devices {
         }
     }
 
-    /// A device, made on first use.
+    /// Returns a device; adds it to the table on first use.
     pub(crate) fn use_device(&mut self, id: DeviceId, provider: &dyn Provider, config: &Config) -> &mut Device {
         let index = id.0 as usize;
         if self.all.len() <= index {
@@ -81,7 +81,7 @@ impl Devices {
         })
     }
 
-    /// The next device whose channel is to be watched.
+    /// Takes the next device with a channel that is not watched yet.
     pub(crate) fn next_fresh(&mut self) -> Option<DeviceId> {
         self.fresh.pop()
     }
@@ -91,7 +91,7 @@ impl Devices {
         !self.fresh.is_empty()
     }
 
-    /// Numbers that a device may have.
+    /// Bound of the devices' numbers: each is below it.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -104,12 +104,12 @@ impl Devices {
         self.all.iter_mut().flatten()
     }
 
-    /// Takes a device out.
+    /// Takes a device out of the table.
     pub(crate) fn take(&mut self, index: usize) -> Option<Device> {
         self.all.get_mut(index)?.take()
     }
 
-    /// The next buffer that came home.
+    /// Takes the next buffer that came home.
     pub(crate) fn next_returned(&mut self) -> Option<Returned> {
         self.returned.try_recv().ok()
     }
@@ -119,17 +119,17 @@ impl Devices {
         home.channel.same_channel(&self.return_to)
     }
 
-    /// A list for work requests of receives, to be given back.
+    /// Lends a list for work requests of receives; see [`Devices::put_receive_chain`].
     pub(crate) fn take_receive_chain(&mut self) -> Vec<RecvWr> {
         std::mem::take(&mut self.receive_chain)
     }
 
-    /// Gives that list back, with its memory.
+    /// Takes the list for work requests back, to reuse its memory.
     pub(crate) fn put_receive_chain(&mut self, chain: Vec<RecvWr>) {
         self.receive_chain = chain;
     }
 
-    /// Posts shared receives that came back, on all devices.
+    /// Posts the shared receives that came back, on all devices.
     pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider) {
         let chain = &mut self.receive_chain;
         self.all.iter_mut().flatten().for_each(|device| device.settle_shared(provider, chain));
@@ -140,7 +140,7 @@ impl Devices {
         self.iter().any(|device| device.buffers.pool.is_excessive())
     }
 
-    /// The levels of now.
+    /// The current levels of all pools together.
     pub(crate) fn levels(&self) -> MemoryStats {
         let mut levels = MemoryStats::default();
         for device in self.iter() {

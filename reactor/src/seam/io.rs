@@ -1,10 +1,10 @@
-//! Descriptors of the program's own in the reactor's loop.
+//! The program's own descriptors in the reactor's loop.
 //!
-//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call: bytes
-//! or a connection came, room came, or an end came. It is also called once after registering, if the descriptor is ready
-//! then. Several edges may come as one call, and a call may come for nothing. Therefore make the descriptor non-blocking,
-//! and read, write or accept on each call until `WouldBlock`. A program that stops earlier, to be fair to others, goes on
-//! from a timer of zero.
+//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call:
+//! bytes or a connection came, room came, or an end came. It is also called once after registering, if the descriptor
+//! is ready then. Several edges may come as one call, and a call may come for nothing. Therefore the descriptor must be
+//! non-blocking, and the program must read, write or accept on each call until `WouldBlock`. A program that stops
+//! earlier, to be fair to others, goes on from a timer of zero.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -13,9 +13,10 @@ use rdma_transport::slab::{Key, Slab};
 
 use super::poller::{Interest, Poller};
 
-/// Tokens of the poller with this bit are of registrations, the others are of the reactor's own channels.
+/// Bit of the tokens that belong to the program's registrations. Tokens without it belong to the reactor's own
+/// channels.
 const OF_PROGRAM: usize = 1 << (usize::BITS - 1);
-/// What is left of a token for the generation.
+/// Bits of a token that are left for the generation.
 const GENERATION_BITS: u32 = usize::BITS - 33;
 
 /// The descriptors registered by the program.
@@ -33,7 +34,8 @@ impl Default for Registrations {
 impl Registrations {
     pub(crate) fn add(&mut self, poller: &mut dyn Poller, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Key> {
         let fd = fd.as_raw_fd();
-        // The poller knows no other registration of a number that it takes: an older one went with its descriptor.
+        // The poller takes a number only if it has no registration of that number. An older one has gone with its
+        // descriptor.
         let key = self.live.insert(fd);
         if let Err(error) = poller.register(fd, token(key), interest) {
             self.live.remove(key);
@@ -46,7 +48,7 @@ impl Registrations {
         Ok(key)
     }
 
-    /// Whether it was registered.
+    /// Takes a registration back; returns whether it was there.
     pub(crate) fn remove(&mut self, poller: &mut dyn Poller, key: Key) -> bool {
         let Some(fd) = self.live.remove(key) else { return false };
         if let Err(error) = poller.deregister(fd) {
@@ -66,7 +68,7 @@ fn token(key: Key) -> usize {
     OF_PROGRAM | (key.generation() as usize) << 32 | key.slot() as usize
 }
 
-/// Whether a token is of a registration, live or not.
+/// Whether a token belongs to a registration, live or not.
 pub(crate) const fn is_of_program(token: usize) -> bool {
     token & OF_PROGRAM != 0
 }

@@ -1,5 +1,5 @@
-//! What the reactor sees of the operating system: readiness, time, chance, and calls from other threads. A simulation
-//! brings its own [`poller::Poller`], [`poller::Clock`] and [`poller::Entropy`].
+//! The seam between the reactor and the operating system: readiness, time, randomness, and calls from other threads. A
+//! simulation brings its own [`poller::Poller`], [`poller::Clock`] and [`poller::Entropy`].
 
 pub(crate) mod io;
 pub(crate) mod poller;

@@ -1,4 +1,4 @@
-//! Readiness, the clock and randomness, as traits and as the operating system has them.
+//! Traits for readiness, the clock and randomness, and their implementations on the operating system.
 
 use std::fmt;
 use std::io;
@@ -12,18 +12,18 @@ use mio::{Events, Token};
 use super::wake::Wake;
 
 bitflags::bitflags! {
-    /// What to watch a descriptor for.
+    /// The readiness to watch a descriptor for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Interest: u8 {
-        /// Something to read or accept, or the end.
+        /// There is something to read or accept, or the end.
         const READABLE = 1;
-        /// Room to write, or the end of a connect.
+        /// There is room to write, or a connect has ended.
         const WRITABLE = 2;
     }
 }
 
-/// What is new on a descriptor. An end or an error counts as readable and writable, too: the read or write that follows
-/// says which it is.
+/// News on a descriptor. An end or an error counts as readable and writable, too; the read or write that follows shows
+/// which it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
@@ -31,24 +31,24 @@ pub struct Readiness {
     pub readable: bool,
     /// Write until `WouldBlock`.
     pub writable: bool,
-    /// The other end has closed, or there is an error: what is there can be read, no more comes.
+    /// The other end has closed, or there is an error. The bytes that are there can be read, and no more come.
     pub closed: bool,
 }
 
 impl Readiness {
-    /// A readiness with these three.
+    /// Makes a readiness of the three values.
     #[must_use]
     pub const fn new(readable: bool, writable: bool, closed: bool) -> Self {
         Self { readable, writable, closed }
     }
 }
 
-/// Something is new on a descriptor.
+/// An edge: something is new on a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// What the descriptor was registered as.
+    /// The token that the descriptor was registered with.
     pub token: usize,
-    /// What is new.
+    /// The news.
     pub readiness: Readiness,
 }
 
@@ -57,32 +57,32 @@ pub trait Poller: Send + fmt::Debug {
     /// Watches a descriptor that is not watched yet; its edges are reported as `token`.
     ///
     /// # Errors
-    /// What the system says; `InvalidInput` when `interest` is empty.
+    /// The system's error; `InvalidInput` when `interest` is empty.
     fn register(&mut self, fd: RawFd, token: usize, interest: Interest) -> io::Result<()>;
 
-    /// Stops watching.
+    /// Stops watching a descriptor.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn deregister(&mut self, fd: RawFd) -> io::Result<()>;
 
-    /// Waits for edges, at most `timeout` (`None`: as long as it takes), and appends them. May return early and
-    /// with nothing.
+    /// Waits for edges, at most `timeout` (`None`: as long as it takes), and appends them. The call may return early
+    /// and without edges.
     ///
     /// # Errors
-    /// What the system says; an interrupted wait is no error.
+    /// The system's error; an interrupted wait is no error.
     fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()>;
 
-    /// What wakes this poller from other threads.
+    /// The waker of this poller, for other threads.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// The descriptor to nest in an outer loop.
+    /// The descriptor of the poller, to nest it in an outer loop.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
 /// Monotonic time.
 pub trait Clock: Send + fmt::Debug {
-    /// Now. Never runs backwards.
+    /// Returns the current time, which never runs backwards.
     fn now(&mut self) -> Instant;
 }
 
@@ -110,10 +110,10 @@ impl Wake for MioWaker {
 }
 
 impl MioPoller {
-    /// A poller with one epoll descriptor and one eventfd.
+    /// Makes a poller with one epoll descriptor and one eventfd.
     ///
     /// # Errors
-    /// What the system says; usually that there are no descriptors left.
+    /// The system's error, usually that there are no descriptors left.
     pub fn new() -> io::Result<Self> {
         let poll = mio::Poll::new()?;
         let waker = Arc::new(MioWaker(mio::Waker::new(poll.registry(), WAKE)?));
@@ -170,7 +170,7 @@ impl Clock for SystemClock {
 /// The system's source of randomness.
 ///
 /// # Panics
-/// When the system has none, as it may very early at boot: there is no safe way on.
+/// Panics when the system has no randomness, which may happen very early at boot. There is no safe way on then.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads randomness")]
 pub fn system_entropy() -> Entropy {
     Box::new(|bytes| getrandom::fill(bytes).expect("the system's source of randomness"))

@@ -1,20 +1,21 @@
-//! Timers: a heap of deadlines; cancelling is O(1), a cancelled entry is dropped when it surfaces.
+//! Timers: a heap of deadlines. Cancelling takes constant time on average, and a cancelled entry is dropped when it
+//! surfaces, or when too many have gathered.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-/// Later than anything that happens.
+/// A time span longer than any program runs: 30 years.
 pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 
-/// Deadlines with a value each.
+/// Deadlines, each with a value.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
-    /// Order among equal deadlines: as set.
+    /// Number of timers set so far. Equal deadlines fire in the order in which they were set.
     sequence: u64,
 }
 
@@ -33,10 +34,10 @@ impl<T> Timers<T> {
         key
     }
 
-    /// Takes a timer back; `None` when it has fired or was cancelled before.
+    /// Cancels a timer, and returns its value; `None` if it has fired or was cancelled before.
     pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
         let value = self.live.remove(key);
-        // Cancelled entries sleep in the heap: do not let them outnumber the live ones by much.
+        // Cancelled entries stay in the heap, and must not outnumber the live ones by much.
         if self.heap.len() > 64 && self.heap.len() > 2 * self.live.len() {
             let live = &self.live;
             self.heap.retain(|Reverse((_, _, key))| live.get(*key).is_some());
@@ -44,7 +45,7 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Whether no timer is set, and none was lately.
+    /// Whether the heap is empty: no timer is set, and no cancelled one is left.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.heap.is_empty()

@@ -1,4 +1,4 @@
-//! How other threads call a reactor: one flag, and one system call for all calls until the reactor looks.
+//! Calls from other threads to a reactor: one flag, and one system call for all calls until the reactor looks.
 
 use std::fmt;
 use std::io;
@@ -11,25 +11,25 @@ pub trait Wake: Send + Sync + fmt::Debug {
     /// Makes the poller's current wait return, or the next one if it does not wait now.
     ///
     /// # Errors
-    /// What the system says; the poller may be gone.
+    /// The system's error; the poller may be gone.
     fn wake(&self) -> io::Result<()>;
 }
 
-/// What other threads ask of a reactor without a queue: to look, to stop, to drain.
+/// The requests of other threads that need no queue: to look, to stop, to drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
     stop: AtomicBool,
     /// The reactor was dropped.
     gone: AtomicBool,
-    /// Milliseconds to drain in, plus 1; 0 when nobody asked for it.
+    /// Time to drain in, milliseconds, plus 1; 0 when nobody has asked for a drain.
     drain: AtomicU64,
-    /// The thread that takes a turn right now, by [`this_thread`]; 0 between turns.
+    /// Number of the thread that takes a turn right now, see [`this_thread`]; 0 between turns.
     turning: AtomicUsize,
     waker: Arc<dyn Wake>,
 }
 
-/// A number that no other live thread has, and never 0.
+/// Number of the calling thread: no other live thread has it, and it is never 0.
 fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
@@ -42,8 +42,8 @@ impl WakeFlag {
         Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
     }
 
-    /// Has the reactor look. A call out of one of its own callbacks needs no system call: a turn looks at the flag before
-    /// it sleeps.
+    /// Makes the reactor look. A call from one of the reactor's own callbacks needs no system call, because a turn
+    /// looks at the flag before it sleeps.
     pub(crate) fn wake(&self) {
         let called = self.pending.swap(true, Ordering::AcqRel);
         if (!called || cfg!(planted = "every-wake-rings")) && self.turning.load(Ordering::Relaxed) != this_thread() {
@@ -51,7 +51,7 @@ impl WakeFlag {
         }
     }
 
-    /// Wakes even if somebody has called before: the poller may have seen that call already.
+    /// Wakes the poller even if somebody has called before, because the poller may have seen that call already.
     pub(crate) fn wake_again(&self) {
         self.pending.store(true, Ordering::Release);
         self.ring();
@@ -63,24 +63,26 @@ impl WakeFlag {
         }
     }
 
-    /// A turn begins on this thread.
+    /// Notes that a turn begins on this thread.
     pub(crate) fn enter(&self) {
         self.turning.store(this_thread(), Ordering::Relaxed);
     }
 
-    /// The turn has ended.
+    /// Notes that the turn has ended.
     pub(crate) fn leave(&self) {
         self.turning.store(0, Ordering::Relaxed);
     }
 
-    /// Whether somebody has called and was not heard yet.
+    /// Whether somebody has called and the reactor has not looked yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Whether somebody has called since the last time. Look at what the callers brought after this, not before.
+    /// Whether somebody has called since the last look. The reactor must look at the callers' requests after this call,
+    /// not before.
     pub(crate) fn take(&self) -> bool {
-        // A plain load first: this is asked in every turn, and a swap would take the cache line from the other threads.
+        // A plain load comes first, because every turn asks this, and a swap would take the cache line from the other
+        // threads.
         self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::AcqRel)
     }
 
@@ -106,7 +108,7 @@ impl WakeFlag {
         self.drain.swap(0, Ordering::AcqRel).checked_sub(1).map(Duration::from_millis)
     }
 
-    /// The reactor is being dropped.
+    /// Notes that the reactor is being dropped.
     pub(crate) fn abandon(&self) {
         self.gone.store(true, Ordering::Release);
     }

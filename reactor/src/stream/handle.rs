@@ -8,9 +8,9 @@ use super::table::{Table, Writing};
 use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
-/// A stream, borrowed from its [`super::StreamContext`]. Nothing here blocks: what cannot be done now is
-/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] when the stream is not
-/// there any more.
+/// A stream, borrowed from its [`super::StreamContext`]. No call blocks: a call that cannot do anything now fails with
+/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] when the stream
+/// is not there any more.
 pub struct Stream<'a> {
     pub(super) table: &'a mut Table,
     pub(super) cx: Context<'a>,
@@ -18,7 +18,7 @@ pub struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// The connection it is on.
+    /// The connection that carries the stream.
     #[must_use]
     pub const fn id(&self) -> ConnectionId {
         self.id
@@ -30,8 +30,9 @@ impl Stream<'_> {
         self.cx.peer_address(self.id)
     }
 
-    /// What can be done now, for loops that ask instead of being called. Readable: a read does not say `WouldBlock`.
-    /// Writable: a write takes at least one byte. Closed: the peer writes no more, or the connection is gone.
+    /// The calls that would do something now, for loops that ask instead of being called. Readable: a read does not
+    /// fail with `WouldBlock`. Writable: a write takes at least one byte. Closed: the peer writes no more, or the
+    /// connection is gone.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let Some(record) = self.table.get(self.id) else { return Readiness::new(true, false, true) };
@@ -40,11 +41,11 @@ impl Stream<'_> {
         Readiness::new(readable, record.writing == Writing::Open && self.cx.writable(self.id) > 0, closed)
     }
 
-    /// Writes without a copy: `fill` gets room of a buffer that goes out at the end of the turn, at least one byte, at
-    /// most a message, and says how many bytes it has put there. Returns that.
+    /// Writes without a copy. `fill` gets room in a buffer that goes out at the end of the turn, from one byte to one
+    /// message, and returns how many bytes it has put there. This call returns the same number.
     ///
     /// # Errors
-    /// As `write`; `fill` is not called then.
+    /// As `write`; `fill` is not called if there is an error.
     pub fn write_with(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<usize> {
         let record = self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if record.writing != Writing::Open {
@@ -52,14 +53,15 @@ impl Stream<'_> {
         }
         self.cx.append(self.id, fill).map_err(|kind| match kind {
             SendErrorKind::WouldBlock(_) => ErrorKind::WouldBlock.into(),
-            // The connection is going: reads say why.
+            // The connection is ending; reads report the reason.
             _ => ErrorKind::BrokenPipe.into(),
         })
     }
 
-    /// Ends one direction, or both. After `Write`, the peer reads what was written and then an end, writes here fail
-    /// with `BrokenPipe`, and the other direction goes on; after `Read`, what is unread and what comes is dropped. When
-    /// both sides have finished writing, the connection is closed. Harmless when repeated.
+    /// Ends one direction, or both. After `Write`, the peer reads everything that was written and then an end, writes
+    /// on this side fail with `BrokenPipe`, and the other direction goes on. After `Read`, unread bytes and bytes that
+    /// still come are dropped. When both sides have finished writing, the connection is closed. Repeating the call does
+    /// no harm.
     ///
     /// # Errors
     /// [`ErrorKind::NotConnected`].
@@ -74,23 +76,23 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Takes what has come and was not read yet, to be read elsewhere or later: after [`super::StreamHandler::on_close`] or
-    /// `on_error`, say, for which this is the last chance. The peer gets its credit back as what was taken is read or dropped.
-    /// Empty if there is nothing, or the stream is not there any more.
+    /// Takes the unread bytes, to be read elsewhere or later, for example after [`super::StreamHandler::on_close`] or
+    /// `on_error`; these callbacks are the last chance. The peer gets its credits back as the bytes are read or
+    /// dropped. The result is empty if there are no bytes or the stream is not there any more.
     pub fn take_unread(&mut self) -> Unread {
         self.table.get_mut(self.id).map(|record| std::mem::take(&mut record.unread)).unwrap_or_default()
     }
 
-    /// Ends the stream; only `on_close` or `on_error` follows. What was written is sent, and an end behind it, for which
-    /// room is awaited for [`super::Streams::linger`]. With bytes unread there is no end: to the peer it is an error, as
-    /// with TCP. Harmless when repeated.
+    /// Ends the stream; only `on_close` or `on_error` follows. Everything that was written is sent, and an end behind
+    /// it, which waits for room for up to [`super::Streams::linger`]. If bytes are unread, no end is sent, and the peer
+    /// gets an error, as with TCP. Repeating the call does no harm.
     pub fn close(mut self) {
         self.table.close(&mut self.cx, self.id);
     }
 }
 
 impl Read for Stream<'_> {
-    /// Reads what is there, up to the length of `out`. `Ok(0)`: the peer has finished, or `out` is empty.
+    /// Reads the bytes that are there, up to the length of `out`. `Ok(0)`: the peer has finished, or `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {
@@ -108,7 +110,7 @@ impl Read for Stream<'_> {
 }
 
 impl BufRead for Stream<'_> {
-    /// What comes next, in the buffer it arrived in. Empty: the peer has finished.
+    /// The next bytes, in the buffer that they arrived in. Empty: the peer has finished.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
         let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
@@ -122,7 +124,7 @@ impl BufRead for Stream<'_> {
         }
     }
 
-    /// Takes note that `len` bytes of `fill_buf` are read. The peer gets its credit back with the last one of a message.
+    /// Notes that `len` bytes of `fill_buf` are read. The peer gets its credit back with the last byte of a message.
     fn consume(&mut self, len: usize) {
         if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);
@@ -131,7 +133,7 @@ impl BufRead for Stream<'_> {
 }
 
 impl Write for Stream<'_> {
-    /// Takes as much as there is room for. It goes out at the end of the turn.
+    /// Takes as many bytes as there is room for. They go out at the end of the turn.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < bytes.len() {
@@ -150,7 +152,7 @@ impl Write for Stream<'_> {
         Ok(len)
     }
 
-    /// Does nothing: the end of the turn flushes.
+    /// Does nothing, because the end of the turn flushes.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

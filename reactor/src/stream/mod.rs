@@ -19,7 +19,7 @@
 //!                 Ok(bytes) => bytes.to_ascii_uppercase(),
 //!                 Err(_) => return,
 //!             };
-//!             // What is not taken stays unread, and in the end makes the peer wait: on_writable follows.
+//!             // Bytes that are not taken stay unread, and in the end the peer waits. on_writable follows.
 //!             let Ok(taken) = cx.stream(id).write(&bytes) else { return };
 //!             cx.stream(id).consume(taken);
 //!         }
@@ -34,20 +34,21 @@
 //! # Readiness is edge-triggered
 //!
 //! - `on_readable` comes when there is something to read where there was nothing: bytes, or the peer's end. It comes
-//!   again only after everything was read. Who leaves bytes unread must come back for them on its own account.
+//!   again only after everything was read. A program that leaves bytes unread must come back for them by itself.
 //! - `on_writable` comes once after a write took less than it was given, when there is room again. A new stream is
 //!   writable.
-//! - `on_hangup` comes once, when the peer has finished writing. What it wrote may still have to be read; reads say
+//! - `on_hangup` comes once, when the peer has finished writing. Bytes of the peer may still be unread; reads return
 //!   `Ok(0)` after the last byte.
-//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. What came before can be read in that
-//!   callback still, or taken with [`Stream::take_unread`]; when it returns, nothing of the stream is left, and the id is
-//!   stale.
+//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. Bytes that came before can
+//!   still be read in that callback, or taken with [`Stream::take_unread`]. When the callback returns, nothing of the
+//!   stream is left, and the id is stale.
 //!
 //! # Memory
 //!
-//! What was received stays in the registered buffers it arrived in until it is read; then the peer gets its credit
-//! back. So unread bytes take at most the receives of the connection, and stop the peer; they go with the stream unless the
-//! program takes them. Writes fill the buffers that go out at the end of the turn, several small ones the same buffer.
+//! Received bytes stay in the registered buffers that they arrived in until they are read; then the peer gets its
+//! credits back. So unread bytes take at most the receives of the connection, and stop the peer. They are dropped with
+//! the stream unless the program takes them. Writes fill the buffers that go out at the end of the turn, and several
+//! small writes share a buffer.
 
 mod handle;
 mod table;
@@ -64,8 +65,8 @@ use crate::{
     Message, Place, Readiness, TimerId,
 };
 
-/// Callbacks of streams: see the [module](self) for when they come. All run on the reactor's thread; everything may be
-/// called in any of them, for any stream.
+/// Callbacks of streams; the [module](self) tells when they come. All run on the reactor's thread. Any call is allowed
+/// in any callback, for any stream.
 #[allow(unused_variables)]
 pub trait StreamHandler<M = ()> {
     /// A peer wants a connection. Default: accept.
@@ -73,20 +74,20 @@ pub trait StreamHandler<M = ()> {
         Decision::Accept
     }
 
-    /// As [`Handler::on_place`].
+    /// The program says which reactor takes a connection, as with [`Handler::on_place`].
     fn on_place(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }
 
-    /// As [`Handler::on_drain`]. Default: closes every stream.
+    /// The reactor is being drained, as with [`Handler::on_drain`]. Default: closes every stream.
     fn on_drain(&mut self, cx: &mut StreamContext<'_>, deadline: Duration) {
         cx.close_all();
     }
 
-    /// A stream is open, either way. It is writable.
+    /// A stream is open, opened by this side or by the peer. It is writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// There is something to read where there was nothing: read until nothing is left.
+    /// There is something to read where there was nothing. Read until nothing is left.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
     /// There is room again after a write took less than it was given.
@@ -117,10 +118,11 @@ pub trait StreamHandler<M = ()> {
     fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
 }
 
-/// Makes streams of all connections of a reactor: give it to [`crate::Reactor::run`] or [`crate::Reactor::turn`]. A
-/// handler that wants streams on some connections only has one of these, and passes their callbacks on, timers included.
+/// A handler that makes streams of all connections of a reactor, for [`crate::Reactor::run`] or
+/// [`crate::Reactor::turn`]. A handler that wants streams on some connections only has a `Streams` inside, and passes
+/// the callbacks of those connections on to it, and all timers.
 ///
-/// For connections with [`crate::Framing::Credits`]; without credits nothing would stop a writer.
+/// The connections must have [`crate::Framing::Credits`]; without credits nothing would stop a writer.
 pub struct Streams<H> {
     /// The program.
     pub handler: H,
@@ -134,20 +136,20 @@ impl<H: fmt::Debug> fmt::Debug for Streams<H> {
 }
 
 impl<H> Streams<H> {
-    /// No streams yet.
+    /// Makes a handler with no streams yet.
     pub fn new(handler: H) -> Self {
         Self { handler, table: Table::default() }
     }
 
-    /// Time that a closed stream waits for room to tell the peer that it has finished. Default: 2 s.
+    /// Sets the time that a closed stream waits for room to tell the peer that it has finished. Default: 2 s.
     #[must_use]
     pub fn linger(mut self, time: Duration) -> Self {
         self.table.linger = time;
         self
     }
 
-    /// What a callback has, outside of callbacks: with the [`crate::Reactor::context`] of the one reactor whose streams
-    /// these are. What is written goes out in the next turn.
+    /// Gives access to the streams outside of callbacks. `cx` must be the [`crate::Reactor::context`] of the reactor
+    /// that has these streams. Bytes that are written go out in the next turn.
     pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
         StreamContext { table: &mut self.table, cx }
     }
@@ -164,7 +166,7 @@ pub struct StreamContext<'a> {
 }
 
 impl StreamContext<'_> {
-    /// A stream, to use. An id that is stale, or was closed, gives one where everything fails.
+    /// Returns a stream, to read and write. With an id that is stale or closed, all calls of the stream fail.
     pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
         Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
@@ -176,7 +178,8 @@ impl StreamContext<'_> {
         }
     }
 
-    /// The reactor: connecting, listening, timers, stopping. Messages sent from here would be bytes of the stream.
+    /// Gives access to the reactor, to connect, listen, set timers and stop. A message that is sent through this
+    /// context becomes bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
         self.cx.reborrow()
     }
@@ -216,7 +219,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             return self.table.violated(cx, id);
         }
         let finished = message.is_empty();
-        // Closed here or shut down for reading: the buffer is posted again when this returns.
+        // If the stream is closed or shut down for reading, the buffer is posted again when this callback returns.
         let listens = record.listens();
         let edge = listens && record.unread.is_empty();
         if finished {
@@ -229,7 +232,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             handler.on_readable(&mut cx, id);
         }
         if finished {
-            // That callback may have closed it.
+            // That callback may have closed the stream.
             if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }

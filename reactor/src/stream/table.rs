@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::unread::Unread;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
-/// Whether this side still writes.
+/// The state of this side's writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     Open,
-    /// It has finished, and there was no room yet to say so.
+    /// This side has finished, and there was no room yet to tell the peer.
     Finishing,
-    /// It has finished, and said so.
+    /// This side has finished, and has told the peer or does not need to.
     Finished,
 }
 
@@ -24,15 +24,15 @@ pub(super) struct Record {
     pub(super) writing: Writing,
     /// The peer writes no more.
     pub(super) peer_finished: bool,
-    /// It was shut down for reading here.
+    /// This side has shut the stream down for reading.
     pub(super) deaf: bool,
-    /// It was closed here: nothing but its last callback concerns the program any more.
+    /// This side has closed the stream. The program hears only the last callback.
     pub(super) closed: bool,
     /// The peer has written after its end.
     violated: bool,
-    /// Ends the wait for room to say that this side has finished.
+    /// The timer that ends the wait for room to tell the peer that this side has finished.
     linger: Option<TimerId>,
-    /// Why the connection is gone.
+    /// The reason for the end of the connection, once it is gone.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -51,12 +51,12 @@ impl Record {
         }
     }
 
-    /// Whether what comes is kept to be read.
+    /// Whether bytes that arrive are kept to be read.
     pub(super) const fn listens(&self) -> bool {
         !self.closed && !self.deaf
     }
 
-    /// Drops what was not read; whether there was any.
+    /// Drops the unread bytes; returns whether there were any.
     fn discard(&mut self, cx: &mut Context<'_>) -> bool {
         let some = !self.unread.is_empty();
         while let Some(message) = self.unread.pop() {
@@ -69,13 +69,13 @@ impl Record {
 /// The streams of a reactor.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Those with a connection, by its slot.
+    /// Streams that have a connection, by the connection's slot.
     live: Vec<Option<Record>>,
-    /// The stream whose last callback is being made.
+    /// The stream that is getting its last callback.
     last: Option<Record>,
     /// Timers of streams that linger.
     lingering: BTreeMap<TimerId, ConnectionId>,
-    /// Time that a closed stream waits for room to say that it has finished.
+    /// Time that a closed stream waits for room to tell the peer that it has finished.
     pub(super) linger: Duration,
 }
 
@@ -93,7 +93,7 @@ impl Table {
         self.live[id.slot()] = Some(Record::new(id));
     }
 
-    /// A stream whose connection is there.
+    /// A stream that has a connection.
     #[inline]
     pub(super) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
         self.live.get_mut(id.slot())?.as_mut().filter(|record| record.id == id)
@@ -118,7 +118,7 @@ impl Table {
         self.live.iter().flatten().map(|record| record.id).collect()
     }
 
-    /// This side writes no more, and says so when there is room.
+    /// Ends this side's writing, and tells the peer when there is room.
     pub(super) fn shut_down_writing(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id).filter(|record| record.writing == Writing::Open) {
             record.writing = Writing::Finishing;
@@ -129,7 +129,7 @@ impl Table {
         }
     }
 
-    /// Drops what is not read, and all that is still to come.
+    /// Drops the unread bytes, and all bytes that are still to come.
     pub(super) fn shut_down_reading(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.get_mut(id) {
             record.deaf = true;
@@ -137,7 +137,7 @@ impl Table {
         }
     }
 
-    /// The program wants no more of a stream.
+    /// Closes a stream for the program.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(last) = self.last.as_mut().filter(|record| record.id == id) {
             last.closed = true;
@@ -146,7 +146,7 @@ impl Table {
         let Some(record) = self.live(id).filter(|record| !record.closed) else { return };
         record.closed = true;
         if record.discard(cx) {
-            // As TCP: a side that throws bytes away does not say that all is well.
+            // A side that drops unread bytes sends no orderly end, as with TCP.
             cx.close(id);
             return;
         }
@@ -161,11 +161,12 @@ impl Table {
         }
     }
 
-    /// Says that this side writes no more, if that is to be said; whether this side had finished.
+    /// Tells the peer that this side has finished, if the peer does not know yet and there is room. Returns whether
+    /// this side has finished.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>, id: ConnectionId) -> bool {
         let Some(record) = self.live(id).filter(|record| record.writing != Writing::Open) else { return false };
         if record.writing == Writing::Finishing && !matches!(cx.send(id, &[]), Err(SendErrorKind::WouldBlock(_))) {
-            // It is said, or the connection is going and nobody is to be told.
+            // The end is queued, or the connection is ending and the peer cannot be told.
             record.writing = Writing::Finished;
             if record.closed {
                 cx.close(id);
@@ -175,7 +176,7 @@ impl Table {
         true
     }
 
-    /// Closes the connection when nobody will write any more.
+    /// Closes the connection if neither side will write any more.
     pub(super) fn close_if_finished(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if self.live(id).is_some_and(|record| record.peer_finished && record.writing == Writing::Finished) {
             cx.close(id);
@@ -191,8 +192,8 @@ impl Table {
         }
     }
 
-    /// The connection is gone: why, as far as the stream goes, and whether in order. What is unread can be read until
-    /// [`Table::forget_last`].
+    /// Takes a stream out of the table after its connection is gone. Returns the reason, and whether the end was
+    /// orderly. Unread bytes can be read until [`Table::forget_last`].
     pub(super) fn ended(
         &mut self,
         cx: &mut Context<'_>,
@@ -217,14 +218,14 @@ impl Table {
         Some((reason, orderly))
     }
 
-    /// The last callback of a stream has returned: nothing of it is kept.
+    /// Drops everything of a stream after its last callback has returned.
     pub(super) fn forget_last(&mut self, cx: &mut Context<'_>) {
         if let Some(mut record) = self.last.take() {
             record.discard(cx);
         }
     }
 
-    /// A timer; `true` if it was that of a stream which was closed and waited for room.
+    /// Handles a timer that is due; `true` if it belonged to a closed stream that waited for room.
     pub(super) fn lingered(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
         let Some(id) = self.lingering.remove(&timer) else { return false };
         if let Some(record) = self.live(id) {

@@ -1,4 +1,4 @@
-//! What has arrived and was not read yet.
+//! Bytes that have arrived and were not read yet.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::ops::Deref;
 
 use crate::DetachedMessage;
 
-/// Bytes of a stream that were not read yet, from [`super::Stream::take_unread`], in the registered buffers they arrived in.
-/// They are read without waiting: after the last byte, reads say `Ok(0)`. A buffer goes home with its last byte, or when
-/// this is dropped. They may go to another thread, and outlive the stream and the reactor.
+/// Unread bytes of a stream, from [`super::Stream::take_unread`], in the registered buffers that they arrived in. Reads
+/// never wait, and return `Ok(0)` after the last byte. A buffer goes back to the reactor when its last byte is read, or
+/// when this value is dropped. The value may go to another thread, and may outlive the stream and the reactor.
 pub struct Unread<M = DetachedMessage> {
     messages: VecDeque<M>,
-    /// Bytes of the first one that are read.
+    /// Number of bytes of the first message that are read.
     read: usize,
 }
 
@@ -23,13 +23,13 @@ impl<M> Default for Unread<M> {
 }
 
 impl<M: Deref<Target = [u8]>> Unread<M> {
-    /// Whether all is read.
+    /// Whether everything is read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Bytes that are left.
+    /// Number of bytes that are left.
     #[must_use]
     pub fn len(&self) -> usize {
         self.messages.iter().map(|message| message.len()).sum::<usize>() - self.read
@@ -41,13 +41,13 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
         self.messages.push_back(message);
     }
 
-    /// What comes next, as far as it is in one piece; nothing if there is nothing.
+    /// The next bytes that are in one piece; empty if there are none.
     pub(super) fn front(&self) -> &[u8] {
         self.messages.front().map_or(&[], |message| &message[self.read..])
     }
 
-    /// Takes note that the first `len` bytes of the front are read, or all if it has less; returns the message if it is
-    /// done with.
+    /// Notes that the first `len` bytes of the front are read, or all if there are fewer. Returns the message if all of
+    /// it is read.
     pub(super) fn advance(&mut self, len: usize) -> Option<M> {
         self.read += len.min(self.front().len());
         if self.front().is_empty() { self.pop() } else { None }

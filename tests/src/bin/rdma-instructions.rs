@@ -26,6 +26,9 @@ const STATES: [(&str, Work, Side); 6] = [
 ];
 /// Two runs of different length: what both have in common does not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
+/// The shortest of so many runs counts: when another program runs in between, a turn may find less to do, and another one
+/// follows.
+const TRIES: usize = 3;
 /// Largest growth that passes, in percent, and growth of a function that is told of, in instructions.
 const GROWTH: f64 = 3.0;
 const TOLD: f64 = 2.0;
@@ -69,7 +72,7 @@ fn compiler() -> String {
 fn count() -> Result<Vec<Costs>, String> {
     (0..STATES.len())
         .map(|state| {
-            let [few, many] = RUNS.map(|times| profile(state, times));
+            let [few, many] = RUNS.map(|times| shortest(state, times));
             let (few, many) = (few?, many?);
             let times = (RUNS[1] - RUNS[0]) as f64;
             let costs = many.into_iter().map(|(name, cost)| {
@@ -79,6 +82,18 @@ fn count() -> Result<Vec<Costs>, String> {
             Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
         })
         .collect()
+}
+
+/// Runs a state several times under callgrind; returns the costs of the run with the fewest instructions.
+fn shortest(state: usize, times: u64) -> Result<Costs, String> {
+    let mut best = profile(state, times)?;
+    for _ in 1..TRIES {
+        let costs = profile(state, times)?;
+        if total(&costs) < total(&best) {
+            best = costs;
+        }
+    }
+    Ok(best)
 }
 
 /// Runs a state under callgrind.

@@ -1,40 +1,41 @@
-//! Claims on a shared receive queue: which connection may promise its peer how many of the receives that all take from.
-//! Pure.
+//! Claims on a shared receive queue. They decide how many of the receives each connection may promise its peer. This
+//! file does no I/O, and time is an argument.
 //!
-//! Each connection has a *claim*: receives set aside for it, of which it has promised some to its peer and keeps others, as
-//! messages that the program keeps or that wait for a large message. The claims together never exceed the receives that
-//! there are, and a connection never promises more than its claim leaves, so that no promise is without a receive, in
-//! whatever order the peers use theirs:
+//! Each connection has a *claim*: a number of receives set aside for it. Some of them are promised to its peer. Others
+//! are taken by messages that the program keeps or that wait for a large message. The claims together never exceed the
+//! number of receives, and a connection never promises more than its claim leaves. So no promise is without a receive,
+//! in whatever order the peers use theirs:
 //!
 //! ```text
 //! posted = receives - kept        sum(promised + kept) <= sum(claims) <= receives        =>  sum(promised) <= posted
 //! ```
 //!
-//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond that it grows with what the
-//! connection has received in about the last second, and with what it keeps, up to half of what nobody claims and it has
-//! itself: a single busy connection leaves half, and several have the same. What was promised cannot be taken back; a claim
-//! shrinks as the peer uses its promises and they are not renewed.
+//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond that it grows with the
+//! messages that the connection has received in about the last second, and with those that it keeps. It grows up to
+//! half of the sum of its own receives and those that nobody claims. So a single busy connection leaves half, and
+//! several busy ones get equal claims. A promise cannot be taken back; a claim shrinks as the peer uses its promises
+//! and they are not renewed.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 
-/// Time in which what a connection has received counts half as much.
+/// Time after which received messages count half as much.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
-/// The claims on one queue, by what they leave.
+/// The claims on one queue. Only the number of receives that they leave is kept.
 #[derive(Debug)]
 pub(crate) struct Claims {
     free: u32,
 }
 
-/// What one connection claims.
+/// The claim of one connection.
 #[derive(Debug)]
 pub(crate) struct Claim {
     claim: u32,
-    /// Receives that its messages have used and that are not to be posted again yet.
+    /// Number of receives that messages have used and that cannot be posted again yet.
     kept: u32,
-    /// Messages received, older ones counting less.
+    /// Number of messages received; older ones count less.
     used: u32,
     since: Instant,
 }
@@ -44,26 +45,26 @@ impl Claims {
         Self { free: receives }
     }
 
-    /// Receives that nobody claims.
+    /// Number of receives that nobody claims.
     pub(crate) const fn free(&self) -> u32 {
         self.free
     }
 
-    /// The claim of a new connection, which promises [`MIN_WINDOW`] receives; `None` when there are not so many.
+    /// Makes the claim of a new connection, which promises [`MIN_WINDOW`] receives; `None` if fewer are free.
     pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
         self.free = self.free.checked_sub(MIN_WINDOW)?;
         Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
     }
 
-    /// Adjusts a claim whose connection has `promised` receives that its peer has not used, and is to have `most` at
-    /// most; returns how many more it promises now.
+    /// Adjusts a claim, and returns how many more receives the connection promises now. `promised`: receives that the
+    /// connection has promised and its peer has not used. `most`: largest claim wanted.
     pub(crate) fn renew(&mut self, claim: &mut Claim, promised: u32, most: u32, now: Instant) -> u32 {
         let ages = now.saturating_duration_since(claim.since).as_nanos() / HALF_LIFE.as_nanos();
         if ages > 0 {
             claim.used = claim.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
             claim.since = now;
         }
-        // Messages that are kept never take the credits by which the two sides keep in touch.
+        // Kept messages never take the credits for control messages.
         let least = MIN_WINDOW.max(claim.kept + CONTROL_CREDITS);
         let fair = (self.free + claim.claim.saturating_sub(MIN_WINDOW)) / 2;
         let wanted = (MIN_WINDOW + fair.min((claim.used / 2).max(claim.kept))).min(most);
@@ -74,32 +75,32 @@ impl Claims {
         renewed.saturating_sub(given)
     }
 
-    /// Takes back what was claimed, once nothing can use it any more.
+    /// Takes claimed receives back, once nothing can use them any more.
     pub(crate) const fn take_back(&mut self, receives: u32) {
         self.free += receives;
     }
 }
 
 impl Claim {
-    /// A message keeps the receive that it has used.
+    /// Notes that a message keeps the receive that it has used.
     #[inline]
     pub(crate) const fn keep(&mut self) {
         self.kept += 1;
     }
 
-    /// Messages have let go of the receives that they kept: these are posted again before anything else is promised.
+    /// Notes that messages have let go of `receives` receives. These are posted again before anything else is promised.
     #[inline]
     pub(crate) const fn release(&mut self, receives: u32) {
         self.kept = self.kept.saturating_sub(receives);
     }
 
-    /// Counts a message of the program's. Those by which the two sides keep in touch call for no more receives.
+    /// Counts a message of the program. Control messages are not counted, because they call for no more receives.
     #[inline]
     pub(crate) const fn count(&mut self) {
         self.used = self.used.saturating_add(1);
     }
 
-    /// Receives set aside for it.
+    /// Number of receives set aside for the connection.
     pub(crate) const fn receives(&self) -> u32 {
         self.claim
     }
@@ -117,7 +118,7 @@ mod tests {
         Instant::now()
     }
 
-    /// A message comes and goes.
+    /// Lets a message arrive and be done with.
     fn pass(claim: &mut Claim) {
         claim.keep();
         claim.count();
@@ -132,7 +133,7 @@ mod tests {
         let mut promised = [MIN_WINDOW; 4];
         for round in 0..200 {
             for (i, claim) in members.iter_mut().enumerate().take(3) {
-                // The peer uses all that it is promised; the first one has a long start.
+                // The peer uses everything that it is promised; the first connection starts long before the others.
                 if i == 0 || round > 100 {
                     (0..promised[i]).for_each(|_| pass(claim));
                     promised[i] = 0;
@@ -156,7 +157,7 @@ mod tests {
         (0..60).for_each(|_| pass(&mut claim));
         let promised = MIN_WINDOW + claims.renew(&mut claim, MIN_WINDOW, 1000, now);
         assert_eq!((promised, claims.free()), (35, 65));
-        // One message a minute: not renewed until few are left.
+        // At one message a minute, promises are not renewed until few are left.
         for minute in 1..=40 {
             pass(&mut claim);
             let left = claim.receives() - 1;
@@ -177,27 +178,27 @@ mod tests {
         assert!(claims.join(now).is_some());
     }
 
-    /// A connection of the model, whose peer is honest.
+    /// A connection of the model, with an honest peer.
     #[derive(Debug)]
     struct Link {
         claim: Claim,
         rx: ReceiveWindow,
-        /// The peer's.
+        /// The send window of the peer.
         tx: SendWindow,
         /// Grants on their way.
         grants: VecDeque<u32>,
         /// Messages on their way; they need a receive when they arrive.
         wire: u32,
-        /// Messages that have used a receive and were not looked at.
+        /// Messages that have used a receive and that nobody has looked at.
         arrived: u32,
-        /// Messages that the user keeps.
+        /// Messages that the program keeps.
         kept: u32,
     }
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Join,
-        /// As much as it may, up to a count; control may take the last credits.
+        /// The peer sends as much as it may, up to a count; control messages may take the last credits.
         Send {
             link: usize,
             count: u32,
@@ -214,7 +215,7 @@ mod tests {
         Release {
             link: usize,
         },
-        /// The end of a turn: renews, and tells the peer or not.
+        /// A turn ends: the claim is renewed, and the peer is told of it or not.
         Renew {
             link: usize,
             tell: bool,
@@ -266,7 +267,8 @@ mod tests {
             let mut claims = Claims::new(receives);
             let mut links: Vec<Link> = Vec::new();
             let mut posted = receives;
-            // Of connections that are gone: claims to come back, completions nobody looked at, messages kept.
+            // Left over from connections that are gone: claims to come back, completions that nobody looked at,
+            // messages kept.
             let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
             for step in history {
                 let at = |link: usize, links: &[Link]| if links.is_empty() { None } else { Some(link % links.len()) };
@@ -311,7 +313,8 @@ mod tests {
                         prop_assert!(links[i].tx.grant(grant).is_ok());
                     },
                     Step::Leave { link } => if let Some(i) = at(link, &links) {
-                        // What is on its way arrives nowhere; what has arrived is still in the completion queue.
+                        // Messages on their way arrive nowhere; messages that have arrived are still in the completion
+                        // queue.
                         let link = links.swap_remove(i);
                         lingering += link.claim.receives() - link.kept;
                         unseen += link.arrived;
@@ -329,7 +332,7 @@ mod tests {
                 prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
                 prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
             }
-            // Users let go, peers hear: all have at least the least.
+            // The programs let go, and the peers hear of it: every connection has at least the smallest window.
             for link in &mut links {
                 while link.arrived > 0 {
                     link.arrived -= 1;

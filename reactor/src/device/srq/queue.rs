@@ -1,7 +1,7 @@
-//! The shared receive queue of a device: receives from which all connections with credits take theirs.
+//! The shared receive queue of a device. All connections with credits take their receives from it.
 //!
-//! A receive is named by its place here, and belongs to no connection until a message has used it: the completion names the
-//! queue pair. Which connection may promise how many is the business of [`super::claims`].
+//! A receive is named by its place in the queue. It belongs to no connection until a message has used it and the
+//! completion names the queue pair. [`super::claims`] decides how many receives each connection may promise.
 
 use rdma_transport::provider::Provider;
 use rdma_transport::qp::{QpId, SrqId};
@@ -13,26 +13,26 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::Error;
 use crate::id::{ConnectionId, Work, shared_recv_work};
 
-/// Receives that are posted and never promised, as a part of all. A peer that sends without credits takes these first, until
-/// that is noticed.
+/// One receive in so many is posted and never promised. A peer that sends without credits takes these first, until that
+/// is noticed.
 const SPARE: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     srq: SrqId,
     pub(crate) claims: Claims,
-    /// Bytes of one receive.
+    /// Length of one receive, bytes.
     size: usize,
-    /// What is posted, by place.
+    /// The posted receives, by place.
     receives: Vec<Option<Posted>>,
     vacant: Vec<u16>,
-    /// To be posted again.
+    /// Buffers that are to be posted again.
     reposts: Vec<Buffer>,
     /// The connection of each queue pair, by the queue pair's slot.
     owners: Vec<Option<(QpId, ConnectionId)>>,
     /// Claims of connections that are gone, until none of their completions is left.
     lingering: Vec<Lingering>,
-    /// Messages of connections that are gone, in the program's hands.
+    /// Number of messages in the program's hands from connections that are gone.
     astray: u32,
 }
 
@@ -40,13 +40,14 @@ pub(crate) struct SharedReceives {
 struct Lingering {
     /// Index of the completion queue.
     cq: usize,
-    /// When the connection went.
+    /// The moment of the completion queue when the connection went.
     mark: Mark,
     claim: u32,
 }
 
 impl SharedReceives {
-    /// A queue of `count` receives of `size` bytes, from buffers that the pool has promised. None is posted yet.
+    /// Makes a queue of `count` receives of `size` bytes, from buffers that the pool has promised. No receive is posted
+    /// yet.
     pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
         Self {
             srq,
@@ -65,12 +66,12 @@ impl SharedReceives {
         self.srq
     }
 
-    /// Receives that are posted.
+    /// Number of receives that are posted.
     pub(crate) fn posted(&self) -> usize {
         self.receives.len() - self.vacant.len()
     }
 
-    /// Notes the connection of a queue pair that takes its receives from here.
+    /// Notes the connection of a queue pair that takes its receives from this queue.
     pub(crate) fn own(&mut self, qp: QpId, connection: ConnectionId) {
         let slot = qp.0.slot() as usize;
         if self.owners.len() <= slot {
@@ -86,7 +87,7 @@ impl SharedReceives {
         (of == qp).then_some(connection)
     }
 
-    /// The buffer of a receive that has completed.
+    /// Takes the buffer of a receive that has completed.
     #[inline]
     pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
         let posted = self.receives.get_mut(usize::from(place))?.take()?;
@@ -100,7 +101,8 @@ impl SharedReceives {
         self.reposts.push(buffer);
     }
 
-    /// Takes a buffer that a connection which is gone has left with the program; gives it back if there is no such buffer.
+    /// Takes a buffer that came back from the program after its connection was gone. Returns the buffer if no such
+    /// buffer is expected.
     pub(crate) fn give_astray(&mut self, buffer: Buffer) -> Option<Buffer> {
         let Some(left) = self.astray.checked_sub(1) else { return Some(buffer) };
         self.astray = left;
@@ -109,7 +111,7 @@ impl SharedReceives {
         None
     }
 
-    /// Makes the work requests of what is to be posted again.
+    /// Makes the work requests for the buffers that are to be posted again.
     pub(crate) fn prepare(&mut self, pool: &Pool, chain: &mut Vec<RecvWr>) {
         chain.clear();
         while let Some(place) = self.vacant.pop() {
@@ -123,7 +125,7 @@ impl SharedReceives {
         }
     }
 
-    /// Posts what came back, in one chain.
+    /// Posts the buffers that came back, in one chain.
     pub(crate) fn post(
         &mut self,
         provider: &mut dyn Provider,
@@ -145,13 +147,13 @@ impl SharedReceives {
         })
     }
 
-    /// A connection is gone, with its queue pair, and has left `kept` messages with the program.
+    /// Notes that a connection is gone with its queue pair, and has left `kept` messages with the program.
     pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, cq: usize, mark: Mark) {
         self.astray += kept;
         self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
     }
 
-    /// Receives that nobody claims, or will have claimed when the next connection asks.
+    /// Number of receives that the next connection would find unclaimed. Claims that can be settled count as free.
     pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, Mark) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
@@ -169,7 +171,7 @@ impl SharedReceives {
         });
     }
 
-    /// Gives all buffers back: the queue is gone, or was never used.
+    /// Gives all buffers back to the pool, after the queue is gone or if it was never used.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         self.reposts.drain(..).for_each(|buffer| pool.give(buffer));
         self.receives.iter_mut().filter_map(Option::take).for_each(|posted| pool.give(posted.done()));
