@@ -10,12 +10,13 @@ use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerVi
 use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
-/// Receives of the tests' queues; seven eighths are promised, five at least to each connection.
+/// Number of receives in the queues of these tests. Seven eighths may be promised, at least five to each connection.
 const SHARED: u32 = 64;
 const CONNECTIONS: usize = 11;
-/// Messages that a peer may send at first: of five receives its hello takes one, and three are kept for control.
+/// Number of messages that a peer may send at first. Of five receives, its hello takes one, and three are kept for
+/// control.
 const LEAST: usize = 1;
-/// What a new connection claims.
+/// Number of receives that a new connection claims.
 const MIN_CLAIM: usize = 5;
 
 fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
@@ -40,7 +41,8 @@ fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     (probe, got)
 }
 
-/// As many connections as there are receives for send at once, as much as they may: all arrives, in order, on its own.
+/// As many connections as there are receives for send at once, as much as they may. Everything arrives, in order, on
+/// its own connection.
 pub fn many_share_few(setup: &Setup) {
     const MESSAGES: usize = 60;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(512);
@@ -56,7 +58,7 @@ pub fn many_share_few(setup: &Setup) {
     let mut next = [0; CONNECTIONS];
     while next.iter().any(|&next| next < MESSAGES) {
         for (i, &conn) in conns.iter().enumerate() {
-            // Uneven: some send all they may, others one at a time.
+            // The load is uneven: some connections send all they may, and others one message at a time.
             let most = if i % 3 == 0 { MESSAGES } else { 1 };
             for _ in 0..most.min(MESSAGES - next[i]) {
                 match p.client.context().send(conn, &text(i, next[i])) {
@@ -80,7 +82,7 @@ pub fn many_share_few(setup: &Setup) {
     p.finish();
 }
 
-/// Sends as long as it may and until `count` have gone; at most how many could be sent at once.
+/// Sends `count` messages, as fast as it may; returns the largest number that could be sent at once.
 fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     let (mut sent, mut most) = (0, 0);
     let before = p.s.received;
@@ -95,7 +97,7 @@ fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     most
 }
 
-/// Sends a message for which there is room, unless a question whether the other side is there has its credit for a moment.
+/// Sends a message for which there is room, and waits if a ping has the credit for a moment.
 fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     let before = opened(p, conn);
     if p.client.context().send(conn, payload).is_err() {
@@ -104,12 +106,12 @@ fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     }
 }
 
-/// How often a connection was told that there is room again.
+/// Number of times that a connection was told that there is room again.
 fn opened(p: &Pair, conn: ConnectionId) -> usize {
     p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
 }
 
-/// Sends until what the other side keeps has closed the window for good.
+/// Sends until the messages that the other side keeps have closed the window for good.
 fn fill(p: &mut Pair, conn: ConnectionId) {
     loop {
         while p.client.context().send(conn, b"keep me").is_ok() {}
@@ -135,19 +137,19 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     assert_eq!(p.client.context().writable(busy), LEAST);
     let alone = pour(&mut p, busy, 400);
-    // Half of the 41 that nobody has claimed, and the least.
+    // The connection gets half of the 41 that nobody has claimed, and the least.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
-        // On a slow machine, a question takes a credit for a moment, and its answer brings that of the hello.
+        // On a slow machine, a ping takes a credit for a moment, and its pong brings back that of the hello.
         let has = p.client.context().writable(conn);
         assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
-    // Another one has as much, of what the first has left and gives up.
+    // A second connection gets as much, from receives that the first has left or gives up.
     let second = pour(&mut p, idle[0], 400);
     assert!(second > LEAST + 4, "{second} at once");
-    // Full is full: a refused send is told once that there is room.
+    // The window is full, and after a refused send the program is told once that there is room.
     while p.client.context().send(busy, b"full").is_ok() {}
     assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = opened(&p, busy);
@@ -156,7 +158,8 @@ pub fn windows_follow_use(setup: &Setup) {
     p.finish();
 }
 
-/// What a connection was promised is there for the next one when it has ended, however it did; nothing is lost on the way.
+/// Receives promised to a connection are there for the next one after its end, however it ended. None is lost on the
+/// way.
 pub fn an_end_returns_what_was_promised(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config.clone(), Probe::default(), Probe::default());
@@ -164,7 +167,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
         assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
-        // Messages are on their way, or have arrived and nobody has looked at them, when it ends.
+        // When a connection ends, messages are on their way, or have arrived without anybody looking at them.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
         }
@@ -177,7 +180,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
                     }
                 }
             }
-            // At once, in the middle of whatever goes on.
+            // The end comes at once, in the middle of everything.
             _ => {
                 let client = rdma_reactor::Reactor::new(config.clone()).expect("a reactor");
                 drop(std::mem::replace(&mut p.client, client));
@@ -189,7 +192,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.s.events.clear();
         p.c.events.clear();
     }
-    // Every receive that is counted is there: messages that outlive their connections use one after another.
+    // Every receive that is counted is really there: messages that outlive their connections use one after another.
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {
@@ -217,8 +220,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.finish();
 }
 
-/// Messages that the user keeps stop their own connection at `receive_depth` and no other, and leave the credits by which
-/// the two sides keep in touch.
+/// Messages that the program keeps stop their own connection at `receive_depth` and no other, and leave the credits for
+/// control messages.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
@@ -227,7 +230,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (conn, other) = (p.connect(), p.connect());
-    // The last one may have to wait for a credit that comes with the next question whether this side is there.
+    // The last message may have to wait for a credit that comes with the next ping.
     fill(&mut p, conn);
     let before = opened(&p, conn);
     if (p.s.received as usize) < DEPTH - 3 {
@@ -235,7 +238,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     }
     fill(&mut p, conn);
     assert_eq!(p.s.received as usize, DEPTH - 3);
-    // Silence is asked about and answered on what is left.
+    // Pings and pongs go on with the credits that are left.
     p.turn_for(Duration::from_millis(300));
     assert!(p.server.stats().connections.pings + p.client.stats().connections.pings > 0);
     fill(&mut p, other);
@@ -262,18 +265,18 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     let mut noticed = 0;
     for _ in 0..5 {
         let (here, there) = rude(&mut p);
-        // More at once than it was promised, and fewer than there are beside what the others were.
+        // The peer sends more at once than it was promised, and less than what is left beside the promises to others.
         let before = p.s.received;
         for _ in 0..BURST {
             p.client.context().send(here, &message(DATA, WINDOW, b"rude")).expect("room");
         }
-        // Those that come late enough for another grant are none that anybody can object to.
+        // Messages that come late enough for another grant break no rule.
         p.until("it is noticed, or all arrived", |p| reason(p, there).is_some() || p.s.received == before + BURST);
         if let Some(reason) = reason(&p, there) {
             assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
             noticed += 1;
         }
-        // All that the others may send, at once.
+        // The others send everything that they may, at once.
         let before = p.c.received;
         for &conn in &honest {
             for _ in 0..LEAST {
@@ -283,7 +286,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
         p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
     }
     assert!(noticed > 0);
-    // A flood that takes every receive there is, while the others are silent.
+    // A flood takes every receive, while the others are silent.
     let (here, there) = rude(&mut p);
     for _ in 0..60 {
         p.client.context().send(here, &message(DATA, WINDOW, b"flood")).expect("room");
@@ -300,8 +303,8 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     p.finish();
 }
 
-/// A device that cannot hold back its events says so, to who connects and to who is connected to; one that can is as
-/// before.
+/// A device that cannot hold back its events refuses clearly, on the active and on the passive side; one that can works
+/// as before.
 pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     let held_back = setup.config().completion_moderation(16, 10);
     let mut p = Pair::with_configs(setup, setup.config(), held_back, Probe::echo(), Probe::default());
@@ -318,8 +321,8 @@ pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// Where nothing is left to promise, a connect request is refused and a connect fails, both saying why; when one ends, the
-/// next one comes in.
+/// If nothing is left to promise, a connect request is refused and a connect fails, both with the reason. When a
+/// connection ends, the next one comes in.
 pub fn refused_when_nothing_is_left(setup: &Setup) {
     let few = setup.config().shared_receives(Some(8)).receive_depth(16);
     // The passive side.
