@@ -215,8 +215,8 @@ impl<P: Provider> HardwareProvider<P> {
         }
         let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
         if work == Work::Read {
-            // A read never arrives before the sends in front of it. Sends behind it wait only if the device is in
-            // order.
+            // A read never arrives before the sends in front of it. Sends behind it wait unless the device lets them
+            // overtake.
             at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
         }
         let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });

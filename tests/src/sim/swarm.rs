@@ -22,7 +22,7 @@ pub struct Options {
     pub hardware: Option<HardwareOptions>,
     /// The faults.
     pub faults: FaultOptions,
-    /// What the programs do.
+    /// The work of the programs.
     pub work: WorkOptions,
 }
 
@@ -135,7 +135,7 @@ pub enum Fault {
     Pause,
 }
 
-/// What the programs do.
+/// The work of the programs.
 #[derive(Clone, Debug)]
 pub struct WorkOptions {
     /// Connections opened from outside.
