@@ -1,5 +1,5 @@
-//! The kernel's RDMA devices, as the tests of faults treat them: removed, taken down, counted. And the process at the
-//! other end, `rdma-peer`.
+//! The kernel's RDMA devices as the tests of faults treat them (removed, taken down, counted), and `rdma-peer`, the
+//! process at the other end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +13,10 @@ use rdma_reactor::{Config, ProviderChoice};
 
 use crate::conformance::harness::now;
 
-/// Nothing here takes longer.
+/// Longest time of anything in this file.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Settings of both processes: small queues, and a silent peer is given up after 3 s.
+/// Settings of both processes. The queues are small, and a silent peer is given up after 3 s.
 #[must_use]
 pub fn config() -> Config {
     Config::default()
@@ -29,7 +29,7 @@ pub fn config() -> Config {
         .keepalive(Duration::from_secs(1), Duration::from_secs(3))
 }
 
-/// A software device of the kernel, by the variables that `tests/vm/run.sh` sets.
+/// A software device of the kernel, found by the variables that `tests/vm/run.sh` sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     kind: &'static str,
@@ -76,7 +76,7 @@ impl Device {
         if self.kind == "siw" { RXE } else { SIW }
     }
 
-    /// An address behind the device that nobody has, though the neighbour seems to be there: no answer, ever.
+    /// An address behind the device that nobody has, though the neighbour seems to be there. Nobody ever answers.
     #[must_use]
     pub fn silent_address(self) -> SocketAddr {
         let mine = self.variable("ADDR");
@@ -85,29 +85,29 @@ impl Device {
         SocketAddr::new(silent.parse::<IpAddr>().expect("an address"), 9)
     }
 
-    /// Takes its network device down or up.
+    /// Takes the device's network device down or up.
     pub fn link(self, state: &str) {
         let netdev = self.variable("NETDEV");
-        // Others want its IPv6 addresses later.
+        // Other tests need the IPv6 addresses later.
         let keep = format!("/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down");
         fs::write(keep, "1").expect("the setting can be changed");
         run("ip", &format!("link set {netdev} {state}"));
     }
 
-    /// Whether its port is up.
+    /// Whether the device's port is up.
     #[must_use]
     pub fn is_active(self) -> bool {
         let state = format!("/sys/class/infiniband/{}/ports/1/state", self.variable("DEV"));
         fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
     }
 
-    /// Starts to remove it. The command ends when nobody has it open any more.
+    /// Starts to remove the device. The command ends when nobody has the device open any more.
     #[must_use]
     pub fn remove(self) -> Child {
         Command::new("rdma").args(["link", "del", &self.variable("DEV")]).spawn().expect("rdma")
     }
 
-    /// Adds it again, and waits until it is up.
+    /// Adds the device again, and waits until it is up.
     #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it that is simpler")]
     pub fn add(self) {
         let (device, netdev) = (self.variable("DEV"), self.variable("NETDEV"));
@@ -119,7 +119,8 @@ impl Device {
         }
     }
 
-    /// What the kernel has on it, by kind: queue pairs, completion queues, memory regions, ids, protection domains.
+    /// Counts the kernel's objects on the device, by kind: queue pairs, completion queues, memory regions, ids,
+    /// protection domains.
     #[must_use]
     pub fn resources(self) -> BTreeMap<String, u32> {
         let line = run("rdma", &format!("resource show {}", self.variable("DEV")));
@@ -137,12 +138,12 @@ impl Device {
 pub struct Peer {
     process: Child,
     lines: Receiver<String>,
-    /// What it has said that nobody asked for yet.
+    /// Lines that the peer has printed and nobody has asked for yet.
     said: Vec<String>,
 }
 
 impl Peer {
-    /// Starts one; `program` is its path.
+    /// Starts a peer; `program` is its path.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
     pub fn start(program: &str, words: &str) -> Self {
@@ -155,7 +156,7 @@ impl Peer {
         Self { process, lines, said: Vec::new() }
     }
 
-    /// A server on these addresses, and those it listens on.
+    /// Starts a server on these addresses; returns it with the addresses that it listens on.
     #[must_use]
     pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         let words: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
@@ -171,36 +172,36 @@ impl Peer {
         (peer, listening)
     }
 
-    /// How many lines so far start like this.
+    /// Number of lines so far that start like this.
     pub fn count(&mut self, start: &str) -> usize {
         self.said.extend(self.lines.try_iter());
         self.said.iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// What it has said.
+    /// Everything that the peer has printed.
     #[must_use]
     pub fn said(&self) -> &[String] {
         &self.said
     }
 
-    /// Ends it as it stands.
+    /// Kills the peer at once.
     pub fn kill(&mut self) {
         self.process.kill().expect("it can be killed");
         self.process.wait().expect("it can be waited for");
     }
 
-    /// Sends it a signal.
+    /// Sends the peer a signal.
     pub fn signal(&self, signal: &str) {
         run("kill", &format!("-{signal} {}", self.process.id()));
     }
 
-    /// Descriptors it has open.
+    /// Number of descriptors that the peer has open.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("it lives").count()
     }
 
-    /// Lets it end in order; whether it did.
+    /// Lets the peer end in order; returns whether it did.
     #[must_use]
     pub fn finish(mut self) -> bool {
         drop(self.process.stdin.take());

@@ -10,14 +10,14 @@ use rdma_transport::{
     QpAttr, QpId, SendFlags, SendOp, SrqId, Station, WcOpcode, WcStatus, WorkCompletion,
 };
 
-/// No wait is longer.
+/// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Work requests of each queue.
+/// Number of work requests of each queue.
 pub const DEPTH: u32 = 128;
-/// Every right.
+/// All access rights.
 pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-/// A provider with memory, and what it has said.
+/// One end: a provider with memory, its events and its completions.
 #[derive(Debug)]
 pub struct End {
     /// The provider and the memory.
@@ -35,12 +35,12 @@ pub struct End {
     cq: Option<CqId>,
     /// The whole memory, with all rights.
     region: Option<MemoryRegion>,
-    /// Where receives come from, if they are shared.
+    /// The shared receive queue, if receives are shared.
     pub srq: Option<SrqId>,
 }
 
 impl End {
-    /// An end with `memory` bytes.
+    /// Makes an end with `memory` bytes.
     ///
     /// # Panics
     /// When there is no memory.
@@ -62,7 +62,7 @@ impl End {
         }
     }
 
-    /// Takes what is there.
+    /// Takes the events and completions that are there.
     ///
     /// # Panics
     /// When the provider fails.
@@ -88,7 +88,7 @@ impl End {
         (listener, SocketAddr::new(address.ip(), port))
     }
 
-    /// Makes the queue pair of an id, and what it needs if it is the first.
+    /// Makes the queue pair of an id, and the queues and regions that the first one needs.
     ///
     /// # Panics
     /// When that fails.
@@ -110,7 +110,7 @@ impl End {
         (self.id, self.device) = (id, device);
     }
 
-    /// A place of its memory, as a peer names it.
+    /// A place in the end's memory, as a peer names it.
     ///
     /// # Panics
     /// Before it has a queue pair.
@@ -120,7 +120,7 @@ impl End {
         RemoteAddress { address: self.station.address(offset), key: region.remote_key }
     }
 
-    /// The same by a key of its own.
+    /// A place in the end's memory, under a key of its own.
     ///
     /// # Panics
     /// When the device refuses.
@@ -140,7 +140,7 @@ impl End {
         }
     }
 
-    /// Posts a send work request that completes.
+    /// Posts a send work request that is signaled.
     ///
     /// # Panics
     /// When that fails.
@@ -234,7 +234,7 @@ impl Pair {
         Self::connect_through(active, passive, address, depth, |listening| listening)
     }
 
-    /// The same to where `through` says that the listener can be reached.
+    /// Connects two ends by the address at which `through` says that the listener can be reached.
     ///
     /// # Panics
     /// When that fails, or takes too long.
@@ -254,7 +254,7 @@ impl Pair {
         pair
     }
 
-    /// Adds a connection between the two, which is then theirs.
+    /// Adds a connection between the two, which becomes their current one.
     ///
     /// # Panics
     /// When that fails, or takes too long.
@@ -299,7 +299,7 @@ impl Pair {
         }
     }
 
-    /// The one, and the other.
+    /// One end, and the other.
     pub fn ends(&mut self, from: Side) -> (&mut End, &mut End) {
         match from {
             Side::Active => (&mut self.active, &mut self.passive),
@@ -310,7 +310,7 @@ impl Pair {
     /// Drives both until `ready` has something.
     ///
     /// # Panics
-    /// When it has nothing for too long.
+    /// When `ready` has nothing for too long.
     #[track_caller]
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
@@ -357,7 +357,7 @@ impl Pair {
         wc
     }
 
-    /// Why the connection ended at one side.
+    /// The reason why the connection ended at one side.
     #[track_caller]
     pub fn disconnected(&mut self, side: Side) -> DisconnectCause {
         self.until("disconnect", |pair| {
@@ -366,7 +366,7 @@ impl Pair {
         })
     }
 
-    /// Ends the connection from one side, and awaits that both say so.
+    /// Ends the connection from one side, and waits until both sides report the end.
     ///
     /// # Panics
     /// When that takes too long.

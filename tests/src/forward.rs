@@ -1,5 +1,4 @@
-//! The embedded provider behind another one, which can lack features, have other limits, write down what it is asked for, and
-//! fall ill.
+//! A provider in front of the embedded one, which can lack features, have other limits, write down its calls, and fail.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,12 +19,12 @@ use rdma_reactor::transport::wr::{RecvWr, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
-/// What a device does until it falls ill. The clones are of one device.
+/// The calls that a device serves until it fails. Clones belong to the same device.
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// Times that completion queues can be polled still.
+    /// Number of times that completion queues can still be polled.
     polls: Arc<AtomicU32>,
-    /// Times that they can be armed still.
+    /// Number of times that completion queues can still be armed.
     arms: Arc<AtomicU32>,
 }
 
@@ -37,12 +36,12 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Completion queues can be polled so many times from now on.
+    /// Lets polls of completion queues fail after so many more.
     pub fn fail_after_polls(&self, polls: u32) {
         self.polls.store(polls, Ordering::Relaxed);
     }
 
-    /// Completion queues can be armed so many times from now on.
+    /// Lets arming of completion queues fail after so many more times.
     pub fn fail_after_arms(&self, arms: u32) {
         self.arms.store(arms, Ordering::Relaxed);
     }
@@ -108,7 +107,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// A reactor on it.
+    /// Makes a reactor on this provider.
     ///
     /// # Panics
     /// When the system has no descriptors left, or a setting is out of its range.

@@ -1,4 +1,4 @@
-//! What the tests share: the conformance suite, the simulation, recorded exchanges, providers that are ill.
+//! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, providers that fail.
 
 pub mod conformance;
 #[cfg(feature = "verbs")]

@@ -1,16 +1,16 @@
 //! Captures of iWARP connections: a reader of pcap files and a reassembler of their one TCP connection.
 //!
-//! Strict, since a test must not pass over what it cannot read: a cut packet, a packet of another connection or another
-//! protocol is an error, and octets that the capture lacks are on record.
+//! The reader is strict, because a test must not ignore anything that it cannot read. A cut packet and a packet of
+//! another connection or protocol are errors, and octets that the capture lacks are on record.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// How one direction of a connection ended within the capture.
+/// The end of one direction of a connection within the capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// The capture stops before.
+    /// The capture stops before the end.
     #[default]
     Open,
     /// With a FIN.
@@ -24,9 +24,9 @@ pub enum End {
 pub struct Segment {
     /// From the side that connected.
     pub from_client: bool,
-    /// Where it begins in the stream of its direction.
+    /// Offset in the stream of its direction.
     pub start: usize,
-    /// Octets.
+    /// Number of octets.
     pub len: usize,
 }
 
@@ -35,9 +35,9 @@ pub struct Segment {
 pub struct Hole {
     /// From the side that connected.
     pub from_client: bool,
-    /// Before which octet of the stream of its direction.
+    /// Offset of the octet behind the hole, in the stream of its direction.
     pub at: usize,
-    /// Octets missing.
+    /// Number of missing octets.
     pub len: usize,
 }
 
@@ -48,13 +48,13 @@ pub struct Capture {
     pub client_to_server: Vec<u8>,
     /// The stream of the side that accepted.
     pub server_to_client: Vec<u8>,
-    /// How the client's stream ended.
+    /// End of the client's stream.
     pub client_end: End,
-    /// How the server's stream ended.
+    /// End of the server's stream.
     pub server_end: End,
     /// Both streams in the pieces and the order in which they arrived.
     pub segments: Vec<Segment>,
-    /// What the streams lack: both go on behind a hole as if nothing were missing.
+    /// Octets that the streams lack. Both streams go on behind a hole as if nothing were missing.
     pub holes: Vec<Hole>,
 }
 
@@ -128,7 +128,7 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     connection.finish()
 }
 
-/// One direction while it is put together.
+/// One direction while it is being put together.
 #[derive(Debug, Default)]
 struct Direction {
     /// Address and port of the sender.
@@ -158,7 +158,7 @@ impl Connection {
         if be16(ethernet, 12) != 0x0800 || frame.first().is_none_or(|octet| octet >> 4 != 4) {
             return Err("not IPv4".to_owned());
         }
-        // Ethernet may pad a short packet: the length of IP counts.
+        // Ethernet may pad a short packet, so the length of IP counts.
         let mut packet = frame;
         let ip = take(&mut packet, usize::from(frame[0] & 0x0f) * 4, "IP")?;
         if ip.len() < 20 || ip[9] != 6 || be16(ip, 6) & 0x3fff != 0 {
@@ -247,7 +247,7 @@ impl Direction {
         self.stream.len() + self.missing
     }
 
-    /// Takes data for a place in the stream and says what pieces the stream grew by.
+    /// Takes data for a place in the stream; returns the pieces that the stream grew by.
     fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
         let mut grown = Vec::new();
         if !data.is_empty() {
@@ -313,7 +313,7 @@ mod tests {
         out
     }
 
-    /// Lost, repeated, overtaken, overlapping, and a sequence number that wraps.
+    /// Packets that are lost, repeated, overtaken and overlapping, with a sequence number that wraps.
     fn awkward() -> Vec<Vec<u8>> {
         let at = |offset: u32| (u32::MAX - 3).wrapping_add(offset);
         vec![

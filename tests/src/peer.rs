@@ -1,4 +1,4 @@
-//! A peer that is nothing but a socket: it sends what a test says, octet by octet, to the embedded provider.
+//! A peer that is nothing but a socket. It sends the octets of a test to the embedded provider.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use rdma_transport::{
     QpId, RecvWr, WorkCompletion,
 };
 
-/// No wait is longer.
+/// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The provider, with a listener.
@@ -23,11 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Target {
     /// The provider.
     pub iwarp: Iwarp<TcpNet>,
-    /// Where everything completes.
+    /// The completion queue of everything.
     pub cq: CqId,
-    /// Its listener's address.
+    /// Address of the listener.
     pub address: SocketAddr,
-    /// The time it is told.
+    /// The time that the provider is told.
     pub now: Instant,
     /// Events that no test has looked at.
     pub events: Vec<CmEvent>,
@@ -42,7 +42,7 @@ impl Target {
         Self::on(config, TcpNet::new().expect("sockets"))
     }
 
-    /// The same on sockets with settings.
+    /// Makes a target on sockets with settings.
     ///
     /// # Panics
     /// When the system has no sockets.
@@ -62,7 +62,7 @@ impl Target {
         Self { iwarp, cq, address, now: Instant::now(), events: Vec::new() }
     }
 
-    /// One turn.
+    /// Takes one turn.
     ///
     /// # Panics
     /// When the provider fails.
@@ -73,10 +73,10 @@ impl Target {
         }
     }
 
-    /// Turns until `ready` has something.
+    /// Takes turns until `ready` has something.
     ///
     /// # Panics
-    /// When it has nothing for too long.
+    /// When `ready` has nothing for too long.
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
@@ -94,7 +94,7 @@ impl Target {
         self.until("event", |target| (!target.events.is_empty()).then(|| target.events.remove(0)))
     }
 
-    /// What completed.
+    /// Takes the completions that are there.
     ///
     /// # Panics
     /// When the provider fails.
@@ -146,7 +146,7 @@ impl Target {
         event.id
     }
 
-    /// Accepts it, with empty receives.
+    /// Accepts a connect request, with empty receives.
     ///
     /// # Panics
     /// When that fails.
@@ -168,7 +168,7 @@ impl Target {
         qp
     }
 
-    /// Reads a region with the memory around it, over a connection of its own: what no peer may have changed.
+    /// Reads a region with the memory around it, over another connection.
     pub fn inspect(&mut self, region: &Region) -> Vec<u8> {
         let mut peer = self.connect(0, false);
         let read = ReadRequest {
@@ -206,20 +206,20 @@ pub struct Region {
     pub base: u64,
     /// Its length.
     pub len: usize,
-    /// Itself, to take it back.
+    /// The region itself, to take it back.
     pub inner: MemoryRegion,
-    /// The same with the memory around it, to look at.
+    /// A region with the memory around it, to look at.
     pub whole: MemoryRegion,
-    /// Length of that.
+    /// Length of the region with the memory around it.
     pub total: usize,
 }
 
-/// An MPA request with this behind the key.
+/// Makes an MPA request with `tail` behind the key.
 pub fn request(tail: &[u8]) -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), tail].concat()
 }
 
-/// Ends an FPDU: pad and CRC.
+/// Completes an FPDU with pad and CRC.
 pub fn seal(mut fpdu: Vec<u8>, crc: bool) -> Vec<u8> {
     fpdu.resize(fpdu.len().next_multiple_of(4), 0);
     let sum = if crc { crc32c(&fpdu) } else { 0 };
@@ -261,10 +261,10 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A TCP connection.
+    /// Opens a TCP connection.
     ///
     /// # Panics
-    /// When there is none.
+    /// When the connection is refused.
     pub fn open(address: SocketAddr, crc: bool) -> Self {
         let stream = TcpStream::connect(address).expect("a connection");
         stream.set_nonblocking(true).expect("non-blocking");
@@ -272,7 +272,7 @@ impl Peer {
         Self { stream, crc, id: None }
     }
 
-    /// Sends what fits into the socket; a target that has closed already is no surprise.
+    /// Sends as many octets as fit into the socket. It is no error if the target has closed already.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -333,7 +333,7 @@ impl Peer {
         });
     }
 
-    /// Hangs up, and has the target clean up.
+    /// Hangs up, and lets the target clean up.
     pub fn finish(self, target: &mut Target) {
         drop(self.stream);
         if let Some(id) = self.id {
@@ -346,7 +346,7 @@ impl Peer {
     }
 }
 
-/// Settings without CRC, as a test needs them to send what is wrong.
+/// Settings without CRC, for tests that send faulty frames.
 pub fn plain() -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.crc = CrcPolicy::Off;

@@ -1,5 +1,5 @@
-//! Steady states: two reactors in one thread that take turns, and do one thing again and again. What a turn costs there
-//! depends on nothing but the code: the octets of one side are in the socket when the other side looks.
+//! Steady states: two reactors in one thread take turns, and do one thing again and again. The cost of a turn depends
+//! only on the code, because the octets of one side are in the socket when the other side looks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rdma_reactor::{
 
 const SIZE: usize = 64;
 
-/// What is done again and again.
+/// The thing that is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// The client sends 64 bytes, the server sends them back.
@@ -25,12 +25,12 @@ pub enum Work {
     Idle,
 }
 
-/// Which side is looked at.
+/// The side that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that begins.
+    /// The side that begins.
     Client,
-    /// The one that answers or receives.
+    /// The side that answers or receives.
     Server,
 }
 
@@ -40,9 +40,9 @@ struct Program {
     work: Work,
     echoes: bool,
     conn: Option<ConnectionId>,
-    /// Not begun yet.
+    /// Number of times that are not begun yet.
     left: u64,
-    /// Begun and not done.
+    /// Number of times that are begun and not done.
     under_way: u64,
     done: u64,
     blocked: bool,
@@ -131,7 +131,7 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// Two reactors on the embedded provider that are connected.
+    /// Makes two connected reactors on the embedded provider.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
         let reactor = || Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
@@ -151,7 +151,7 @@ impl Steady {
         steady
     }
 
-    /// Does it so many times, or a few times more.
+    /// Does the work `times` times, or a few times more.
     pub fn repeat(&mut self, times: u64) {
         if matches!(self.work, Work::RoundTrip | Work::Stream | Work::Write) {
             let (reactor, program) = &mut self.client;
@@ -177,7 +177,7 @@ impl Steady {
     }
 }
 
-/// A turn of the side that is looked at: what is counted is what happens in here.
+/// Takes a turn of the side that is measured. Only instructions in this function count.
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);

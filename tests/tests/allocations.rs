@@ -4,7 +4,7 @@ use rdma_reactor_tests::steady::{Side, Steady, Work};
 
 const TIMES: u64 = 10_000;
 
-/// Allocations of both sides while something is done ten thousand times, after as many that do not count.
+/// Counts the allocations of both sides while something is done ten thousand times. As many times before do not count.
 fn allocations(work: Work) -> u64 {
     let mut steady = Steady::new(work, Side::Client);
     steady.repeat(TIMES);
@@ -18,7 +18,7 @@ fn a_message_allocates_nothing() {
     }
 }
 
-/// The counter counts.
+/// The counter of allocations works.
 #[test]
 fn an_allocation_is_counted() {
     let counted = allocation_counter::measure(|| drop(std::hint::black_box(vec![0_u8; 100])));

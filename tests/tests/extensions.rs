@@ -1,5 +1,5 @@
-//! Immediate data and atomics of the embedded provider: offered in the greeting, and never sent to a peer that has not
-//! agreed in its own.
+//! Immediate data and atomics of the embedded provider. They are offered in the greeting, and never sent to a peer that
+//! has not agreed in its own greeting.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use rdma_reactor::{
     SendErrorKind,
 };
 
-/// Length of the greeting, and where its features are.
+/// Length of the greeting, and below it the offset of its features.
 const GREETING: usize = 20;
 const FEATURES: usize = 7;
 
@@ -42,7 +42,7 @@ impl Peer {
         let mut request = [0; 24 + GREETING];
         stream.read_exact(&mut request).unwrap();
         assert_eq!((&request[24..28], request[24 + FEATURES]), (&b"RDXR"[..], 1), "offered");
-        // The same back, with a Write as the first message.
+        // The reply is the request, with a Write as the first message.
         let mut reply = request;
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");
         reply[22] &= 0xbf;
@@ -51,7 +51,7 @@ impl Peer {
         Self { stream }
     }
 
-    /// The opcode of the next frame.
+    /// Reads the opcode of the next frame.
     fn opcode(&mut self) -> Opcode {
         let mut frame = vec![0; 2];
         self.stream.read_exact(&mut frame).unwrap();
@@ -91,7 +91,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 
 #[test]
 fn not_without_the_peers_word() {
-    // Bits of other versions are no word for these.
+    // Bits of other versions do not mean these features.
     for features in [0, 0xfe] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, Config::default());
         let has = reactor.context().capabilities(conn).unwrap().features;
@@ -120,7 +120,7 @@ fn with_the_peers_word() {
     assert_eq!([peer.opcode(), peer.opcode(), peer.opcode()], [Opcode::Write, Opcode::Send, Opcode::AtomicRequest]);
 }
 
-/// A message that solicits an event, and none but it: not a write, and not what the reactor itself says meanwhile.
+/// Only the message that is marked solicits an event, not a write, and not the reactor's own messages meanwhile.
 #[test]
 fn the_next_message_solicits_an_event() {
     for features in [0, 1] {
@@ -144,7 +144,7 @@ fn the_next_message_solicits_an_event() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The first message, the hello, the one without a mark, and at least one question whether the peer is there.
+        // The frames are the first message, the hello, the message without a mark, and at least one ping.
         assert_eq!([(); 4].map(|()| peer.opcode()), [Opcode::Write, Opcode::Send, Opcode::Send, Opcode::Send]);
         let mut next = peer.opcode();
         while next == Opcode::Send {

@@ -1,4 +1,5 @@
-//! A flood on one connection, and messages on another, in virtual time: nothing here depends on how busy the machine is.
+//! A flood on one connection, and messages on another, in virtual time. Nothing here depends on how busy the machine
+//! is.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,12 +19,12 @@ use rdma_reactor_tests::sim::trace::Trace;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const PINGS: usize = 400;
-/// What the server's callback takes, ns.
+/// Time that the server's callback takes, ns.
 const WORK: u64 = 1_000;
 /// Messages of the flood on their way at once.
 const FLOOD: u32 = 2_000;
 
-/// Echoes what is short, and works a moment on everything.
+/// A server that echoes short messages, and works a moment on every message.
 struct Server(Shared);
 
 impl Handler for Server {
@@ -38,7 +39,7 @@ impl Handler for Server {
     }
 }
 
-/// Sends all the time.
+/// A client that sends all the time.
 struct Flood;
 
 impl Handler for Flood {
@@ -51,7 +52,7 @@ impl Handler for Flood {
     }
 }
 
-/// One message at a time, and how long its echo takes.
+/// A client with one message at a time, and the times of its echoes.
 #[derive(Clone, Default)]
 struct Ping(Rc<RefCell<Vec<u64>>>, u64);
 
@@ -127,7 +128,8 @@ fn run(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&No
     panic!("not in 10,000,000 rounds: {what}");
 }
 
-/// The 99th percentile of the echo's time, ns, with a flood next to it or without, and completions that waited.
+/// Measures the 99th percentile of the echo's time, ns, with or without a flood next to it, and the number of
+/// completions that waited.
 fn p99(config: &Config, flood: bool) -> (u64, u64) {
     let fabric = network();
     let times = Ping::default();
@@ -142,13 +144,13 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
     }
     run(&fabric, &mut nodes, "all echoes", |_| times.0.borrow().len() >= PINGS, &[]);
     let mut times = times.0.borrow_mut();
-    // What came before the flood was up does not count.
+    // Echoes from before the flood was up do not count.
     let times = &mut times[20..];
     times.sort_unstable();
     (times[times.len() * 99 / 100], nodes[0].0.stats().completions.deferred)
 }
 
-/// Writes nothing to the peer's memory, all the time: no credit and no right is needed for that.
+/// A client that writes nothing to the peer's memory, all the time. It needs no credit and no right for that.
 #[derive(Default)]
 struct EmptyWrites(Option<Region>);
 
@@ -165,8 +167,8 @@ impl Handler for EmptyWrites {
     }
 }
 
-/// Whether a peer is there is judged by what it sends: work of others does not put the verdict off, be it messages or
-/// writes of nothing, and does not hurry it.
+/// The silence of a peer is judged on its own. Work of others, be it messages or writes of nothing, neither delays nor
+/// hurries the verdict.
 #[test]
 fn a_dead_peer_is_given_up_beside_a_flood() {
     const TIMEOUT: Duration = Duration::from_millis(30);
@@ -206,7 +208,7 @@ fn a_flood_leaves_its_neighbour_alone() {
         assert_eq!(none, 0, "who is alone does not wait");
         assert!(deferred > 1_000, "a flood waits: {deferred}");
         assert!(beside <= 2 * alone, "{name}: p99 is {beside} ns beside a flood, {alone} ns alone");
-        // The test is worth something: without a bound on one connection it is not so.
+        // Without a bound on one connection the times are worse, so the test can fail.
         let (unfair, _) = p99(&config.fairness(u32::MAX, usize::MAX), true);
         println!("{name}: p99 beside an unbounded flood {unfair} ns");
         assert!(unfair > 2 * alone, "{name}: p99 is {unfair} ns beside an unbounded flood, {alone} ns alone");

@@ -1,5 +1,5 @@
-//! What a reactor takes of a processor when there is little to do. Measured as processor time of its thread, so that
-//! a busy machine makes no difference.
+//! The processor time of a reactor that has little to do. It is measured for the reactor's thread, so that a busy
+//! machine makes no difference.
 #![allow(clippy::disallowed_methods, reason = "threads and time are what is measured")]
 
 use std::sync::mpsc;
@@ -21,7 +21,7 @@ fn config(wait: Wait) -> Config {
     Config::default().provider(ProviderChoice::Iwarp).wait(wait).receive_depth(8).send_depth(4).buffer_size(64)
 }
 
-/// Calls back as often as it is told to: for each connection up, and each message.
+/// A program that counts its connections and messages, echoes if it is told to, and sends one message per `pace`.
 struct Count {
     echo: bool,
     up: usize,
@@ -38,7 +38,7 @@ impl Count {
 
 fn sends(cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) {
     let result = cx.send(conn, payload);
-    // The peer may have done its time already, and does not read any more.
+    // The peer may have ended its time already, and reads no more.
     assert!(matches!(result, Ok(_) | Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)), "{result:?}");
 }
 
@@ -66,7 +66,8 @@ impl Handler for Count {
     }
 }
 
-/// Both sides' processor time while `connections` are open for `time`, one of them with a message per `pace`.
+/// Measures the processor time of both sides while `connections` connections are open for `time`, one of them with a
+/// message per `pace`.
 fn measure(wait: Wait, connections: usize, time: Duration, pace: Option<Duration>) -> ([Duration; 2], u32) {
     let mut server = Reactor::new(config(wait)).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
@@ -123,7 +124,7 @@ fn a_thousand_idle_connections_take_next_to_nothing() {
 fn rare_messages_take_what_sleeping_takes() {
     with_watchdog("rare_messages_take_what_sleeping_takes", || {
         let (time, pace) = (Duration::from_secs(5), Duration::from_millis(10));
-        // Two measurements one after the other: what else the machine does disturbs one of them now and then.
+        // The two measurements follow each other, and other work of the machine disturbs one of them now and then.
         let found = (0..3).find(|_| {
             let [event, adaptive] = [Wait::Event, Wait::Adaptive].map(|wait| {
                 let (taken, messages) = measure(wait, 1, time, Some(pace));
@@ -132,7 +133,7 @@ fn rare_messages_take_what_sleeping_takes() {
                 println!("{wait:?}: server {:.1} us, client {:.1} us per message", each[0], each[1]);
                 each[0] + each[1]
             });
-            // 1.1 is what it is to be; the rest is noise.
+            // The ratio should be 1.1; the rest is noise.
             adaptive < 1.3 * event
         });
         assert!(found.is_some(), "more than asleep, each time");

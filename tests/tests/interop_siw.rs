@@ -1,7 +1,7 @@
-//! The embedded provider on one end of a connection, the kernel's `siw` on the other, both driven by the same program:
-//! every operation of RDMAP in both directions, whichever end connected.
+//! The embedded provider on one end of a connection and the kernel's `siw` on the other, both driven by the same
+//! program. Every operation of RDMAP is tested in both directions, whichever end connected.
 //!
-//! Run where there is a `siw` device: `make test-rdma` brings its own. Without one these tests fail.
+//! These tests need a `siw` device, and fail without one. `make test-rdma` brings its own.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -18,14 +18,14 @@ use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, Sen
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;
-/// Where payload comes from, where it goes, and the size of the memory. Both begin a page: a small payload of `siw`'s
-/// that leaves its page is sent wrong.
+/// Offset of the source of payload; below it the offset of the sink, and the size of the memory. Source and sink begin
+/// a page, because `siw` sends a small payload that crosses a page wrong.
 const SOURCE: usize = 0;
 const SINK: usize = LARGEST + (1 << 20);
 const MEMORY: usize = 2 * SINK;
-/// No memory, in one entry: `siw` refuses a receive without any.
+/// No memory, in one entry, because `siw` refuses a receive without entries.
 const EMPTY: [std::ops::Range<usize>; 1] = [0..0];
-/// Octets behind a payload that must stay as they are.
+/// Number of octets behind a payload that must not change.
 const GUARD: usize = 64;
 
 fn variable(name: &str) -> IpAddr {
@@ -61,7 +61,7 @@ fn other(side: Side) -> Side {
     if side == Side::Active { Side::Passive } else { Side::Active }
 }
 
-/// A connection whose end `ours` is the embedded provider.
+/// Makes a connection with the embedded provider at the end `ours`.
 fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     let (embedded, kernel) = (End::new(embedded(config), memory), End::new(kernel(), memory));
     match ours {
@@ -103,7 +103,7 @@ fn send(pair: &mut Pair, from: Side, op: SendOp, len: usize, flags: SendFlags, s
     sink.check_clear(SINK + len..SINK + len + GUARD, &what);
 }
 
-/// A Write means nothing to its target before a message behind it.
+/// Tests a Write, which means nothing to its target before a message behind it has arrived.
 fn write(pair: &mut Pair, from: Side, len: usize, salt: u8) {
     let what = format!("Write of {len} from the {from:?} end");
     let (source, sink) = pair.ends(from);
@@ -142,7 +142,8 @@ fn everything(pair: &mut Pair, ours: Side) {
             salt = u8::wrapping_add(salt, 17);
             send(pair, from, SendOp::Send, len, NONE, salt);
             write(pair, from, len, salt ^ 0x55);
-            // What siw makes of a Read of nothing depends on what it sent before: of ours none leaves.
+            // The answer of siw to a Read of nothing depends on its messages before. The embedded provider sends no
+            // such Read.
             if len > 0 || from == ours {
                 read(pair, from, len, salt ^ 0xaa);
             }
@@ -185,8 +186,8 @@ fn embedded_server_without_crc() {
     matrix(Side::Passive, CrcPolicy::Off);
 }
 
-/// A relay that hangs up on the first connection, as a peer does that does not know revision 2, and passes the second
-/// on octet by octet. What the first octets of that one said of the revision comes back.
+/// Starts a relay that hangs up on the first connection, like a peer that does not know revision 2, and passes the
+/// second connection on octet by octet. Returns the revision octets of the second connection.
 fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     let listener = TcpListener::bind((variable("RDMA_SIW_ADDR"), 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -217,7 +218,7 @@ fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     (address, relay)
 }
 
-/// MPA revision 1: `siw` never begins with it, but it answers it.
+/// Tests MPA revision 1, which `siw` answers and never begins with.
 #[test]
 fn embedded_client_of_revision_1() {
     for crc in [CrcPolicy::Require, CrcPolicy::Off] {
@@ -230,7 +231,7 @@ fn embedded_client_of_revision_1() {
             address
         });
         for len in [0, 1, 1447, 1448, 1449, 64 << 10, 1 << 20] {
-            // Revision 1 has no first message that says that the client is ready: the client is the first to send.
+            // Revision 1 has no first message to say that the client is ready, so the client must send first.
             for from in ROLES {
                 send(&mut pair, from, SendOp::Send, len, NONE, 9);
                 write(&mut pair, from, len, 10);
@@ -244,7 +245,7 @@ fn embedded_client_of_revision_1() {
     }
 }
 
-/// Up to four entries on each side, cut differently.
+/// Up to four entries are used on each side, cut differently.
 #[test]
 fn vectored() {
     for (ours, crc) in ROLES.into_iter().zip([CrcPolicy::Require, CrcPolicy::Off]) {
@@ -293,7 +294,7 @@ fn vectored() {
     }
 }
 
-/// What a Read brings is sent on at once, behind a fence.
+/// Octets that a Read brings are sent on at once, behind a fence.
 #[test]
 fn fenced() {
     const LEN: usize = 100_000;
@@ -321,7 +322,7 @@ fn fenced() {
     }
 }
 
-/// Many more Reads than may be outstanding: they wait, and complete in order.
+/// If there are many more Reads than may be outstanding, they wait, and complete in order.
 #[test]
 fn reads_behind_the_limit() {
     const LEN: usize = 8192;
@@ -351,7 +352,7 @@ fn reads_behind_the_limit() {
     }
 }
 
-/// Reads of both ends and messages at once, many of each.
+/// Many Reads of both ends and many messages go at once.
 #[test]
 fn both_ways_at_once() {
     const LEN: usize = 30_000;
@@ -389,12 +390,12 @@ fn both_ways_at_once() {
     }
 }
 
-/// An invalidated key is told, and of no use afterwards, whoever invalidates it.
+/// An invalidated key is reported, and of no use afterwards, whichever side invalidates it.
 #[test]
 fn invalidated() {
     for ours in ROLES {
         let theirs = other(ours);
-        // By siw's message, then by ourselves: siw learns it with a Terminate.
+        // First siw's message invalidates the key, then this side does. siw learns of it with a Terminate.
         for remotely in [true, false] {
             let mut pair = pair_of(ours, config(CrcPolicy::Require), 1 << 16, 4);
             let (region, remote) = pair.end(ours).expose(ALL, 4096);
@@ -420,7 +421,7 @@ fn invalidated() {
             }
             pair.end(ours).check_clear(4096..4196, "an invalidated region");
         }
-        // By our message: its Terminate reaches us.
+        // Our message invalidates the key, and siw's Terminate reaches us.
         let mut pair = pair_of(ours, config(CrcPolicy::Off), 1 << 16, 4);
         let (_, remote) = pair.end(theirs).expose(ALL, 4096);
         send_small(&mut pair, ours, SendOp::SendInvalidate(remote.key));
@@ -440,7 +441,7 @@ fn send_small(pair: &mut Pair, from: Side, op: SendOp) {
     pair.success(from, 2, WcOpcode::Send);
 }
 
-/// What may not be reached is not, and the other end learns why.
+/// Memory without the right is not reached, and the other end learns why.
 #[test]
 fn out_of_reach() {
     for ours in ROLES {
@@ -487,7 +488,7 @@ fn rights_of_our_regions() {
     }
 }
 
-/// Connections of siw's to a server of ours take their receives from one queue.
+/// Connections from siw to a server of ours take their receives from one queue.
 #[test]
 fn shared_receives() {
     const LEN: usize = 3000;
@@ -520,7 +521,7 @@ fn shared_receives() {
         next[client] += 4;
     }
     assert_eq!(next, [40, 41, 42, 43]);
-    // What is not taken stays, though the connections go.
+    // Receives that were not used stay, though the connections go.
     for &(id, ..) in &clients {
         pair.active.station.provider().disconnect(id, std::time::Instant::now()).unwrap();
     }
@@ -537,7 +538,7 @@ fn send_small_to_shared(pair: &mut Pair) {
     pair.until("message", |pair| pair.passive.done.pop().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// A client that goes away in the middle of a large message, and a server that does.
+/// A client, and then a server, goes away in the middle of a large message.
 #[test]
 fn gone_in_the_middle() {
     for ours in ROLES {
@@ -555,7 +556,7 @@ fn gone_in_the_middle() {
             end.station.provider().destroy_id(id, std::time::Instant::now());
             let stayed = other(leaver);
             let wc = pair.completion(stayed, 1);
-            // What was handed over before may be all of it.
+            // The whole message may have been handed over before.
             assert!(matches!(wc.status, WcStatus::Flushed | WcStatus::Success), "{wc:?}");
             let cause = pair.disconnected(stayed);
             // The embedded provider tells whether the message was cut off; the kernel does not.

@@ -1,5 +1,5 @@
-//! The embedded provider against peers that misbehave, octet by octet over TCP: the Terminate that the RFCs have for
-//! it, nothing outside the regions touched, and the next peer served as if nothing had been.
+//! The embedded provider against peers that misbehave, octet by octet over TCP. The provider answers with the Terminate
+//! of the RFCs, touches nothing outside of the regions, and serves the next peer as usual.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ fn headers_that_are_unknown() {
     peer.finish(&mut target);
 }
 
-/// Row 54: a peer that reads for ever and takes nothing costs a bounded amount and harms nobody.
+/// Row 54: a peer that reads for ever and takes no answers costs a bounded amount, and harms nobody.
 #[test]
 fn a_peer_that_asks_and_never_reads() {
     let mut target = Target::new(plain());
@@ -139,7 +139,7 @@ fn a_peer_that_asks_and_never_reads() {
     for _ in 0..1000 {
         target.turn();
     }
-    // The answers wait; another peer does not.
+    // The answers wait, and another peer does not.
     let other = target.region(16, REMOTE);
     let memory = target.inspect(&other);
     assert_eq!(memory.len(), target.inspect(&other).len());
@@ -155,7 +155,7 @@ fn a_peer_that_asks_and_never_reads() {
     assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
 }
 
-/// Row 55: a handshake and a frame in drops.
+/// Row 55: a handshake and a frame arrive octet by octet.
 #[test]
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
@@ -170,7 +170,7 @@ fn slow_handshakes_have_an_end() {
     target.inspect(&region);
 }
 
-/// Row 56: every guess costs the connection, whatever is guessed.
+/// Row 56: every guess of an STag costs the connection.
 #[test]
 fn guesses() {
     let (mut target, region) = target();
@@ -270,7 +270,7 @@ fn a_region_gone_under_a_write() {
             }
             target.iwarp.deregister(region.inner.id).unwrap();
             let before = target.inspect(&region);
-            // What came before may be there without CRC; with it a Write is all or nothing.
+            // Without CRC, segments from before may be placed. With CRC, a Write is placed as a whole or not at all.
             assert!(!crc || before.iter().all(|&byte| byte == 0));
             peer.send(&octets[cut..]);
             assert_eq!(peer.terminated(&mut target), Cause::DDP_TAGGED_INVALID_STAG, "{cut}");
@@ -280,8 +280,8 @@ fn a_region_gone_under_a_write() {
     }
 }
 
-/// Row 59: a peer that writes what it reads at the same time gets some mixture, framed and summed right, each octet from
-/// before or after.
+/// Row 59: a peer that writes memory while it reads that memory gets some mixture with correct frames and CRCs. Each
+/// octet is from before or after the write.
 #[test]
 fn a_region_written_while_it_is_read() {
     let mut target = Target::new(plain());
@@ -294,7 +294,7 @@ fn a_region_written_while_it_is_read() {
         }
         let mut left = 400_000;
         while left > 0 {
-            // Its CRC is checked there.
+            // This call checks the CRC of the frame.
             let fpdu = peer.fpdu(&mut target);
             let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])) - 14;
             assert!(fpdu[16..16 + len].iter().all(|&byte| u32::from(byte) == round || u32::from(byte) == round - 1));
@@ -360,7 +360,7 @@ fn cve_2026_74345_malformed_mpa() {
             assert!(target.events.is_empty(), "{frame:?}");
         }
     }
-    // Cut off anywhere.
+    // The request is cut off anywhere.
     let whole = request(&[0x10, 2, 0, 6, 0, 1, 0, 1, 1, 2]);
     for len in 0..whole.len() {
         let mut peer = Peer::open(target.address, false);
@@ -371,7 +371,7 @@ fn cve_2026_74345_malformed_mpa() {
     }
     target.now += Duration::from_secs(6);
     target.inspect(&region);
-    // With a frame of the stream in the same segment.
+    // A frame of the stream is in the same segment.
     let mut peer = Peer::open(target.address, false);
     peer.send(&[request(&[0x10, 2, 0, 4, 0, 1, 0, 1]), fpdu_untagged(&SEND, b"", false)].concat());
     let id = target.offered();
@@ -404,7 +404,7 @@ fn cve_2026_64102_length_underflow() {
     expect(&mut target, &region, 1, false, &seal(fpdu, false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// rxe's pads of four octets and less: what is in a pad is not looked at, and never payload.
+/// The content of a pad, of four octets or less as with rxe, is not looked at, and never becomes payload.
 #[test]
 fn cve_2026_46043_pad_underflow() {
     let (mut target, region) = target();
@@ -491,7 +491,7 @@ fn cve_2026_64268_read_response_unasked() {
 fn damaged_octets() {
     let (mut target, region) = target();
     let whole = write(&region, region.base, &[0xee; 100], true);
-    // Not the length: that is a frame that is not over yet.
+    // The length is left out, because a larger length is only a frame that is not over yet.
     for at in (2..whole.len()).step_by(7) {
         let mut octets = whole.clone();
         octets[at] ^= 0x10;
@@ -514,7 +514,7 @@ fn sequences_and_depths() {
     let elsewhere = Untagged { opcode: Opcode::ReadRequest, queue: 0, ..SEND };
     let octets = fpdu_untagged(&elsewhere, &read(&region, region.base, 1).emit(), true);
     expect(&mut target, &region, 0, true, &octets, Cause::INVALID_QN);
-    // All of nothing: nothing may be checked.
+    // For a Read of nothing, nothing may be checked.
     let nowhere = Region { stag: 5, base: 3, ..region };
     let mut peer = target.connect(3, true);
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What one connection, one peer or one device does is its own business, and ends when it ends.
+//! The faults of one connection, one peer or one device do not disturb others, and end with it.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
     probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
 }
 
-/// A completion queue that cannot be polled, or not be armed, costs the connections of its device. The reactor goes on:
-/// its timers fire, and it can be shut down.
+/// A completion queue that cannot be polled, or cannot be armed, costs the connections of its device. The reactor goes
+/// on: its timers fire, and it can be shut down.
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks: [fn(&Health, u32); 2] = [Health::fail_after_polls, Health::fail_after_arms];
-    // Some of the polls are made to look for work before sleeping, others to do it.
+    // Some polls look for work before sleeping, and others take the work.
     for (breaks, calls) in breaks.into_iter().flat_map(|breaks| (0..8).map(move |calls| (breaks, calls))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).flush_timeout(Duration::from_millis(20));
@@ -29,7 +29,7 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             let conn = p.connect();
             breaks(&health, calls);
             p.client.context().set_timer(Duration::from_millis(5), 7);
-            // Something to poll for, and to arm after.
+            // This traffic gives the reactor something to poll for, and a reason to arm.
             while disconnect(&p.c).is_none() {
                 if let Err(error) = p.client.context().send(conn, b"into the void") {
                     assert!(matches!(error, SendErrorKind::WouldBlock(_) | SendErrorKind::Closed), "{error}");
@@ -44,7 +44,7 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     }
 }
 
-/// A time that is longer than any clock can tell is as good as no limit.
+/// A time that is longer than any clock can tell means no limit.
 #[test]
 fn a_shutdown_may_take_for_ever() {
     with_watchdog("a_shutdown_may_take_for_ever", || {
@@ -55,7 +55,7 @@ fn a_shutdown_may_take_for_ever() {
     });
 }
 
-/// A shutdown waits for what a peer that does nothing leaves undone, and does not spin meanwhile.
+/// A shutdown waits for a peer that does nothing, and does not spin meanwhile.
 #[test]
 fn a_shutdown_sleeps_while_a_peer_does_nothing() {
     with_watchdog("a_shutdown_sleeps_while_a_peer_does_nothing", || {
@@ -73,7 +73,7 @@ fn a_shutdown_sleeps_while_a_peer_does_nothing() {
     });
 }
 
-/// Registers memory for its peer in the last callback.
+/// A handler that registers memory for its peer in the last callback.
 #[derive(Default)]
 struct Late {
     refusal: Option<Result<(), Error>>,
@@ -86,8 +86,8 @@ impl Handler for Late {
     }
 }
 
-/// Memory that only the peer of a connection may reach cannot be had when that connection is over: there is nobody left
-/// to whom its rights could be restricted, and nobody to take them back.
+/// Memory that only the peer of a connection may reach cannot be registered when that connection is over. Nobody would
+/// be left for the rights, and nobody would take them back.
 #[test]
 fn no_rights_for_a_peer_that_is_gone() {
     with_watchdog("no_rights_for_a_peer_that_is_gone", || {
@@ -104,8 +104,8 @@ fn no_rights_for_a_peer_that_is_gone() {
     });
 }
 
-/// A peer that is offered all that a side would offer, and fetches nothing, gets half of the memory for copies. A neighbour
-/// sends large messages all the same, and the peer loses its connection when its messages have stood still for too long.
+/// A peer that fetches none of its offered messages gets at most half of the memory for copies. A neighbour sends large
+/// messages all the same, and the peer loses its connection when its messages have stood still for too long.
 #[test]
 fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     with_watchdog("a_peer_that_fetches_nothing_takes_half_of_the_memory", || {
@@ -136,8 +136,8 @@ fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     });
 }
 
-/// A peer that offers a lot and answers no read gets half of the memory for what is fetched. The messages of another peer
-/// arrive all the same.
+/// A peer that offers a lot and answers no read gets at most half of the memory for fetched messages. The messages of
+/// another peer arrive all the same.
 #[test]
 fn a_peer_that_answers_no_read_takes_half_of_the_memory() {
     with_watchdog("a_peer_that_answers_no_read_takes_half_of_the_memory", || {
@@ -162,7 +162,7 @@ fn a_peer_that_answers_no_read_takes_half_of_the_memory() {
     });
 }
 
-/// Puts another client into the pair; returns the one before, which takes no turn then.
+/// Puts another client into the pair; returns the old one, which takes no turns any more.
 fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
     let client = Reactor::new(config).expect("a reactor");
     (std::mem::replace(&mut p.client, client), std::mem::take(&mut p.c))

@@ -1,5 +1,5 @@
-//! The conformance suite on the kernel's RDMA devices. Built with the feature `verbs`, run where there are such devices:
-//! `make test-rdma` brings its own. A device that is missing fails every test that needs it.
+//! The conformance suite on the kernel's RDMA devices. It is built with the feature `verbs`, and needs such devices;
+//! `make test-rdma` brings its own. If a device is missing, every test that needs it fails.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::conformance;

@@ -1,5 +1,6 @@
-//! 10,000 connections one after another on each of the kernel's devices: memory and descriptors stay flat.
-//! `RDMA_CYCLES` is another number, 4,000 at least: the first half fills pools, arenas and the kernel's lists.
+//! Memory and descriptors stay flat over 10,000 connections, one after another, on each of the kernel's devices.
+//! `RDMA_CYCLES` sets another number, at least 4,000, because the first half fills pools, arenas and the kernel's
+//! lists.
 #![cfg(feature = "verbs")]
 
 use std::cell::Cell;
@@ -11,12 +12,12 @@ use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_descriptors, with_watchdog_of};
 use rdma_reactor_tests::device::{Device, RXE, SIW, config};
 
-/// Connections at once.
+/// Number of connections at once.
 const AT_ONCE: u64 = 16;
-/// Fewest cycles that tell anything.
+/// Smallest number of cycles that gives a result.
 const LEAST: u64 = 4000;
-/// What may come later than half way, bytes: the kernel makes huge pages of what is in use in steps of 2 MiB, when it
-/// finds the time. Far less than a page for each connection.
+/// Memory that may be added after the first half, bytes. The kernel makes huge pages of used memory in steps of 2 MiB,
+/// when it finds the time. The value is far less than a page for each connection.
 const SLACK: usize = 8 << 20;
 
 /// Memory that this process has in use, bytes.
@@ -25,7 +26,7 @@ fn resident() -> usize {
     statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a count of pages") * 4096
 }
 
-/// Connect, one echo, close, again and again.
+/// Connects, gets one echo, and closes, again and again.
 fn churn(device: Device) {
     let cycles: u64 = std::env::var("RDMA_CYCLES").map_or(10_000, |n| n.parse().expect("RDMA_CYCLES is a number"));
     assert!(cycles >= LEAST, "RDMA_CYCLES is {cycles}: it must be {LEAST} at least");

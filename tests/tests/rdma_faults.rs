@@ -1,6 +1,6 @@
-//! What a reactor makes of a peer that dies or falls silent, of a link that goes down, and of a device that is removed,
-//! on the kernel's siw and rxe: one end per connection with its reason, in time; everything given back; the loop goes
-//! on. `make test-rdma` runs it.
+//! Faults on the kernel's siw and rxe: a peer that dies or falls silent, a link that goes down, and a device that is
+//! removed. Each connection ends once, in time and with its reason, everything is given back, and the loop goes on.
+//! `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::cell::RefCell;
@@ -17,17 +17,18 @@ use rdma_reactor_tests::conformance::harness::{Event, Probe, now, open_descripto
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
 
 const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
-/// Connections that a fault hits.
+/// Number of connections that a fault hits.
 const HIT: usize = 8;
-/// Connections that are coming up when it does.
+/// Number of connections that are coming up when a fault hits.
 const RISING: usize = 4;
-/// Messages that each side has on their way on each connection, and bytes of each. Even if all of them go one way, they find
-/// credits: 16, less 3 for control, less those that the peer has not told of, at most half.
+/// Number of messages that each side has on their way on each connection, and below it their length in bytes. Even if
+/// all of them go one way, there are credits for them: 16, less 3 for control, less at most half that the peer has not
+/// told of.
 const MESSAGES: usize = 2;
 const SIZE: usize = 1000;
 const SOON: Duration = Duration::from_secs(30);
 
-/// What the connections do when the fault comes.
+/// The load on the connections when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Idle,
@@ -40,16 +41,16 @@ impl Load {
     }
 }
 
-/// This process' end: a reactor, and what it was told.
+/// This process's end: a reactor, and its events.
 struct Side {
     reactor: Reactor,
     probe: Probe,
-    /// Messages that came, by connection.
+    /// Number of messages that came, by connection.
     heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>>,
 }
 
 impl Side {
-    /// Sends so many messages on each connection that comes up, and sends again what comes back.
+    /// Makes a side that sends so many messages on each connection that comes up, and sends returned messages again.
     fn new(messages: usize) -> Self {
         let heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>> = Rc::default();
         let count = Rc::clone(&heard);
@@ -96,7 +97,7 @@ impl Side {
         self.reactor.context().connect(to).expect("connecting")
     }
 
-    /// Connections that are up, and have heard from the peer if there is traffic.
+    /// Opens connections, and waits until they are up and, if there is traffic, have heard from the peer.
     fn connected(&mut self, to: SocketAddr, count: usize, load: Load) -> Vec<ConnectionId> {
         let conns: Vec<_> = (0..count).map(|_| self.connect(to)).collect();
         self.until("all are up", |side| conns.iter().all(|conn| side.is_up(*conn)));
@@ -106,7 +107,7 @@ impl Side {
         conns
     }
 
-    /// Waits until messages have gone round several times on all of these.
+    /// Waits until messages have gone round several times on all of these connections.
     fn hears(&mut self, conns: &[ConnectionId]) {
         let before = self.heard.borrow().clone();
         let enough = |side: &Self| {
@@ -125,7 +126,7 @@ impl Side {
         self.ends(conn).len() == 1
     }
 
-    /// The ends a connection has had: one, or none yet.
+    /// The ends that a connection has had: one, or none yet.
     fn ends(&self, conn: ConnectionId) -> Vec<&Event> {
         let of_it = |event: &&Event| match event {
             Event::Disconnect(id, _) | Event::ConnectError(id, _) => *id == conn,
@@ -136,7 +137,7 @@ impl Side {
         ends
     }
 
-    /// Waits for the end of each of these; it must be for this reason.
+    /// Waits for the end of each of these connections, which must have this reason.
     fn all_end(&mut self, limit: Duration, conns: &[ConnectionId], reason: &DisconnectReason) {
         self.until_within(limit, "every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
         for conn in conns {
@@ -144,18 +145,18 @@ impl Side {
         }
     }
 
-    /// Waits until each of these has ended, whether it had come up or not.
+    /// Waits until each of these connections has ended, whether it had come up or not.
     fn all_over(&mut self, conns: &[ConnectionId]) {
         self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
     }
 
-    /// How often a device has said something.
+    /// Number of events of a device and a kind.
     fn said(&self, device: Device, kind: DeviceEventKind) -> usize {
         let name = device.name();
         self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
-    /// An endpoint for datagrams, in a group and with a peer that is itself; where there are datagrams.
+    /// Opens an endpoint for datagrams in a group, with itself as a peer; `None` if the device has no datagrams.
     fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
         if device == SIW {
             return None;
@@ -184,7 +185,7 @@ impl Side {
             > 0
     }
 
-    /// Ends in order; everything is home.
+    /// Ends in order, and checks that everything is home.
     fn finish(mut self) {
         self.reactor.shutdown(&mut self.probe, SOON).expect("the end");
         assert_eq!((self.probe.live(), self.reactor.context().connections()), (0, 0));
@@ -193,7 +194,7 @@ impl Side {
     }
 }
 
-/// What this process and the kernel had open before a test.
+/// Objects that this process and the kernel had open before a test.
 struct Before {
     descriptors: usize,
     resources: [BTreeMap<String, u32>; 2],
@@ -210,7 +211,7 @@ impl Before {
         Self { descriptors: open_descriptors(), resources: [SIW.resources(), RXE.resources()] }
     }
 
-    /// Everything is back, though a thread or the kernel may need a moment.
+    /// Checks that everything is given back. A thread or the kernel may need a moment.
     #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
     fn check(&self) {
         let deadline = now() + SOON;
@@ -225,7 +226,7 @@ impl Before {
     }
 }
 
-/// kill -9 of the server.
+/// Kills the server with SIGKILL.
 fn killed_server(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
@@ -247,7 +248,7 @@ fn killed_server(device: Device, load: Load) {
     before.check();
 }
 
-/// kill -9 of the client.
+/// Kills the client with SIGKILL.
 fn killed_client(device: Device, load: Load) {
     let before = Before::new();
     let mut side = Side::new(0);
@@ -269,7 +270,7 @@ fn killed_client(device: Device, load: Load) {
     before.check();
 }
 
-/// A peer that neither speaks nor dies: its kernel answers, its program does not.
+/// Stops a peer, so that it neither speaks nor dies. Its kernel answers, and its program does not.
 fn stopped_peer(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
@@ -286,8 +287,8 @@ fn stopped_peer(device: Device, load: Load) {
     before.check();
 }
 
-/// The network device goes down and comes back. siw drops its connections at once; rxe cannot send any more, and finds
-/// out when it has to: when a message or the question whether the peer is there goes out.
+/// Takes the network device down and up. siw drops its connections at once. rxe cannot send any more, and finds out
+/// when a message or a ping goes out.
 fn link_down(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
@@ -326,16 +327,16 @@ fn link_down(device: Device, load: Load) {
             }
             side.reactor.context().close(*conn);
         }
-        // Those on the other device have not noticed.
+        // Connections on the other device have not noticed.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
             side.hears(&others);
         }
         device.link("up");
         side.until("the port is up", |_| device.is_active());
-        // rxe says so twice.
+        // rxe reports it twice.
         side.until("the port is said to be up", |side| side.said(device, up) > before);
-        // Nothing was on its way: the endpoint has not noticed.
+        // Nothing was on its way, so the endpoint has not noticed.
         if let Some((endpoint, peer)) = endpoint {
             let text = [round as u8; 10];
             side.reactor.context().datagrams().send(endpoint, peer, &text).expect("there is room");
@@ -355,7 +356,7 @@ fn link_down(device: Device, load: Load) {
     before.check();
 }
 
-/// `rdma link del`, under both ends and a listener.
+/// Removes the device (`rdma link del`) under both ends and a listener.
 fn removed(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
@@ -373,7 +374,7 @@ fn removed(device: Device, load: Load) {
         let start = now();
         let mut removal = device.remove();
         side.all_over(&conns);
-        // Which an end hears of first, the removal or that the other end has heard of it, is the kernel's choice.
+        // The kernel decides whether an end hears first of the removal, or of the other end's disconnect.
         for conn in &conns {
             let ends = side.ends(*conn);
             let fits =
@@ -394,11 +395,11 @@ fn removed(device: Device, load: Load) {
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
-        // The server has lost as many, and those that were coming up.
+        // The server has lost as many connections, and those that were coming up.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
         let removed = |event: &Event| matches!(event, Event::Disconnect(_, DisconnectReason::DeviceRemoved));
         assert!(side.probe.count(removed) + peer.count("down: the device was removed") >= round * HIT);
-        // Those on the other device have not noticed, and there is room for more.
+        // Connections on the other device have not noticed, and there is room for more.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
             side.hears(&others);
@@ -408,7 +409,7 @@ fn removed(device: Device, load: Load) {
         let lost = side.connect(to[0]);
         side.all_over(&[lost]);
         assert!(matches!(side.ends(lost)[..], [Event::ConnectError(..)]));
-        // It comes back, and the server listens again.
+        // The device comes back, and the server listens again.
         device.add();
         let mut conn = side.connect(to[0]);
         let deadline = now() + SOON;
@@ -416,7 +417,8 @@ fn removed(device: Device, load: Load) {
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
             side.turn();
-            // Not as often as can be: a siw that is asked while it begins to listen answers nobody in time any more.
+            // The tries are not too frequent, because a siw that is asked while it begins to listen answers nobody in
+            // time any more.
             if side.has_ended(conn) && tried.elapsed() > Duration::from_millis(200) {
                 tried = now();
                 conn = side.connect(to[0]);

@@ -1,4 +1,4 @@
-//! The part of the conformance suite that counts descriptors, on the kernel's RDMA devices: see `rdma.rs`.
+//! The part of the conformance suite that counts descriptors, on the kernel's RDMA devices; see `rdma.rs`.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::conformance;

@@ -1,4 +1,4 @@
-//! Four reactors on two cores serve 1,000 connections: the load is within 10 % of even, in connections and in messages,
+//! Four reactors on two cores serve 1,000 connections. The load is within 10 % of even, in connections and in messages,
 //! also after many have gone and others have come.
 #![allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 
@@ -31,7 +31,7 @@ impl Handler for Echo {
     }
 }
 
-/// One message at a time on each connection, so many on each.
+/// A client with one message at a time on each connection, and a number of messages for each.
 #[derive(Default)]
 struct Client {
     live: Vec<ConnectionId>,
@@ -98,7 +98,7 @@ fn a_thousand_connections_are_shared_evenly() {
         let spawn = |(index, mut reactor): (usize, Reactor)| {
             let mut echo = Echo(index as u8, Arc::clone(&counts[index]));
             thread::spawn(move || {
-                // Two of them on a core, where there are two.
+                // Two reactors share a core, if there are two cores.
                 Reactors::pin(index % 2).expect("a core");
                 reactor.run(&mut echo).map(|()| reactor.stats())
             })
@@ -120,7 +120,7 @@ fn a_thousand_connections_are_shared_evenly() {
             let messages: Vec<_> = counts.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect();
             assert_even("messages", &messages, CONNECTIONS * ECHOES);
             if round == 0 {
-                // All of one reactor's, and a tenth of the others'.
+                // All connections of one reactor go, and a tenth of the others'.
                 let mut gone = client.live.clone();
                 gone.retain(|&conn| reactor.context().private_data(conn) == [1] || conn.to_string().ends_with("0.1"));
                 gone.iter().for_each(|&conn| reactor.context().close(conn));

@@ -1,4 +1,4 @@
-//! Receives that connections share: what that saves, and a device that has no such queues.
+//! Receives that connections share: the memory that this saves, and a device without shared receive queues.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rdma_reactor::{Config, ConnectError, Reactor, RejectReason};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
 use rdma_reactor_tests::forward::{Forward, Health};
 
-/// Bytes of the pool of a server with `count` idle connections.
+/// Measures the pool of a server with `count` idle connections, bytes.
 fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     let mut p = Pair::with_configs(&Setup::iwarp(), config, client, Probe::default(), Probe::default());
     for _ in 0..count {
@@ -19,8 +19,8 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     bytes
 }
 
-/// 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with receives of their own
-/// and with 2,880 for all; and with fewer sends, as becomes idle connections.
+/// The pool for 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with receives
+/// of their own and with 2,880 shared ones, and also with fewer sends, which suits idle connections.
 #[test]
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
@@ -45,7 +45,8 @@ fn without_shared_queues(config: Config) -> Reactor {
     Forward::reactor(config, Features::SHARED_RECEIVE_QUEUE, &Health::default())
 }
 
-/// A device without shared receive queues: who connects is told which provider lacks what, who is connected to refuses.
+/// On a device without shared receive queues, a connect fails with the provider and the missing feature, and a listener
+/// refuses.
 #[test]
 fn a_device_without_shared_queues_says_so() {
     with_watchdog("a_device_without_shared_queues_says_so", || {
@@ -63,7 +64,7 @@ fn a_device_without_shared_queues_says_so() {
         let lacks = ConnectError::Unsupported { provider: "forward", feature: "shared receive queues on this device" };
         assert_eq!(error(&p), Some(lacks.clone()));
         assert_eq!(lacks.to_string(), "the provider forward has no shared receive queues on this device");
-        // Without the setting it goes without.
+        // Without the setting, connections work on such a device.
         p.client = without_shared_queues(config.clone());
         p.c = Probe::default();
         p.connect();

@@ -1,7 +1,7 @@
 //! The simulation: real reactors over the embedded provider, in worlds where everything goes wrong.
 //!
-//! `SIM_SEEDS=N` sets how many worlds (10,000 if not), `SIM_FIRST=N` the first. A world that fails prints the
-//! command that shows it again.
+//! `SIM_SEEDS=N` sets the number of worlds (default: 10,000), and `SIM_FIRST=N` the first one. A world that fails
+//! prints the command that shows it again.
 
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 
@@ -33,7 +33,8 @@ fn the_same_seed_is_the_same_world() {
     }
 }
 
-/// `SIM_SEED=0x...`: one world, with its whole timeline if it fails. `RUST_LOG` shows what the library says.
+/// Runs one world with `SIM_SEED=0x...`, and prints its whole timeline if it fails. `RUST_LOG` turns on the library's
+/// log.
 #[test]
 fn replay() {
     let Some(seed) = number("SIM_SEED") else { return };

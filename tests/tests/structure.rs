@@ -1,5 +1,5 @@
-//! The structure of the source, as `docs/architecture.md` describes it: the order of the layers, circles, the walks of a
-//! message, and the width of types. Needs no device.
+//! The structure of the source, as `docs/architecture.md` describes it: the order of the layers, circles, the walks of
+//! a message, and the width of types. These tests need no device.
 
 mod structure {
     pub(crate) mod order;
@@ -18,17 +18,18 @@ use structure::{order, shape};
 
 const DOCUMENT: &str = "docs/architecture.md";
 
-/// Most lines of the reactor that name the type of the program's handler. It is compiled once per program.
+/// Largest number of lines of the reactor that name the type of the program's handler. Code with that type is compiled
+/// once per program.
 const HANDLER_LINES: usize = 12;
-/// Most fields of a type outside of `config.rs`.
+/// Largest number of fields of a type outside of `config.rs`.
 const FIELDS: usize = 20;
-/// Most functions and files that a message passes in the reactor on its way in.
+/// Largest numbers of functions and of files that a message passes in the reactor on its way in.
 const IN: (usize, usize) = (8, 5);
-/// The same on its way out: queued, posted, and completed.
+/// Largest numbers of functions and of files on the way out, when a message is queued, posted, and completed.
 const OUT: (usize, usize) = (18, 4);
-/// Most booleans of a type that need no explanation.
+/// Largest number of booleans of a type that need no explanation.
 const BOOLEANS: usize = 1;
-/// The types with more booleans, and what each combination of them means: why no two of them exclude each other.
+/// The types with more booleans, and the reason why no two of them exclude each other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The reactor.
     ("Config", &["overtake", "crc"], "two settings of the program"),
@@ -174,7 +175,7 @@ fn the_embedded_provider_takes_the_written_way() {
     walk(&source, "The embedded provider: a message out", "send");
 }
 
-/// Each check finds what it is for.
+/// Tests of the checks: each one finds the fault that it is for.
 mod checks {
     use super::*;
 
@@ -389,7 +390,7 @@ mod checks {
 
     #[test]
     fn a_step_that_has_returned_calls_nothing_any_more() {
-        // `first` calls `fourth` itself, after `second`: what `third` calls is not looked at.
+        // `first` calls `fourth` itself, after `second`, so the calls of `third` are not looked at.
         let (a, b) = (
             "impl A { fn first() { second(); fourth() } } fn fourth() { }",
             "fn second() { third() } fn third() { end() }",

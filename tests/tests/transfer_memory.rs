@@ -1,8 +1,9 @@
 //! One message of 4 GiB between two processes, neither of which takes more than 64 MiB beyond the memory that holds it.
 //!
-//! The memory of each process is its high-water mark of resident memory (`VmHWM`), which counts every page that was ever
-//! there at once. The sender's source is a region, sent from without a copy, as the receiver's target is one: of each, the
-//! 4 GiB count as the buffer, and everything else is under the limit: program, stacks, pools, what is on its way.
+//! The memory of each process is its high-water mark of resident memory (`VmHWM`), which counts every page that was
+//! ever there at once. The sender's source is a region that is sent without a copy, and the receiver's target is a
+//! region, too. In each process, these 4 GiB count as the buffer. Everything else is under the limit: program, stacks,
+//! pools, and data on its way.
 #![allow(clippy::disallowed_methods, reason = "processes and time are what is measured")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -17,21 +18,21 @@ use rdma_reactor::{
 
 const LEN: usize = 4 << 30;
 const BEYOND: usize = 64 << 20;
-/// Set in the sending process: the receiver's address.
+/// Variable that is set in the sending process, to the receiver's address.
 const ROLE: &str = "TRANSFER_TO";
 
 fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp).max_message(LEN as u64).transfer_memory(LEN)
 }
 
-/// The most memory this process ever had, bytes.
+/// The most memory that this process ever had, bytes.
 fn high_water() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the system's account of this process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a high-water mark");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("KiB") << 10
 }
 
-/// The `nth` word of the message: all differ.
+/// The `nth` word of the message. All words differ.
 const fn word(nth: u64) -> u64 {
     nth.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -121,7 +122,7 @@ fn four_gib_take_little_beside_their_buffers() {
     let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = reactor.context().local_address(listener).expect("it listens");
     let started = Instant::now();
-    // This test again, as the other process; killed when it takes too long.
+    // The other process is this test again. It is killed when it takes too long.
     let mut child = Command::new("timeout")
         .args(["-s", "KILL", "300"])
         .arg(std::env::current_exe().expect("this program"))

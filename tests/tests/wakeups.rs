@@ -1,6 +1,6 @@
-//! No wake-up is lost: messages at random times, in each wait mode, and a watchdog that counts late ones.
+//! No wake-up is lost. Messages are sent at random times, in each wait mode, and a watchdog counts late ones.
 //!
-//! `WAKEUP_MESSAGES=N` sets how many per mode (20,000 if not; `make soak` takes 1,000,000).
+//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` takes 1,000,000).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use rdma_reactor::{
 use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
 use rdma_reactor_tests::sim::rng::Rng;
 
-/// A message and its echo may take this long on a machine that does other things. A lost wake-up takes until the next
-/// keepalive, which is never here.
+/// Longest time of a message and its echo on a busy machine. A lost wake-up would take until the next keepalive, which
+/// never comes in this test.
 const LATE: Duration = Duration::from_secs(10);
 
 struct Echo;
@@ -25,8 +25,8 @@ impl Handler for Echo {
     }
 }
 
-/// Sends one message after another; before each it rests for a random time: not at all, for less than a spin, for about
-/// as long as arming takes, or long enough for both sides to sleep.
+/// A client that sends one message after another. Before each it rests for a random time: not at all, for less than a
+/// spin, for about as long as arming takes, or long enough for both sides to sleep.
 struct Pacer {
     rng: Rng,
     left: u64,
@@ -100,7 +100,7 @@ fn paced(wait: Wait) {
 
     let server = thread::spawn(move || server.run(&mut Echo).map(|()| server.stats()));
     let (over, watch) = std::sync::mpsc::channel::<()>();
-    // Late ones are counted, and helped: whatever the reactors missed they find when they are woken.
+    // Late messages are counted, and helped: the reactors find everything that they missed when they are woken.
     let help = stop.clone();
     let watchdog = thread::spawn(move || {
         let (mut late, mut seen) = (0, 0);
@@ -122,7 +122,7 @@ fn paced(wait: Wait) {
     let (c, s) = (client.stats(), server.join().expect("the server").expect("the server's run"));
     println!("{wait:?}: {echoes} echoes, {late} late; client {c:?}; server {s:?}");
     assert_eq!((echoes, late), (count, 0));
-    // Both ways of being woken were there to be lost.
+    // Both kinds of wake-ups occurred, so either could have been lost.
     assert!(c.turns.waits > count / 500 && s.completions.events > count / 500, "nobody slept: {c:?} {s:?}");
 }
 

@@ -18,7 +18,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// An FPDU taken apart, as far as parsed fields say it and raw for the rest.
+/// An FPDU taken apart, with parsed fields, and raw octets for the rest.
 #[derive(Debug)]
 struct Fpdu<'a> {
     header: Header,
@@ -31,7 +31,7 @@ struct Fpdu<'a> {
 }
 
 impl<'a> Fpdu<'a> {
-    /// From exactly one FPDU.
+    /// Takes exactly one FPDU apart.
     fn parse(bytes: &'a [u8]) -> Result<Self, HeaderError> {
         let prefix = bytes.first_chunk().expect("an FPDU has at least eight octets");
         let header = Header::parse(bytes)?;
@@ -54,7 +54,7 @@ impl<'a> Fpdu<'a> {
         })
     }
 
-    /// Back to octets; with `crc` that field is computed.
+    /// Puts the FPDU together again; with `crc` the CRC is computed.
     fn emit(&self, crc: bool) -> Vec<u8> {
         let read_request = self.read_request.map(|request| request.emit());
         let mut terminate = [0; MAX_TERMINATE_LEN];
@@ -137,12 +137,12 @@ fn sides(capture: &Capture) -> [Option<Side<'_>>; 2] {
     sides
 }
 
-/// RFC 5044 §7.1.1: in both directions if either side asks.
+/// Whether CRCs are in use: in both directions if either side asks (RFC 5044 §7.1.1).
 fn crc_in_use(sides: &[Option<Side<'_>>; 2]) -> bool {
     sides.iter().flatten().any(|side| side.startup.is_ok_and(|header| header.crc))
 }
 
-/// Name, FPDUs of client and server, CRC in use, how either stream ended.
+/// The captures: name, number of FPDUs of client and server, CRC in use, end of either stream.
 const CAPTURES: &[(&str, [usize; 2], bool, [End; 2])] = {
     use End::{Fin, Open, Reset};
     &[
@@ -197,7 +197,7 @@ fn every_frame_of_every_capture_survives() {
         {
             seen += 1;
             match fpdu {
-                // The one frame that is not one, in the capture made for it.
+                // One frame cannot be parsed; it is in the capture that was made for that.
                 Err(error) => {
                     assert_eq!((name.as_str(), side), ("27-term-unknown-opcode", 0), "{error}");
                     let want = HeaderError::TooShort { opcode: Some(Opcode::Immediate), ulpdu_len: 21, min: 26 };
@@ -214,7 +214,7 @@ fn every_frame_of_every_capture_survives() {
     assert_eq!(seen, 202);
 }
 
-/// One capture was thinned out by whoever took it, at the boundary of an FPDU; the others are whole.
+/// One capture was thinned out when it was recorded, at the boundary of an FPDU; the others are whole.
 #[test]
 fn holes_in_the_captures() {
     for (name, capture) in pcap::all() {
@@ -280,7 +280,7 @@ fn terminates_of_the_captures() {
         ("24-term-send-too-long", Cause::DDP_UNTAGGED_NO_BUFFER, None, Some(200)),
         ("25-send-invalidate-then-write", Cause::DDP_TAGGED_INVALID_STAG, None, Some(64)),
         ("26-term-bad-crc", Cause::LLP_CRC, Some(Cause { layer: Layer::Rdmap, etype: 2, code: 2 }), None),
-        // siw's order without headers and defined in both readings: the RFC's comes first.
+        // The word is in siw's order, without headers, and defined in both readings. The RFC's reading comes first.
         ("27-term-unknown-opcode", Cause::LLP_IRD, Some(Cause::RDMAP_OPCODE), None),
         ("29-term-ird-exceeded", Cause::RDMAP_STREAM_CATASTROPHIC, None, Some(0)),
         ("30-term-insufficient-ird-3fff", Cause::RDMAP_OPCODE, Some(Cause::LLP_IRD), None),
@@ -307,7 +307,7 @@ fn terminates_of_the_captures() {
     assert_eq!(seen, expected);
 }
 
-/// The quote of a Terminate begins as the segment it is about, whatever siw does to the rest.
+/// The quote of a Terminate begins like the segment that it is about, whatever siw does to the rest.
 #[test]
 fn quotes_of_the_captures() {
     for (name, ddp, read) in [
@@ -331,10 +331,10 @@ fn crc_vectors() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     let zeros = "00".repeat(24);
     for (covered, crc) in [
-        // RFC 5044 figure 5, its marker included.
+        // This is figure 5 of RFC 5044, its marker included.
         (format!("00000000 002a4143 00000000 00000000 00000001 00000000 {zeros}"), "52239983"),
         (format!("002a4143 00000000 00000000 00000001 00000000 {zeros}"), "b7243ec3"),
-        // RFC 5044 figure 6, a marker in the middle.
+        // This is figure 6 of RFC 5044, with a marker in the middle.
         (format!("002a4143 00000000 00000000 00000002 00000000 00000014 {zeros}"), "84925898"),
     ] {
         let covered = hex(&covered);
@@ -390,7 +390,7 @@ fn whole_frames_from_fields() {
     }
 }
 
-/// Each bit of each short frame that the captures hold under CRC.
+/// The CRC finds a flip of each bit of each short frame in the captures with CRC.
 #[test]
 fn every_flipped_bit_of_a_capture_is_caught() {
     let mut frames = 0;
@@ -416,7 +416,7 @@ fn every_flipped_bit_of_a_capture_is_caught() {
     assert!(frames > 20, "{frames}");
 }
 
-/// Over the octets as they stand, as a receiver does that already has a whole frame.
+/// Checks the CRC over the octets of a whole frame, as a receiver does that has all of it.
 fn crc_holds(fpdu: &[u8]) -> bool {
     let (covered, crc) = fpdu.split_at(fpdu.len() - CRC_LEN);
     crc32c(covered).to_le_bytes() == crc

@@ -27,7 +27,7 @@ use self::one_sided::Operation;
 use self::pair::Processors;
 use self::tcp::Kind;
 
-/// What rdma-reactor costs, against bare TCP on this machine.
+/// Compares the cost of rdma-reactor with that of bare TCP on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version, about)]
 struct Cli {
@@ -50,17 +50,17 @@ enum Role {
     /// One side of bare TCP, the server
     #[command(hide = true)]
     TcpServer {
-        /// What to do.
+        /// The work to do.
         kind: Kind,
     },
     /// One side of bare TCP, the client
     #[command(hide = true)]
     TcpClient {
-        /// What to do.
+        /// The work to do.
         kind: Kind,
-        /// Where the server is.
+        /// Address of the server.
         address: SocketAddr,
-        /// How often.
+        /// Number of iterations.
         iterations: u64,
     },
     /// One side of one-sided operations, the memory
@@ -69,11 +69,11 @@ enum Role {
     /// One side of one-sided operations, the one that does them
     #[command(hide = true)]
     OneSidedClient {
-        /// What to do.
+        /// The work to do.
         operation: Operation,
-        /// Where the server is.
+        /// Address of the server.
         address: SocketAddr,
-        /// How often.
+        /// Number of iterations.
         iterations: u64,
     },
 }

@@ -65,7 +65,7 @@ enum Command {
         /// Own address, of a device [default: the server's, for one on the same machine]
         #[arg(long, value_name = "ADDR")]
         bind: Option<String>,
-        /// What comes back must be what was sent; udaddy answers with other bytes
+        /// Check that the bytes that come back are those that were sent; udaddy answers with other bytes
         #[arg(long)]
         verify: bool,
         #[command(flatten)]

@@ -90,10 +90,10 @@ struct TalkArgs {
     /// Messages on their way at once: what the other side has receives for [default: --count, at most 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     depth: Option<u32>,
-    /// What comes back must be what was sent; rdma_server, for one, answers with other bytes
+    /// Check that the bytes that come back are those that were sent; rdma_server, for one, answers with other bytes
     #[arg(long)]
     verify: bool,
-    /// Which of the messages sent wakes a peer that has asked for solicited events only [default: none]
+    /// Number, from 1, of the message that wakes a peer which waits for solicited events only [default: none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     solicit: Option<u32>,
     /// Fail when it takes longer

@@ -46,7 +46,7 @@ struct Common {
 enum Command {
     /// Take files until Ctrl-C
     Server {
-        /// Where they go
+        /// Directory for the files
         #[arg(value_name = "DIR")]
         directory: PathBuf,
         /// Address to listen on, with or without a port

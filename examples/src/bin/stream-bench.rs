@@ -54,7 +54,7 @@ struct Cli {
     /// Bytes per message that carries a stream
     #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "16K")]
     message: u32,
-    /// How this side waits [default: spin with two processors or more, else event]
+    /// Wait mode of this side [default: spin with two processors or more, else event]
     #[arg(long, value_enum)]
     wait: Option<WaitMode>,
     /// RDMA devices (verbs), the embedded provider (iwarp), or what there is

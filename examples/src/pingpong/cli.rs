@@ -40,7 +40,7 @@ pub struct ServerArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// What carries the connections.
+    /// Carrier of the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
     /// End when standard input does, say nothing about clients: for a server that another program started
@@ -57,7 +57,7 @@ pub struct ClientArgs {
     /// The server's port
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// What to measure.
+    /// Flags of the measurement.
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -68,12 +68,12 @@ pub struct DemoArgs {
     /// Address of this machine to connect over [default: a device's with --ib-dev or --provider verbs, else 127.0.0.1]
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<String>,
-    /// What to measure.
+    /// Flags of the measurement.
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-/// What carries the connections.
+/// Carrier of the connections.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
     /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
@@ -84,7 +84,7 @@ pub struct DeviceArgs {
     pub ib_dev: Option<String>,
 }
 
-/// What to measure.
+/// Flags of the measurement.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// Bytes per message or operation, 1 to 1G; K, M and G are powers of 1024 [default: 64]
@@ -102,10 +102,10 @@ pub struct RunArgs {
     /// Messages before the measurement [default: a tenth of --iters, at most 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     pub warmup: Option<u64>,
-    /// What to measure
+    /// Figure to measure
     #[arg(long, value_enum, default_value_t = Mode::Latency)]
     pub mode: Mode,
-    /// What carries the data
+    /// Operation that carries the data
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub op: Op,
     /// Messages on their way at once, for --mode throughput [default: up to 128, fewer for large messages]
@@ -114,7 +114,8 @@ pub struct RunArgs {
     /// Both sides send, for --mode throughput
     #[arg(short, long)]
     pub bidirectional: bool,
-    /// How both sides wait; --op write needs spin for latency [default: spin with two processors or more, else event]
+    /// Wait mode of both sides; --op write needs spin for latency [default: spin with two processors or more, else
+    /// event]
     #[arg(long, value_enum)]
     pub wait: Option<WaitMode>,
     /// The same as --wait event
@@ -129,12 +130,12 @@ pub struct RunArgs {
     /// Draw latency over size, for --mode latency
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// What carries the connections.
+    /// Carrier of the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
 }
 
-/// What carries the connections.
+/// Carrier of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Provider {
     /// RDMA devices where there are any, else iwarp

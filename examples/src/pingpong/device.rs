@@ -14,7 +14,7 @@ use crate::doctor::way::{HAS_VERBS, source_of};
 /// The one device of the embedded provider.
 const EMBEDDED: &str = "iwarp0";
 
-/// What carries the connections.
+/// Carrier of the connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carrier {
     /// The library's setting.

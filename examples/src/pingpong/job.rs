@@ -21,7 +21,7 @@ const SPIN: Duration = Duration::from_millis(20);
 /// The first four bytes of a job: a name, and the version of the bytes that follow.
 const MAGIC: [u8; 4] = *b"RPP\x01";
 
-/// What is measured.
+/// Figure that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// One message to and fro; half the round trip
@@ -39,7 +39,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What carries the data.
+/// Operation that carries the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Messages
@@ -71,7 +71,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// How both sides wait.
+/// Wait mode of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WaitMode {
     /// Sleep until something happens
@@ -118,11 +118,11 @@ impl fmt::Display for WaitMode {
 /// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What is measured.
+    /// Figure that is measured.
     pub mode: Mode,
-    /// What carries the data.
+    /// Operation that carries the data.
     pub op: Op,
-    /// How both sides wait.
+    /// Wait mode of both sides.
     pub wait: WaitMode,
     /// Both sides send a stream.
     pub bidirectional: bool,

@@ -29,7 +29,7 @@ impl From<SendErrorKind> for Sent {
     }
 }
 
-/// Where data leaves.
+/// The outlet of data.
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,

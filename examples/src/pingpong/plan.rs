@@ -50,7 +50,7 @@ pub struct Plan {
     pub extent: Extent,
     /// Number of messages before the measurement.
     pub warmup: u64,
-    /// What carries the connection.
+    /// Provider that carries the connection.
     pub provider: ProviderChoice,
 }
 

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode};
 
 use rdma_reactor_tests::steady::{Side, Steady, Work};
 
-/// What is counted: its name, the work, and the side.
+/// The states that are counted, each with its name, its work, and its side.
 const STATES: [(&str, Work, Side); 6] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client),
     ("64 B streamed, sender", Work::Stream, Side::Client),
@@ -24,17 +24,18 @@ const STATES: [(&str, Work, Side); 6] = [
     ("timer", Work::Timer, Side::Client),
     ("idle turn", Work::Idle, Side::Client),
 ];
-/// Two runs of different length: what both have in common does not count.
+/// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
-/// The shortest of so many runs counts: when another program runs in between, a turn may find less to do, and another one
-/// follows.
+/// Number of runs of which the shortest counts. When another program runs in between, a turn may find less to do, and
+/// another turn follows.
 const TRIES: usize = 3;
-/// Largest growth that passes, in percent, and growth of a function that is told of, in instructions.
+/// Largest growth of a total that passes, in percent, and below it the smallest growth of a function that is reported,
+/// in instructions.
 const GROWTH: f64 = 3.0;
 const TOLD: f64 = 2.0;
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 
-/// Instructions of a function, or of a layer, for each time.
+/// Instructions for each time, by function or by layer.
 type Costs = BTreeMap<String, f64>;
 
 fn main() -> ExitCode {
@@ -68,7 +69,7 @@ fn compiler() -> String {
     version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
 }
 
-/// What each state costs, by function.
+/// Counts the instructions of each state, by function.
 fn count() -> Result<Vec<Costs>, String> {
     (0..STATES.len())
         .map(|state| {
@@ -120,7 +121,7 @@ fn callgrind(program: &Path, out: &PathBuf, state: usize, times: u64) -> Result<
     Ok(parse(&text))
 }
 
-/// Sums a profile up by function. Format: the manual of Valgrind, "Callgrind Format Specification".
+/// Sums a profile up by function. The format is that of Valgrind's manual, "Callgrind Format Specification".
 fn parse(text: &str) -> Costs {
     let (mut names, mut costs) = (BTreeMap::new(), Costs::new());
     let (mut function, mut inclusive) = (String::new(), false);
@@ -130,7 +131,7 @@ fn parse(text: &str) -> Costs {
         } else if let Some(name) = line.strip_prefix("cfn=") {
             named(name, &mut names);
         } else if line.starts_with("calls=") {
-            // The next line is what the callee costs.
+            // The next line is the cost of the callee.
             inclusive = true;
         } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
             let cost = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse::<f64>().ok());
@@ -142,11 +143,11 @@ fn parse(text: &str) -> Costs {
     costs
 }
 
-/// The name behind `(number) name`, or behind `(number)` when it came before.
+/// Reads the name from `(number) name`, or from `(number)` if the name came before.
 fn named(field: &str, names: &mut BTreeMap<String, String>) -> String {
     let (number, name) = field.split_once(' ').map_or((field, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {
-        // What tells instances of a function apart changes with every build.
+        // The suffix that tells instances of a function apart changes with every build.
         let name = name.split("'").next().unwrap_or(name);
         names.insert(number.into(), name.into());
     }
@@ -170,7 +171,7 @@ fn write() -> Result<(), String> {
     std::fs::write(BASELINE, text).map_err(|error| format!("{BASELINE}: {error}"))
 }
 
-/// What the file says of each state: the total, and the functions.
+/// Reads the file: the total and the functions of each state.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;

@@ -1,10 +1,10 @@
-//! The other process of the tests of faults: to be killed, stopped, and to lose its device.
+//! The other process of the tests of faults. It is killed, stopped, and loses its device.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps so many messages on their way on each;
 //! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until so many messages have come.
 //!
-//! All say what happens, a line each, and end in order when standard input does.
+//! All print a line for each event, and end in order when standard input does.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -20,7 +20,7 @@ const SIZE: usize = 1000;
 struct Peer {
     /// Messages to send on each new connection; those that come back are sent again.
     messages: usize,
-    /// Messages still to come before all is closed.
+    /// Number of messages that are still to come before everything is closed.
     left: u64,
 }
 
@@ -33,7 +33,7 @@ impl Handler for Peer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // There is room: never more goes out than came in. The connection may be on its way out.
+        // There is room, because never more goes out than came in. The connection may be ending.
         let _ = cx.send(conn, &message);
         self.left -= 1;
         if self.left == 0 {

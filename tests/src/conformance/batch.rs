@@ -1,4 +1,4 @@
-//! What is posted when, and memory that is given back.
+//! The time of posting, and memory that is given back.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     for (i, message) in p.s.messages().iter().enumerate() {
         assert_eq!(*message, pattern(i, 100));
     }
-    // On its way out a connection sends what was accepted.
+    // An ending connection still sends everything that was accepted.
     p.client.context().cork(conn);
     p.client.context().send(conn, b"the last").expect("room");
     p.turn();
@@ -44,7 +44,7 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.finish();
 }
 
-/// Nobody waits for a cork that is forgotten: half a queue goes, and so does all before a refused send.
+/// A forgotten cork stops nobody. Half a queue goes out, and so does everything before a refused send.
 pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     for (sends, receives) in [(16, 64), (64, 8), (1, 8)] {
         let config = setup.config().send_depth(sends).receive_depth(receives);
@@ -66,7 +66,7 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     }
 }
 
-/// A pool gives memory back that was not needed for a while, and grows again.
+/// A pool gives back memory that was not needed for a while, and grows again.
 pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     let config = setup.config().pool_idle(Duration::from_millis(20)).buffer_size(16 << 10);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());

@@ -4,7 +4,7 @@ use rdma_reactor::{DisconnectReason, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// What was accepted before `close` arrives, and the end comes last on both sides.
+/// Sends that were accepted before `close` arrive, and the end comes last on both sides.
 pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     for count in [0, 1, 30] {
         let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
@@ -90,7 +90,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     p.finish();
 }
 
-/// Both sides close at the same time: one end each.
+/// If both sides close at the same time, each has one end.
 pub fn both_close_at_once(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for _ in 0..20 {
@@ -109,7 +109,7 @@ pub fn both_close_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// A reactor that is dropped is a peer that closed; nobody hangs.
+/// To its peer, a dropped reactor is a peer that closed; nobody hangs.
 pub fn dropped_reactor_is_a_closed_peer(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let conn = p.connect();

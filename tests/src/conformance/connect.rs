@@ -11,7 +11,7 @@ use rdma_reactor::{
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Private data goes both ways, exactly as long as it was.
+/// Private data goes both ways, with its exact length.
 pub fn exchanges_private_data(setup: &Setup) {
     for len in [0, 1, MAX_USER_PRIVATE_DATA] {
         let mut s = Probe::default();
@@ -44,7 +44,7 @@ pub fn passive_side_may_speak_first(setup: &Setup) {
     p.finish();
 }
 
-/// A reject comes with what the handler had to say, and leaves nothing behind.
+/// A reject carries the handler's private data, and leaves nothing behind.
 pub fn reject_carries_its_reason(setup: &Setup) {
     let mut s = Probe::default();
     s.decision = Decision::Reject(b"not today".to_vec());
@@ -57,7 +57,7 @@ pub fn reject_carries_its_reason(setup: &Setup) {
     p.finish();
 }
 
-/// Nothing listening is a typed error, promptly.
+/// A connect to an address where nothing listens fails promptly with a typed error.
 pub fn nothing_listening_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let mut gone = p.address;
@@ -80,7 +80,7 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
     let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
     assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
     assert_eq!(p.client.context().connections(), 0);
-    // A handler's answer that does not fit is not cut: nothing of it is told, and nothing is accepted.
+    // A handler's answer that does not fit is not cut. The peer gets nothing of the answer, and nothing is accepted.
     for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
         p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
         p.client.context().connect(p.address).expect("connecting");
@@ -140,7 +140,7 @@ pub fn connections_are_limited(setup: &Setup) {
     p.finish();
 }
 
-/// Without framing, messages are what they are, and nothing else is on the wire.
+/// Without framing, messages travel as they are, and nothing else is on the wire.
 pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&seen);
@@ -164,7 +164,7 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.client.context().send(conn, b"").expect("room");
     p.until("two echoes", |p| p.c.received == 2);
     assert_eq!(*seen.borrow(), [b"abc".to_vec(), vec![]]);
-    // Some connection managers pad it with zeros: without framing, nothing says how long it was.
+    // Some connection managers pad private data with zeros, and without framing nothing tells its length.
     let Event::Request(data) = &p.s.events[0] else { panic!("{:?}", p.s) };
     assert!(data.starts_with(b"as it is") && data[8..].iter().all(|&b| b == 0), "{data:?}");
     p.finish();

@@ -1,4 +1,4 @@
-//! Datagrams and multicast groups; where there are none, the refusal that says so.
+//! Datagrams and multicast groups, or a clear refusal on providers without them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,11 +16,11 @@ use rdma_reactor::{
 
 use super::harness::{Event, Pair, Probe, Setup, now, pattern};
 
-/// Long after every test has failed.
+/// A time longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A pair of reactors, where the provider has datagrams. Where it has none it says so by name, and this says that a
-/// test does not apply.
+/// Makes a pair of reactors if the provider has datagrams. If it has none, its refusal must name it, and the result is
+/// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
     let mut pair = Pair::new(setup, setup.config(), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
@@ -82,7 +82,7 @@ fn joined(probe: &Probe, endpoint: EndpointId) -> Option<PeerId> {
     probe.events.iter().find_map(of)
 }
 
-/// An endpoint of the server, one of the client, and the way from the second to the first.
+/// Opens an endpoint on the server and one on the client, and finds the first as a peer of the second.
 fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (EndpointId, EndpointId, PeerId) {
     let there = open(&mut pair.server, setup, options);
     let here = open(&mut pair.client, setup, options);
@@ -93,7 +93,7 @@ fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (Endp
     (there, here, peer)
 }
 
-/// Everything of datagrams goes, the rest as ever.
+/// Closes everything that has to do with datagrams, then ends the pair as usual.
 fn finish(mut pair: Pair) {
     pair.client.shutdown(&mut pair.c, Duration::from_secs(5)).expect("the client's end");
     pair.server.shutdown(&mut pair.s, Duration::from_secs(5)).expect("the server's end");
@@ -109,7 +109,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
                 None => cx.datagrams().send(*endpoint, peer, bytes),
             };
             sent.expect("there is room");
-            // What was taken still goes out.
+            // Datagrams that were accepted still go out.
             cx.datagrams().forget_peer(peer);
             assert_eq!(cx.datagrams().send(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
         }
@@ -150,7 +150,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     finish(pair);
 }
 
-/// More than there are receives for is lost without a word; what comes later arrives.
+/// Datagrams that find no receive are lost without a word, and later ones arrive.
 pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let options = EndpointOptions::new().receive_depth(4);
@@ -176,7 +176,7 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     finish(pair);
 }
 
-/// One refusal, one word that there is room.
+/// One refusal is followed by exactly one `on_datagram_writable`.
 pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new().send_depth(4));
@@ -197,7 +197,7 @@ pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     finish(pair);
 }
 
-/// Asking for nobody is refused; an endpoint that closes cancels its questions.
+/// A lookup of an address without an endpoint is refused, and an endpoint that closes cancels its lookups.
 pub fn nobody_there_is_said(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let here = open(&mut pair.client, setup, EndpointOptions::new());
@@ -219,7 +219,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
     finish(pair);
 }
 
-/// Members hear what is sent to their group, and nothing after they have left.
+/// Members hear the datagrams of their group, and nothing after they have left.
 pub fn groups_reach_their_members(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let group: IpAddr = "239.77.2.31".parse().expect("an address");
@@ -241,7 +241,7 @@ pub fn groups_reach_their_members(setup: &Setup) {
             assert_eq!(heard(&pair.s, member)[round].1, pattern(round, 200));
         }
     }
-    // What came to a group has no way back of its own.
+    // A datagram that came to a group has no way back to its sender.
     let origin = heard(&pair.s, members[0])[0].0;
     assert!(pair.server.context().datagrams().peer_of(members[0], &origin).is_err());
     pair.server.context().datagrams().leave(members[0], group).expect("leaving");
@@ -253,13 +253,13 @@ pub fn groups_reach_their_members(setup: &Setup) {
     assert_eq!(heard(&pair.s, members[0]).len(), 20, "who has left does not");
     pair.client.context().datagrams().leave(sender, group).expect("leaving");
     assert_eq!(pair.client.context().datagrams().send(sender, peer, b"late"), Err(SendErrorKind::NoPeer));
-    // And back.
+    // The member joins again.
     pair.server.context().datagrams().join(members[0], group).expect("joining again");
     pair.until("it is back", |p| p.s.count(|e| matches!(e, Event::Join(id, _, Ok(_)) if *id == members[0])) == 2);
     finish(pair);
 }
 
-/// Closing is legal everywhere, sends what was taken, and ends once.
+/// Closing an endpoint is legal everywhere; its accepted datagrams are sent, and it ends once.
 pub fn endpoints_close_in_every_callback(setup: &Setup) {
     for when in 0..3 {
         let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| match (when, event) {
@@ -293,20 +293,21 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()));
         pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == expected);
         assert_eq!(pair.client.context().datagrams().address(here), None, "the id is stale");
-        // In the end, whatever there is goes with its reactor.
+        // In the end, everything that is left goes with its reactor.
         let Pair { server, client, .. } = pair;
         drop((server, client));
     }
 }
 
-/// Ten datagrams that are taken at once, before anything turns.
+/// Sends ten datagrams at once, before any reactor takes a turn.
 fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
     for nth in 0..10u8 {
         reactor.context().datagrams().send(from, to, &[nth]).expect("there is room");
     }
 }
 
-/// A reactor that is drained, or shut down, sends what its endpoints have taken, closes them, and ends.
+/// A reactor that is drained, or shut down, sends the datagrams that its endpoints have accepted, closes the endpoints,
+/// and ends.
 pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     for drain in [true, false] {
         let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
@@ -374,7 +375,7 @@ pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     finish(pair);
 }
 
-/// Of reactors on threads, one is drained with its endpoints, and the others with theirs go on until they are, too.
+/// When one reactor of a group is drained with its endpoints, the others go on with theirs until they are drained, too.
 #[allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
@@ -385,7 +386,7 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let addresses: Vec<_> = reactors.iter_mut().zip(&endpoints).map(address).collect();
     let run = |(mut reactor, endpoint): (Reactor, EndpointId)| {
         thread::spawn(move || {
-            // Events refer to what other threads may not see: a probe of the thread's own.
+            // Events may not be seen by other threads, so each thread has a probe of its own.
             let mut echo = Probe::new(|cx, event| {
                 if let Event::Datagram(endpoint, origin, bytes, _) = event {
                     let peer = cx.datagrams().peer_of(*endpoint, origin).expect("a way back");
@@ -438,7 +439,7 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     let max = cx.datagrams().max_datagram(here).expect("it is open");
     let long = vec![0; max + 1];
     assert_eq!(cx.datagrams().send(here, peer, &long), Err(SendErrorKind::TooLong { len: max + 1, max }));
-    // Peers are of one endpoint.
+    // A peer belongs to one endpoint.
     let other = cx.datagrams().open(setup.address, EndpointOptions::new()).expect("another endpoint");
     assert_eq!(cx.datagrams().send(other, peer, b"not yours"), Err(SendErrorKind::NoPeer));
     assert!(cx.datagrams().leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");

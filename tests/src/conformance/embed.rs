@@ -35,7 +35,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     for (fd, token) in [(p.server.as_raw_fd(), 0), (p.client.as_raw_fd(), 1)] {
         outer.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE).expect("nesting");
     }
-    // What was asked for from outside is sent off by the first turn.
+    // Work that was asked for from outside goes out in the first turn.
     p.turn();
     let mut events = Events::with_capacity(8);
     let limit = now() + Duration::from_secs(90);
@@ -44,7 +44,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);
         let deadlines = [p.server.next_deadline().filter(|_| serve_server), p.client.next_deadline()];
         let next = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(now()));
-        // A loop with nothing to wait for would sleep for ever: fail instead.
+        // A loop with nothing to wait for would sleep for ever; this one fails instead.
         outer.poll(&mut events, Some(next.unwrap_or(Duration::from_secs(20)))).expect("the outer poll");
         let readable = |token| events.iter().any(|event| event.token() == Token(token));
         let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now());

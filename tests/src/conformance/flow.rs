@@ -25,7 +25,7 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
             sent += 1;
         };
         assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock(Blocked::Window), writable));
-        // Refused again: still one on_writable.
+        // A second refusal adds no second on_writable.
         assert!(p.client.context().send(conn, b"").is_err());
         let before = p.c.count(|e| matches!(e, Event::Writable(_)));
         p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) > before);
@@ -39,7 +39,7 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
-/// Both sides push as much as the windows take, for a while: nobody gets stuck.
+/// Both sides push as much as the windows take, for a while, and neither gets stuck.
 pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     fn pusher(budget: &Rc<Cell<u32>>) -> Probe {
         let budget = Rc::clone(budget);
@@ -63,7 +63,7 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
-/// Messages that the user keeps withhold the peer's credit, and give it back from any thread.
+/// Messages that the program keeps withhold the peer's credit, and give it back from any thread.
 #[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
 pub fn detached_messages_withhold_credit(setup: &Setup) {
     let config = setup.config().receive_depth(8);
@@ -100,10 +100,10 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.finish();
 }
 
-/// A user that keeps most of the receives for good leaves the peer the rest, in both directions at once.
+/// A program that keeps most of the receives for good leaves the peer the rest, in both directions at once.
 pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
-    // Nobody is rescued by a question.
+    // The keepalive is so long that no ping can rescue a side that is stuck.
     let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
@@ -136,13 +136,13 @@ pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// A user that lets messages go and then keeps the next ones has its peer's credits given back all the same: what was owed
-/// when it began to keep is not withheld until it lets go.
+/// The peer gets its credits back even if a program lets messages go and then keeps the next ones. Credits that were
+/// owed when the program began to keep messages are not withheld until it lets go.
 pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     const GONE: u64 = 6;
     const KEPT: u64 = 7;
-    // Nobody is rescued by a question.
+    // The keepalive is so long that no ping can rescue a side that is stuck.
     let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
@@ -154,7 +154,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
         }
-        // The receiver handles each in a turn of its own.
+        // The receiver handles each message in a turn of its own.
         let deadline = now() + Duration::from_secs(60);
         while p.client.context().send(conn, b"message").is_err() {
             assert!(now() < deadline, "no credit for message {nth}");
@@ -202,19 +202,19 @@ pub fn remote_stops_the_loop(setup: &Setup) {
     remote.wake();
 }
 
-/// A peer that says nothing any more is given up within the keepalive timeout.
+/// A peer that falls silent is given up within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
     let config = setup.config().keepalive(Duration::from_millis(100), Duration::from_millis(600));
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let conn = p.connect();
-    // Both alive and idle: nobody is given up.
+    // Both sides are alive and idle, so neither is given up.
     p.turn_for(Duration::from_millis(900));
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
     assert!(p.client.stats().connections.pings > 0);
     let start = now();
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);
-    // The server stops turning: as good as dead.
+    // The server stops taking turns, and so looks dead.
     while p.c.live() == 1 {
         assert!(now() - start < Duration::from_secs(60));
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");

@@ -1,4 +1,4 @@
-//! Two reactors in one thread, and a handler that writes down what it is told.
+//! Two reactors in one thread, and a handler that writes down its callbacks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,24 +10,24 @@ use rdma_reactor::{
     ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
 };
 
-/// How to reach a provider under test.
+/// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The provider.
     pub provider: ProviderChoice,
     /// Address of a listener, port 0.
     pub address: SocketAddr,
-    /// How much the tests of scale do.
+    /// The amount of work in the tests of scale.
     pub scale: Scale,
-    /// A defect of the device: it serves reads of regions that only allow writes.
+    /// The device has a defect: it serves reads of regions that only allow writes.
     pub reads_anything: bool,
     /// The device has datagrams and multicast groups.
     pub datagrams: bool,
-    /// Receives that connections share.
+    /// Number of receives that connections share, if they do.
     pub shared: Option<u32>,
 }
 
-/// How much the tests of scale do: an emulated machine gets less.
+/// The amount of work in the tests of scale; an emulated machine gets less.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Connections at once.
@@ -50,7 +50,7 @@ impl Setup {
     /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
     ///
     /// # Panics
-    /// When there is no such device: a test that needs it has failed.
+    /// When there is no such device, because a test that needs it has failed.
     #[must_use]
     pub fn device(kind: &str) -> Self {
         let name = format!("RDMA_{kind}_ADDR");
@@ -69,7 +69,7 @@ impl Setup {
         }
     }
 
-    /// The same, with so many receives for all connections together.
+    /// The same provider, with so many receives for all connections together.
     #[must_use]
     pub fn shared(self, receives: u32) -> Self {
         Self { shared: Some(receives), ..self }
@@ -90,7 +90,7 @@ pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
     with_watchdog_of(WATCHDOG, name, test);
 }
 
-/// As [`with_watchdog`], with a time of one's own.
+/// Runs a test as [`with_watchdog`] does, with a given time limit.
 #[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
 pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()) {
     let _ = env_logger::builder().is_test(true).try_init();
@@ -112,7 +112,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// What a handler was told.
+/// A callback of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// `on_connect_request`, with its private data.
@@ -149,22 +149,22 @@ pub enum Event {
     Device(DeviceEvent),
 }
 
-/// A callback of a [`Probe`]: sees each event right after it was written down.
+/// A callback of a [`Probe`], which sees each event right after it was written down.
 pub type React = Box<dyn FnMut(&mut Context<'_>, &Event)>;
 
-/// A handler that writes down what it is told, and checks the order of what it is told.
+/// A handler that writes down its callbacks, and checks their order.
 pub struct Probe {
     /// All events, oldest first.
     pub events: Vec<Event>,
     /// Answer to connect requests.
     pub decision: Decision,
-    /// What to do on each event.
+    /// Reaction to each event.
     pub react: React,
     /// Keep messages instead of letting them go.
     pub keep: Option<Vec<DetachedMessage>>,
     /// Write messages down; off for floods.
     pub record_messages: bool,
-    /// Large messages are sent: they may end out of order.
+    /// Large messages are sent, so sends may end out of order.
     pub large: bool,
     /// Messages received, recorded or not.
     pub received: u64,
@@ -206,7 +206,8 @@ impl Probe {
     pub fn echo() -> Self {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
-                // There is always room: an echo never has more out than came in. The peer may have closed, though.
+                // There is always room, because an echo never has more out than came in. The peer may have closed,
+                // though.
                 assert!(matches!(cx.send(*conn, bytes), Ok(_) | Err(SendErrorKind::Closed)));
             }
         });
@@ -214,13 +215,13 @@ impl Probe {
         probe
     }
 
-    /// Connections it was told of and not told the end of.
+    /// Number of connections that are up, as far as the probe was told.
     #[must_use]
     pub fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// The first connection it was told of.
+    /// The first connection that the probe was told of.
     #[must_use]
     pub fn connection(&self) -> Option<ConnectionId> {
         self.events.iter().find_map(|event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None })
@@ -232,7 +233,7 @@ impl Probe {
         self.events.iter().filter_map(|e| if let Event::Recv(_, bytes) = e { Some(&bytes[..]) } else { None }).collect()
     }
 
-    /// How many events satisfy a condition.
+    /// Number of events that satisfy a condition.
     pub fn count(&self, condition: impl Fn(&Event) -> bool) -> usize {
         self.events.iter().filter(|event| condition(event)).count()
     }
@@ -362,7 +363,7 @@ pub struct Pair {
     pub client: Reactor,
     /// Its handler.
     pub c: Probe,
-    /// Where the server listens.
+    /// The address that the server listens on.
     pub address: SocketAddr,
 }
 
@@ -391,7 +392,7 @@ impl Pair {
         conn
     }
 
-    /// Turns both reactors once, and waits a little when neither had anything to do.
+    /// Takes one turn of both reactors, and waits a little if neither had anything to do.
     pub fn turn(&mut self) {
         let server = self.server.turn(&mut self.s, Some(Duration::ZERO)).expect("the server's turn");
         let client = self.client.turn(&mut self.c, Some(Duration::ZERO)).expect("the client's turn");
@@ -400,12 +401,13 @@ impl Pair {
         }
     }
 
-    /// Turns until a condition holds; panics after a minute: what is slow on a machine that does other things is no defect.
+    /// Takes turns until a condition holds; panics after a minute. The limit is that long because being slow on a busy
+    /// machine is no defect.
     pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         self.until_within(Duration::from_secs(60), what, condition);
     }
 
-    /// Turns until a condition holds; panics after a time.
+    /// Takes turns until a condition holds; panics after a time.
     pub fn until_within(&mut self, limit: Duration, what: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = now() + limit;
         while !condition(self) {
@@ -414,7 +416,7 @@ impl Pair {
         }
     }
 
-    /// Turns for a while.
+    /// Takes turns for a while.
     pub fn turn_for(&mut self, time: Duration) {
         let deadline = now() + time;
         while now() < deadline {

@@ -8,7 +8,7 @@ use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Messa
 
 use super::harness::{Pair, Probe, Setup};
 
-/// Reads a stream as the contract says, and sends what came over a connection.
+/// Reads a stream as the contract says, and sends its bytes over a connection.
 struct Bridge {
     stream: UnixStream,
     io: Option<IoId>,
@@ -55,8 +55,8 @@ impl Handler for Bridge {
     }
 }
 
-/// A stream of the program's own is read in the loop and bridged to a connection; its edges come when something is
-/// new, and not after it was taken back.
+/// A stream of the program's own is read in the loop and bridged to a connection. Its edges come when something is new,
+/// and none comes after it was deregistered.
 pub fn descriptors_share_the_loop(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
@@ -93,7 +93,7 @@ fn until(p: &mut Pair, bridge: &mut Bridge, what: &str, condition: impl Fn(&Brid
     }
 }
 
-/// A descriptor that was closed without a word, and whose number is another's now, does no harm.
+/// A descriptor that was closed without being deregistered does no harm, even if another one has its number now.
 pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     struct Count(Vec<IoId>);
     impl Handler for Count {
@@ -106,7 +106,7 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     b.write_all(b"x").expect("room");
     drop(a);
-    // Most likely of the same number. Either way the old registration is gone from the system.
+    // The new descriptors most likely have the same numbers. Either way, the old registration is gone from the system.
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
     let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     reactor.context().deregister_io(old);

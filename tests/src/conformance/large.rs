@@ -6,11 +6,11 @@ use rdma_reactor::{Access, Blocked, ConnectionId, Outcome, RegionOptions, SendEr
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// What one buffer holds here, bytes.
+/// Largest payload of one buffer in these tests, bytes.
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
-    // As long as 60 MiB may take on a device of a slow machine.
+    // A device of a slow machine may need that long for 60 MiB.
     let config = setup.config().buffer_size(BUFFER as u32).close_timeout(Duration::from_secs(30));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
@@ -19,7 +19,7 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId) {
     (p, conn)
 }
 
-/// Nothing is left of any transfer.
+/// Ends a pair, and checks that nothing is left of any transfer.
 fn finish(mut p: Pair) {
     p.until("all regions are gone", |p| p.client.stats().memory.regions + p.server.stats().memory.regions == 0);
     p.finish();
@@ -76,7 +76,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
     cx.send_region(conn, &region, 100..len).expect("room");
     cx.send_region(conn, &region, 5..2_000_000).expect("twice at once");
-    // Dropped while the peer is fetching it: that goes on.
+    // The region is dropped while the peer is fetching it; the fetching goes on.
     drop((region, private));
     p.until("all four", |p| p.s.received == 4 && p.c.sent == 4);
     let got = p.s.messages();
@@ -85,7 +85,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     finish(p);
 }
 
-/// Both sides' memory is bounded: what has no room waits, and all arrives in the end.
+/// The memory of both sides is bounded. Messages without room wait, and all arrive in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
     let config = setup.config().buffer_size(BUFFER as u32).max_message(2 << 20).transfer_memory(5_000_000);
@@ -121,7 +121,7 @@ pub fn memory_is_bounded(setup: &Setup) {
     finish(p);
 }
 
-/// Many at once, both ways, among small ones.
+/// Many large messages go at once, both ways, among small ones.
 pub fn many_at_once_both_ways(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let there = p.s.connection().expect("the server was told");
@@ -161,7 +161,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
             assert_eq!(p.c.sent, 3, "ended, if not well");
             assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Failed(_)))), 3);
         } else {
-            // What was accepted is still fetched before the end.
+            // Messages that were accepted are still fetched before the end.
             p.client.context().close(conn);
             p.until("both know", |p| p.s.live() + p.c.live() == 0);
             assert_eq!((p.c.sent, p.s.received), (3, 3));

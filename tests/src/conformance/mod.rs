@@ -1,4 +1,4 @@
-//! What every provider must do, written once: each public function of the submodules is one test. The macro
+//! The duties of every provider, written once. Each public function of the submodules is one test. The macro
 //! [`crate::conformance!`] instantiates all of them for a provider.
 
 pub mod batch;
@@ -22,8 +22,8 @@ pub mod violations;
 
 pub use harness::{Scale, Setup};
 
-/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics when what it
-/// needs, a device for example, is not there.
+/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics if something
+/// that it needs, such as a device, is not there.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $setup:expr) => {
@@ -71,7 +71,7 @@ macro_rules! conformance {
             );
         }
     };
-    // With receives that connections share: what has to do with receives, and needs no wide window to begin with.
+    // The tests with shared receives: those that deal with receives, and need no wide window at the beginning.
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -88,7 +88,7 @@ macro_rules! conformance {
             );
         }
     };
-    // Counts the descriptors of its process: in a test binary of its own.
+    // These tests count the descriptors of their process, so they need a test binary of their own.
     (scale $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup; scale: many_connections, connect_and_close_cycles;);

@@ -1,4 +1,4 @@
-//! Regions, and the operations on a peer's.
+//! Regions, and operations on the regions of a peer.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::harness::{Event, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A connected pair, and the server's name for the connection.
+/// Makes a connected pair; returns it with the client's and the server's names for the connection.
 fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let here = p.connect();
@@ -29,7 +29,7 @@ fn own(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
     p.client.context().register(here, len, &RegionOptions::new()).expect("a region")
 }
 
-/// Waits until the client's send has ended; how.
+/// Waits until the client's send has ended; returns its outcome.
 fn ended(p: &mut Pair, send: SendId) -> Outcome {
     let find = move |p: &Pair| {
         p.c.events.iter().find_map(|event| match event {
@@ -45,7 +45,7 @@ fn done(p: &mut Pair, send: SendId) {
     assert_eq!(ended(p, send), Outcome::Sent);
 }
 
-/// Waits until what the client has written is there: a message arrives behind it.
+/// Waits until the client's writes are placed: a message behind them has arrived.
 fn placed(p: &mut Pair, here: ConnectionId) {
     let received = p.s.received;
     p.client.context().send(here, b"written").expect("room");
@@ -142,7 +142,7 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
     p.finish();
 }
 
-/// Compare-and-swap and fetch-and-add where the device has them; a clear no where it has not.
+/// Compare-and-swap and fetch-and-add work on devices that have them, and are clearly refused on others.
 pub fn atomics_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let access = BOTH | Access::REMOTE_ATOMIC;
@@ -172,7 +172,7 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A right that was not given, or was taken back, is none: the operation fails, the connection ends, nothing is touched.
+/// Without a right, or after it was taken back, an operation fails, the connection ends, and nothing is touched.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
     let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
@@ -197,7 +197,7 @@ pub fn rights_are_kept(setup: &Setup) {
             assert!(remote.bytes_mut().is_some(), "no peer reaches it any more");
         }
         let send = attempt(&mut p, here, remote.remote(), &mut local);
-        // A Write that is refused has been sent all the same: on iWARP that is all that its completion says.
+        // A refused Write may complete with success, because on iWARP the completion says only that it was sent.
         let outcome = ended(&mut p, send);
         assert!(send.kind() == SendKind::Write || !outcome.is_sent(), "{outcome:?}");
         p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
@@ -223,7 +223,7 @@ pub fn leases_end(setup: &Setup) {
     p.finish();
 }
 
-/// What can be seen to be wrong is refused before anything is sent, and costs nothing.
+/// Operations that are visibly wrong are refused before anything is sent, and cost nothing.
 pub fn careless_operations_are_refused(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100, BOTH);
@@ -241,7 +241,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     drop(five);
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
-    // A full send queue says so, and when there is room again.
+    // A full send queue refuses, and tells when there is room again.
     let mut taken = 0;
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;
@@ -252,7 +252,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// What no wait would make possible is refused for good, not told to wait.
+/// An operation that can never fit is refused for good, and not told to wait.
 pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let config = setup.config().send_depth(1);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -294,7 +294,7 @@ pub fn dropped_regions_are_given_back(setup: &Setup) {
     assert!(got == pattern(3, 99_999));
     p.until("the client has none left", |p| p.client.stats().memory.regions == 0);
     assert_eq!(p.server.stats().memory.regions, 1);
-    // One outlives its connection, its reactor even: memory it stays.
+    // One region outlives its connection, and even its reactor, and is still memory.
     p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
     p.until("the server knows", |p| p.s.live() == 0);
     let Pair { server, .. } = p;

@@ -1,4 +1,4 @@
-//! Several reactors: connections are handed over before they are up, with all that the peer said; and drained.
+//! Several reactors: connections are handed over before they are up, with all data of the peer, and drained.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use rdma_reactor::{
 use super::harness::{Event, Probe, Setup, now};
 
 const COUNT: usize = 3;
-/// Long after every test has failed.
+/// A time longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_secs(60);
 
-/// Says which reactor it is, and echoes. What the peer says decides: `to N` is placed on reactor N, `no` is refused.
+/// A server that tells its reactor's number, and echoes. The peer's private data decides: `to N` is placed on reactor
+/// N, and `no` is refused.
 #[derive(Default)]
 struct Server {
     index: usize,
@@ -116,7 +117,7 @@ impl World {
         }
     }
 
-    /// Opens connections, and waits until both sides know.
+    /// Opens connections, and waits until both sides know of them.
     fn open(&mut self, wishes: &[&str]) {
         let before = self.probe.live() + wishes.len();
         for wish in wishes {
@@ -129,7 +130,7 @@ impl World {
         self.up.iter().map(|up| up.load(Ordering::SeqCst)).collect()
     }
 
-    /// Where the last connection is, as its reactor says.
+    /// The reactor of the last connection, as that reactor tells it.
     fn last_place(&self) -> Option<u8> {
         self.probe.events.iter().rev().find_map(|event| match event {
             Event::Connect(_, said) => said.first().copied(),
@@ -137,7 +138,7 @@ impl World {
         })
     }
 
-    /// Drains what is left, and says how each reactor has fared.
+    /// Drains the reactors that are left; returns the server and the counters of each.
     fn finish(mut self) -> Vec<(Server, Stats)> {
         self.group.drain_all(SOON);
         self.until("all connections have ended", |world| world.probe.live() == 0);
@@ -145,7 +146,7 @@ impl World {
     }
 }
 
-/// Connections are spread evenly, and each is what its peer asked for.
+/// Connections are spread evenly, and each gets what its peer has asked for.
 pub fn a_group_shares_its_connections(setup: &Setup) {
     let mut world = World::new(setup, false);
     let wishes: Vec<_> = (0..4 * COUNT).map(|nth| format!("peer {nth}")).collect();
@@ -176,12 +177,12 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     assert!(ends[1..].iter().all(|(_, stats)| stats.connections.taken_over == 4 && stats.connections.connected == 4));
 }
 
-/// The handler's word decides where, and the reactor it goes to decides whether.
+/// The handler decides on the reactor, and that reactor decides whether to accept.
 pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 2", "to 2", "to 1", "to 2", "to 0"]);
     assert_eq!(world.loads(), [1, 1, 3]);
-    // Out of range is as good as no wish.
+    // A number out of range counts as no wish.
     world.open(&["to 9"]);
     assert_eq!(world.loads().iter().sum::<usize>(), 6);
     for index in 0..COUNT {
@@ -203,7 +204,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     );
 }
 
-/// One is drained and the others go on; the one that listens does so until no other is left.
+/// One reactor is drained and the others go on. The one that listens does so until no other is left.
 pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 0", "to 0", "to 1", "to 2"]);
@@ -223,7 +224,7 @@ pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     world.finish();
 }
 
-/// Who does not close in time is cut off at the deadline, and told so.
+/// Connections that are not closed in time are cut off at the deadline, with an `on_disconnect`.
 pub fn draining_has_a_deadline(setup: &Setup) {
     let mut world = World::new(setup, true);
     world.open(&[""; 2 * COUNT]);
@@ -234,7 +235,8 @@ pub fn draining_has_a_deadline(setup: &Setup) {
     assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.connections.disconnected == 2));
 }
 
-/// A reactor that was dropped gets nothing, and what was on its way to one that does not turn ends with it.
+/// A reactor that was dropped gets no connections, and a request on its way to a reactor that takes no turns ends with
+/// that reactor.
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let mut reactors: Vec<_> = (0..COUNT).map(|_| Reactor::new(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
@@ -253,7 +255,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let turn = |reactor: &mut Reactor, handler: &mut dyn Handler| {
         reactor.turn(handler, Duration::from_millis(2)).expect("a turn");
     };
-    // The second does not turn: one waits for it, the other one is here.
+    // The second reactor takes no turns, so one request waits for it, and the other connection is on the first reactor.
     while probe.live() < 1 || reactors[0].stats().connections.handed_over < 1 {
         assert!(now() < end, "{group:?} {probe:?}");
         turn(&mut reactors[0], &mut server);
@@ -266,7 +268,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
         turn(&mut reactors[0], &mut server);
         turn(&mut client, &mut probe);
     }
-    // What is left of the group drains as one.
+    // The rest of the group drains as one.
     reactors[0].context().drain(NEVER);
     while !reactors[0].is_drained() {
         assert!(now() < end, "{group:?} {probe:?}");

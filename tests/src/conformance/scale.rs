@@ -74,13 +74,13 @@ pub fn connect_and_close_cycles(setup: &Setup) {
     p.finish();
 }
 
-/// One test at a time: they count what the process has open.
+/// Lets one test run at a time, because the tests count the descriptors of the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Both ends of a thousand connections are in this process.
+/// Raises the limit on descriptors, because both ends of a thousand connections are in this process.
 fn raise_descriptor_limit() {
     let limit = rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
     assert!(limit > 2300, "this test needs 2,300 descriptors, the limit is {limit}: raise it with `ulimit -n`");

@@ -1,4 +1,4 @@
-//! Byte streams: what a sockets program relies on.
+//! Byte streams: the behaviour that programs with sockets rely on.
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, PeerVio
 
 use super::harness::{Event, Probe, Setup, now, pattern};
 
-/// What a stream's handler was told.
+/// A callback of a stream's handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum News {
     Open,
@@ -25,7 +25,7 @@ enum News {
 
 type React = Box<dyn FnMut(&mut StreamContext<'_>, ConnectionId, &News)>;
 
-/// Writes down what it is told of its one stream, after reacting to it.
+/// A handler that reacts to the callbacks of its one stream, and then writes them down.
 struct Script {
     news: Vec<News>,
     id: Option<ConnectionId>,
@@ -41,7 +41,7 @@ impl Script {
         Self::new(|_, _, _| {})
     }
 
-    /// Takes what is unread when the stream ends.
+    /// Makes a handler that takes the unread bytes when the stream ends.
     fn keeper() -> (Self, Rc<RefCell<Unread>>) {
         let rest = Rc::new(RefCell::new(Unread::default()));
         let kept = Rc::clone(&rest);
@@ -142,7 +142,7 @@ impl Duo {
         }
     }
 
-    /// Both streams come to their ends, and all buffers home.
+    /// Waits until both streams have ended, and checks that all buffers are home.
     #[track_caller]
     fn finish(mut self) {
         self.until("both streams are over", |d| d.s.handler.is_over() && d.c.handler.is_over());
@@ -164,7 +164,7 @@ impl HandlerId for Streams<Script> {
     }
 }
 
-/// Reads a stream until it would block, in pieces of this size; whether the peer has finished.
+/// Reads a stream until it would block, in pieces of this size; returns whether the peer has finished.
 fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &mut Vec<u8>) -> bool {
     let mut bytes = vec![0; piece];
     loop {
@@ -177,7 +177,7 @@ fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &m
     }
 }
 
-/// Writes until it would block; how many bytes were taken.
+/// Writes until it would block; returns the number of bytes written.
 fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) -> usize {
     let mut taken = 0;
     loop {
@@ -262,7 +262,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     for round in 0..10 {
         let (mut cx, id) = d.here();
         sent += write_until_full(&mut cx, id, &bytes[sent..]);
-        // What the reader does not read occupies its receives; two of them are never taken.
+        // Unread bytes occupy the reader's receives; two of them are never taken.
         loop {
             let before = sent;
             for _ in 0..20 {
@@ -338,7 +338,8 @@ pub fn half_close_each_way(setup: &Setup) {
     }
 }
 
-/// A peer that dies: what came before is read in the last callback, then an error, and nothing is there any more.
+/// When a peer dies, the bytes from before are read in the last callback, an error follows them, and then the stream is
+/// gone.
 pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     let expected = bytes.clone();
@@ -357,7 +358,7 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &bytes);
 }
 
-/// What nobody reads goes with the stream: a peer that resets its connections cannot use up the memory of the others.
+/// Unread bytes are dropped with the stream, so a peer that resets its connections cannot use up the memory of others.
 pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
@@ -414,7 +415,7 @@ pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     let conditions: [Condition; 6] = [
         |news, _| *news == News::Open,
         |news, _| *news == News::Readable,
-        // The peer's end, seen by reading: no hang-up follows.
+        // If reading shows the peer's end and the stream is closed then, no hang-up follows.
         |news, at_end| *news == News::Readable && at_end,
         |news, _| *news == News::Writable,
         |news, _| *news == News::Hangup,
@@ -455,7 +456,7 @@ pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     }
 }
 
-/// Reads all that there is; whether the peer has finished.
+/// Reads everything that is there; returns whether the peer has finished.
 fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     let mut bytes = [0; 10_000];
     loop {
@@ -487,7 +488,8 @@ pub fn small_writes_share_a_message(setup: &Setup) {
         stream.consume(message.len());
     }
     assert_eq!(cx.stream(id).fill_buf().expect_err("empty").kind(), ErrorKind::WouldBlock);
-    // An answer in the same turn as a question that nobody reads: thrown away with the stream, and told so.
+    // An answer comes in the same turn as a question that nobody reads. It is dropped with the stream, and the peer
+    // gets an error.
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(b"unread").expect("room");
     d.until("it is there", |d| d.server.stats().messages.bytes_received == 2506);
@@ -498,7 +500,7 @@ pub fn small_writes_share_a_message(setup: &Setup) {
     d.finish();
 }
 
-/// What was written before `close` arrives, however slowly the peer reads, and then an end.
+/// Bytes written before `close` arrive, however slowly the peer reads, and an end behind them.
 pub fn close_delivers_what_was_written(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
@@ -529,16 +531,16 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     d.finish();
 }
 
-/// Nobody reads what comes before the end of a closed stream: it goes all the same, when it has lingered.
+/// A closed stream goes when it has lingered, even if nobody reads the bytes before its end.
 pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
-    // Hears the last credit that is not held by bytes, so that no answer to a ping makes room for the end.
+    // This side gets the last credit that is not held by bytes, so that no pong makes room for the end later.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
-    // A turn's time is what timers count from, and the turn of the close began after this.
+    // Timers count from the time of their turn, and the turn of the close began after this.
     let start = now();
     d.until("a byte", |d| d.c.handler.count(&News::Readable) == 1);
     let (mut cx, id) = d.here();

@@ -1,4 +1,4 @@
-//! Other threads: messages, sends, and what is left when the reactor is gone.
+//! Other threads: their messages, their sends, and their handles after the reactor is gone.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -13,7 +13,7 @@ use super::harness::{Event, Pair, Probe, Setup};
 const THREADS: u32 = 4;
 const EACH: u32 = 5_000;
 
-/// What the other threads say.
+/// A message of another thread.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
     thread: u32,
@@ -85,7 +85,7 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
 pub fn other_threads_send_and_let_go(setup: &Setup) {
     const COUNT: u32 = 3_000;
     let config = setup.config().receive_depth(8).send_depth(4);
-    // Messages that another thread holds keep the window closed: the echoes wait.
+    // Messages that another thread holds keep the window closed, so the echoes wait.
     let mut echoes = VecDeque::new();
     let mut server = Probe::new(move |cx, event| {
         let (Event::Recv(conn, _) | Event::Writable(conn)) = event else { return };
@@ -141,7 +141,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 
-/// A queue that is full refuses, with what was given; a reactor that looks makes room.
+/// A full queue refuses a message and gives it back, and a reactor that looks makes room.
 pub fn a_full_queue_refuses(setup: &Setup) {
     let mut reactor = Reactor::<u8>::with_messages(setup.config().remote_queue(2)).expect("a reactor");
     struct Sum(u32);

@@ -6,7 +6,7 @@ use rdma_reactor::{Outcome, SendErrorKind, Wait};
 
 use super::harness::{Event, Pair, Probe, Setup, now, pattern};
 
-/// Every size from nothing to the limit comes back as it went.
+/// Messages of every size from nothing to the limit come back unchanged.
 pub fn every_size_arrives_intact(setup: &Setup) {
     let max = 300_000;
     let config = setup.config().buffer_size(max).receive_depth(8).send_depth(8);
@@ -44,7 +44,7 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
     p.finish();
 }
 
-/// Buffers filled in place, in order with copied sends; an unsent one goes home.
+/// Buffers that are filled in place go out in order with copied sends, and an unsent one goes home.
 pub fn in_place_buffers(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -68,7 +68,7 @@ pub fn in_place_buffers(setup: &Setup) {
     p.finish();
 }
 
-/// What cannot be sent is refused with a reason, and a buffer comes back.
+/// A message that cannot be sent is refused with a reason, and its buffer comes back.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
     let server = setup.config().buffer_size(100).max_message(0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
@@ -88,7 +88,7 @@ pub fn too_long_and_closed_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// The same traffic in each wait mode.
+/// The same traffic works in each wait mode.
 pub fn both_wait_modes(setup: &Setup) {
     for wait in [Wait::Event, Wait::Spin(Duration::from_micros(50)), Wait::Spin(Duration::from_secs(1))] {
         let config = setup.config().wait(wait);
@@ -111,7 +111,7 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
         p.client.context().send(conn, &[i]).expect("room");
     }
     p.until("all are delivered", |p| p.s.received == 40);
-    // The same again with the server not turning: it finds them all waiting.
+    // Now the server takes no turn meanwhile, and then finds all of them waiting.
     for i in 0..40 {
         while p.client.context().send(conn, &[i]).is_err() {
             p.turn();

@@ -1,4 +1,5 @@
-//! Peers that speak the framing by hand, and break its rules: the connection ends for that reason, and the others go on.
+//! Peers that speak the framing by hand and break its rules. Their connections end for that reason, and the others go
+//! on.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use rdma_reactor::{
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// A greeting that is right: `docs/wire.md`.
+/// Makes a correct greeting, see `docs/wire.md`.
 fn greeting(window: u32) -> Vec<u8> {
     let mut bytes = b"RDXR\x01\0\0\0".to_vec();
     for word in [window, 8192, 1024] {
@@ -37,7 +38,7 @@ fn offer(id: u32, len: u64) -> Vec<u8> {
     message(OFFER, WINDOW, &words.concat())
 }
 
-/// Connects by hand, says hello; names of the connection on the rude and on the honest side.
+/// Connects by hand, and says hello; returns the names of the connection on the rude and on the honest side.
 pub(super) fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let known = p.s.count(|e| matches!(e, Event::Connect(..)));
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
@@ -97,7 +98,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
 
 /// More offers than may be under way end the connection, before anything was spent on them.
 pub fn a_flood_of_offers_is_refused(setup: &Setup) {
-    // There is no memory for any of them: the first waits.
+    // There is no memory for any of them, so the first one waits.
     let config = setup.config().max_message(1 << 20).transfer_memory(1 << 20);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let (here, there) = rude(&mut p);
@@ -107,7 +108,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     }
     assert_eq!(sent, 17);
     p.until("the end", |p| reason(p, there).is_some());
-    // Its keys are made up: reading the first may fail before the last offer is looked at.
+    // The keys are made up, so reading the first offer may fail before the last one is looked at.
     let reason = reason(&p, there).expect("just seen");
     assert!(
         matches!(
@@ -128,12 +129,12 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     p.c.record_messages = false;
     let honest = p.connect();
     let (here, there) = rude(&mut p);
-    // Far more at once than there are receives.
+    // The peer sends far more at once than there are receives.
     let mut cx = p.client.context();
     for _ in 0..40 {
         cx.send(here, &message(DATA, WINDOW, b"flood")).expect("room");
     }
-    // Where the network waits for receives they all arrive: nobody overran anything in the end.
+    // On a network that waits for receives all messages arrive, and nobody has overrun anything in the end.
     p.until("it ended, or all arrived", |p| reason(p, there).is_some() || p.s.received >= 40);
     if let Some(reason) = reason(&p, there) {
         let blamed = !matches!(reason, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout);
@@ -145,7 +146,7 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that never grants anything stops what is sent to it, and as it does not answer either, is given up.
+/// A peer that never grants anything gets nothing more, and is given up because it does not answer either.
 pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     let config = setup.config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());

@@ -1,4 +1,4 @@
-//! The books of both ends of every connection: what was promised, and whether it was kept.
+//! The books of both ends of every connection, which show whether all promises were kept.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ pub const ACTIVE: usize = 0;
 /// The listener's end.
 pub const PASSIVE: usize = 1;
 
-/// What a [`rdma_reactor::SendId`] stands for.
+/// The meaning of a [`rdma_reactor::SendId`].
 #[derive(Clone, Debug)]
 pub enum Stand {
-    /// A message; one past one buffer ends when it was fetched, maybe after later ones.
+    /// A message. A message past one buffer ends when it was fetched, maybe after later ones.
     Message {
         /// Whether it is past one buffer.
         large: bool,
@@ -30,7 +30,7 @@ pub enum Stand {
     Operation(Operation),
 }
 
-/// What is to come to the other end, in the order of sending.
+/// An event that the other end is to have, in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// A message.
@@ -42,27 +42,27 @@ pub enum Arrival {
 /// One end of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct End {
-    /// Whose.
+    /// The node of this end.
     pub node: usize,
-    /// Its name there, once there is one.
+    /// Its name on that node, once there is one.
     pub id: Option<ConnectionId>,
     /// `on_connect` was called.
     pub announced: bool,
     /// The last callback, or the death of the node.
     pub ended: Option<String>,
-    /// When it ended.
+    /// Time of the end.
     pub over: Option<u64>,
     /// The node's reactor was dropped.
     pub killed: bool,
-    /// When `close` was called first, and how long the node had been paused until then.
+    /// Time of the first call of `close`, and total pause of the node until then.
     pub closed: Option<(u64, u64)>,
-    /// Sends of any kind that were taken: the next one's number.
+    /// Number of accepted sends of any kind, which is the number of the next one.
     pub posted: u64,
-    /// Messages among them.
+    /// Number of messages among them.
     pub accepted: u64,
     /// Those that have not ended.
     pub sends: BTreeMap<u64, Stand>,
-    /// What the peer is still to hear of, with its number.
+    /// Events that the peer is still to have, with their numbers.
     pub coming: VecDeque<(u64, Arrival)>,
     /// Messages and immediate data that were sent with success.
     pub sent: u64,
@@ -72,17 +72,17 @@ pub struct End {
     pub immediates: u64,
     /// Fences in front of sends.
     pub fences: u64,
-    /// The next send has one.
+    /// The next send has a fence.
     pub fence: bool,
     /// Messages it wants to send.
     pub goal: u64,
-    /// A send was refused, `on_writable` is owed.
+    /// A send was refused, so an `on_writable` is owed.
     pub blocked: bool,
-    /// No more than places in the queue were missing for one of those that were refused.
+    /// One of the refused sends lacked only a place in the queue.
     pub for_slot: bool,
     /// Largest message of one buffer.
     pub max: usize,
-    /// Such as completed after the close.
+    /// Number of messages past one buffer that completed after the close.
     pub fetched_late: u64,
     /// A send was not done.
     pub failed: bool,
@@ -91,13 +91,13 @@ pub struct End {
 }
 
 impl End {
-    /// A send was refused for want of room; `for_slot`: it needs no credit.
+    /// Notes a send that was refused for want of room. `for_slot`: the send needs no credit.
     pub fn refused(&mut self, for_slot: bool) {
         self.for_slot = for_slot || (self.blocked && self.for_slot);
         self.blocked = true;
     }
 
-    /// A send was taken; its number, which is to be this.
+    /// Notes an accepted send; returns the number that it must have.
     pub fn take(&mut self, stand: Stand) -> u64 {
         let sequence = self.posted;
         self.posted += 1;
@@ -118,13 +118,13 @@ impl End {
 pub struct Pair {
     /// Both ends, [`ACTIVE`] and [`PASSIVE`].
     pub ends: [End; 2],
-    /// When it was opened, and how long the node had been paused until then.
+    /// Time of opening, and total pause of the node until then.
     pub opened: (u64, u64),
     /// Addresses the listener saw it from.
     pub initiators: Vec<SocketAddr>,
     /// The listener's program took it, the last time it was asked.
     pub taken: bool,
-    /// What the listener's program answered.
+    /// The answers of the listener's program.
     pub answers: Vec<Vec<u8>>,
     /// An end wanted something of a region that it may not have.
     pub trespass: bool,
@@ -176,7 +176,7 @@ pub const fn is_stream(cookie: u64) -> bool {
 /// See [`is_stream`]. Below it is the node that opened the connection.
 pub const STREAM: u64 = 8;
 
-/// What travels with a connect request: the cookie, and some more that depends on it.
+/// The private data of a connect request: the cookie, and more bytes that depend on it.
 #[must_use]
 pub fn request_data(cookie: u64) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie));
@@ -193,7 +193,7 @@ pub fn cookie_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Pair {
-    /// How its links were disturbed.
+    /// The disturbances of the connection's links.
     #[must_use]
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
@@ -233,7 +233,7 @@ impl Pair {
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
             DisconnectReason::Peer => how != 0 || peer.closed.is_some() || !peer.announced,
-            // Hardware may keep it to itself that a peer has closed, or has ended it for what it may not have.
+            // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
                 how & silent != 0 || (peer.closed.is_some() || self.trespass) && fabric.forgetful
@@ -242,7 +242,7 @@ impl Pair {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
-            // A close whose time is over cuts off what was not sent.
+            // A close that runs out of time cuts off the sends that are left.
             DisconnectReason::Transport(DisconnectCause::Truncated) => how != 0 || peer.closed.is_some() && peer.failed,
             DisconnectReason::Transport(_) => self.trespass,
             _ => false,
@@ -266,12 +266,12 @@ impl Pair {
 }
 
 impl Audit {
-    /// The peer of an end has heard of what this end has sent up to here.
+    /// Notes that everything up to `sequence` has reached the peer of an end.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         self.memory.iter_mut().for_each(|shared| shared.arrived(by, sequence));
     }
 
-    /// What was promised for connections that are over.
+    /// Checks the promises for connections that are over.
     pub fn judge(&self, fabric: &mut Fabric) {
         for (cookie, pair) in &self.pairs {
             let [active, passive] = &pair.ends;
@@ -312,7 +312,7 @@ impl Audit {
         }
     }
 
-    /// What is not settled, for a report.
+    /// Describes everything that is not settled, for a report.
     #[must_use]
     pub fn unsettled(&self, settled: fn(&(&u64, &Pair)) -> bool) -> String {
         let unsettled = self.pairs.iter().filter(|entry| !settled(entry));

@@ -1,4 +1,4 @@
-//! The callbacks of the program on a node, and what each of them has to be like.
+//! The callbacks of the program on a node, and the checks of each.
 
 use std::os::fd::AsRawFd;
 
@@ -129,7 +129,7 @@ impl Handler<Said> for Program<'_> {
         if is_stream(cookie) {
             return self.mischief(cx, Some(conn));
         }
-        // Messages past one buffer end when they were fetched, all else in order.
+        // Messages past one buffer end when they were fetched, and all other sends in order.
         let stand = end.sends.remove(&send.sequence());
         let large = matches!(stand, Some(Stand::Message { large: true }));
         let fetched = |stand: &Stand| matches!(stand, Stand::Message { large: true });
@@ -186,7 +186,7 @@ impl Handler<Said> for Program<'_> {
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_reason(side, &reason, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
-        // A stream that was not closed waits for room to say its end, for as long as it takes.
+        // A stream that was shut down and not closed waits for room for its end, for as long as that takes.
         if let Some(closed) = closed.filter(|_| !shut) {
             // The last deadline is put off once when the node is behind.
             let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;

@@ -1,4 +1,4 @@
-//! What all nodes of a world share: virtual time, the heap of things to come, and each node's descriptors.
+//! The fabric that all nodes of a world share: virtual time, the heap of things to come, and each node's descriptors.
 //!
 //! Time moves between turns, and by a little with every look at the clock and every call of a provider: things arrive
 //! in the middle of a turn, between any two calls.
@@ -103,9 +103,9 @@ pub(super) struct Port {
     pub(super) channels: [ChannelState; 2],
     /// Somebody called the waker.
     pub(super) woken: bool,
-    /// How often, since the end of the last turn or its beginning.
+    /// Number of calls of the waker since the end of the last turn or its beginning.
     pub(super) rings: u32,
-    /// Something new came since the program's own loop last looked.
+    /// News has come since the program's own loop last looked.
     pub(super) outer: bool,
     pub(super) paused_until: u64,
     /// Virtual time this node did not run, ns.
@@ -115,7 +115,7 @@ pub(super) struct Port {
     pub(super) own: Vec<OwnDescriptor>,
 }
 
-/// A descriptor of a program's own in its reactor's poller: bytes come, and it reads all of them at once.
+/// A descriptor of a program's own in its reactor's poller. Bytes come, and the program reads all of them at once.
 #[derive(Debug)]
 pub(super) struct OwnDescriptor {
     pub(super) fd: RawFd,
@@ -124,13 +124,13 @@ pub(super) struct OwnDescriptor {
     pub(super) bytes: u64,
 }
 
-/// Why a link is not to be trusted.
+/// The disturbances of a link.
 pub mod disturbed {
     /// Cut.
     pub const CUT: u32 = 1;
     /// Silent for a while, or for good.
     pub const STALL: u32 = 2;
-    /// Nothing is wrong with it, but an end has wanted what it may not have.
+    /// The link is sound, but an end has tried to use memory without the right to.
     pub const TRESPASS: u32 = 1 << 31;
 
     /// A node did not run for a while.
@@ -155,19 +155,19 @@ pub struct Fabric {
     pub(super) ports: Vec<Port>,
     /// By the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
-    /// Long ones: node, from, until.
+    /// Long pauses: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
     pub(super) script: VecDeque<Script>,
-    /// Nodes that other threads have something to say to, now.
+    /// Nodes that other threads are about to talk to.
     spoken: Vec<usize>,
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
-    /// Hardware may keep a disconnect to itself.
+    /// Hardware may not report a disconnect.
     pub forgetful: bool,
     /// The history.
     pub trace: Trace,
-    /// What went wrong, first things first.
+    /// The broken promises, the first one first.
     pub violations: Vec<String>,
 }
 
@@ -247,7 +247,7 @@ impl Fabric {
         self.sequence += 1;
     }
 
-    /// Has the world do something.
+    /// Schedules an act of the world.
     pub fn schedule(&mut self, at: u64, script: Script) {
         self.at(at, Event::Script(script));
     }
@@ -257,7 +257,7 @@ impl Fabric {
         self.rng.skewed(least..=most)
     }
 
-    /// When the next thing happens.
+    /// Time of the next event.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
@@ -269,7 +269,7 @@ impl Fabric {
         self.advance(self.now + step);
     }
 
-    /// Time passes, and brings what it brings.
+    /// Lets time pass, and handles all events until then.
     pub fn advance(&mut self, to: u64) {
         while let Some(&Reverse((at, _, event))) = self.heap.peek()
             && at <= to
@@ -323,7 +323,7 @@ impl Fabric {
         self.is_readable(node, channel)
     }
 
-    /// Something new is behind a channel's descriptor.
+    /// Notes that something new is behind a channel's descriptor.
     pub(super) fn raise(&mut self, node: usize, channel: usize) {
         let port = &mut self.ports[node];
         port.channels[channel].edge = true;
@@ -337,7 +337,7 @@ impl Fabric {
         port.rings += 1;
     }
 
-    /// How often a node's waker was called since the last time somebody asked.
+    /// Number of calls of a node's waker since the last time that somebody asked.
     pub fn take_rings(&mut self, node: usize) -> u32 {
         std::mem::take(&mut self.ports[node].rings)
     }
@@ -355,13 +355,13 @@ impl Fabric {
         port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
-    /// What a node that sleeps ought to have been woken for.
+    /// The news that a sleeping node should have been woken for.
     #[must_use]
     pub fn asleep_on(&self, node: usize) -> Option<String> {
         let port = &self.ports[node];
         for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
             let state = &port.channels[channel];
-            // That there is room to send is only known when the peer has said so.
+            // Room to send is only known when the peer has told of it.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
                 let of = if read {
@@ -389,7 +389,7 @@ impl Fabric {
         self.ports[node].outer = false;
     }
 
-    /// Until when a node does not run.
+    /// End of the pause of a node.
     #[must_use]
     pub fn paused_until(&self, node: usize) -> u64 {
         self.ports[node].paused_until
@@ -430,12 +430,12 @@ impl Fabric {
         }
     }
 
-    /// The next thing that the world is to do.
+    /// Takes the next act of the world.
     pub fn next_script(&mut self) -> Option<Script> {
         self.script.pop_front()
     }
 
-    /// How the link of this initiator was disturbed.
+    /// The disturbances of the link of this initiator.
     #[must_use]
     pub fn disturbances(&self, initiator: SocketAddr) -> u32 {
         self.links.get(&initiator).copied().unwrap_or(0)
@@ -453,7 +453,7 @@ impl Fabric {
         self.sockets.len()
     }
 
-    /// What exists, for a report.
+    /// Describes the sockets that exist, for a report.
     #[must_use]
     pub fn describe_sockets(&self) -> String {
         self.sockets.iter().fold(String::new(), |text, (key, s)| {

@@ -28,36 +28,36 @@ pub struct Flow {
     goal: u64,
     /// Bytes that were taken for writing.
     pub written: u64,
-    /// It has said that it writes no more.
+    /// This end has finished writing.
     pub shut: bool,
     /// It was closed.
     pub closed: bool,
-    /// Its connection was closed by somebody who knows nothing of streams.
+    /// The connection was closed by a call that knows nothing of streams.
     cut: bool,
     /// Bytes that were read.
     pub read: u64,
-    /// It wants to read no more.
+    /// This end has shut down reading.
     deaf: bool,
-    /// Where reading came to the peer's end.
+    /// Position at which reading came to the peer's end.
     pub end: Option<u64>,
-    /// How often it heard that the peer has finished.
+    /// Number of times that this end heard that the peer has finished.
     pub hangups: u32,
-    /// A write took less than it was given: `on_writable` is owed.
+    /// A write took less than it was given, so an `on_writable` is owed.
     short: bool,
-    /// Bytes were left unread: no edge is owed.
+    /// Bytes were left unread, so no edge is owed.
     left: bool,
     /// Its last callback has come.
     pub over: bool,
 }
 
 impl Flow {
-    /// Whether it says to the peer that it has finished, and all that it wrote arrives before.
+    /// Whether the peer is told the end of writing, after everything that this end wrote.
     #[must_use]
     pub const fn finishes(&self) -> bool {
         self.shut && !self.closed && !self.cut
     }
 
-    /// What is wrong with a stream that nothing has disturbed, of which this is the writer's end.
+    /// Describes a fault of a stream that nothing has disturbed; this is the writer's end.
     #[must_use]
     pub fn judge(&self, reader: &Self) -> Option<String> {
         if !self.finishes() || reader.closed || reader.cut || reader.deaf {
@@ -85,17 +85,17 @@ pub struct Flows {
     rng: Rng,
     fabric: Shared,
     bytes: u64,
-    /// Those that were open, while there may be something to read.
+    /// Streams that were opened, for as long as there may be something to read.
     pub flows: BTreeMap<ConnectionId, Flow>,
-    /// What was unread when a stream ended, to be read later.
+    /// Bytes that were unread when a stream ended, to be read later.
     rest: BTreeMap<ConnectionId, Unread>,
     /// The next one to be opened.
     pub next: Who,
-    /// A timer that is none of a stream's.
+    /// A timer that belongs to no stream.
     pub timer: Option<TimerId>,
-    /// No more pauses: everything is read and written at once.
+    /// There are no more pauses; everything is read and written at once.
     pub calm: bool,
-    /// By the number in their timers.
+    /// Streams that come back later, by the number in their timers.
     naps: Vec<ConnectionId>,
 }
 
@@ -139,7 +139,7 @@ impl Flows {
         cx.context().set_timer(Duration::from_nanos(delay), token);
     }
 
-    /// Writes what is still to be written, in pieces, and finishes.
+    /// Writes the rest of a stream, in pieces, and finishes.
     fn write(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -180,7 +180,7 @@ impl Flows {
                     flow.short = true;
                     self.check(!room, format_args!("{id}: writable, and takes nothing"));
                 }
-                // It is going.
+                // The stream is ending.
                 Err(error) => {
                     self.check(error.kind() == ErrorKind::BrokenPipe, format_args!("{id}: writing: {error}"));
                     return;
@@ -243,7 +243,7 @@ impl Flows {
             self.note(format_args!("reads {id} at {at}: {result:?}"));
             match result {
                 Ok(0) => {
-                    // What was taken from a stream ends without saying why.
+                    // Bytes that were taken from a stream end without a reason.
                     let taken = self.rest.remove(&id).is_some();
                     let flow = self.flow(id);
                     let told = !flow.deaf && (!taken || flow.hangups > 0);
@@ -274,7 +274,7 @@ impl Flows {
         }
     }
 
-    /// Its connection is closed by somebody who knows nothing of streams.
+    /// Notes that the connection of a stream is closed by a call that knows nothing of streams.
     pub fn cut(&mut self, id: ConnectionId) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.cut = true;
@@ -308,7 +308,7 @@ impl StreamHandler<Said> for Flows {
         let again = self.flows.insert(id, flow);
         self.check(again.is_none(), format_args!("{id}: opened again"));
         let readiness = cx.stream(id).readiness();
-        // It may be up and gone at once, and then takes nothing.
+        // The stream may be up and gone at once, and then takes nothing.
         self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
         self.write(cx, id);
     }
@@ -337,7 +337,7 @@ impl StreamHandler<Said> for Flows {
         self.note(format_args!("{id}: the peer has finished"));
         let told = readiness.closed && readiness.readable;
         self.check(kept && told, format_args!("{id}: a hang-up, {readiness:?}, {:?}", self.flows[&id]));
-        // Who has read everything has the end still to read, and who has not has it behind the bytes.
+        // A reader that has read everything still has the end to read; another reader has the end behind the bytes.
         if !self.flows[&id].left {
             self.read(cx, id);
         }

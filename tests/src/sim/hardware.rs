@@ -1,9 +1,9 @@
-//! Asynchronous hardware, modelled around a provider that is not: completions and connection-manager events arrive in
-//! their own time, within the letter of [`rdma_transport::provider`].
+//! Asynchronous hardware, modelled around a provider that is synchronous. Completions and connection-manager events
+//! arrive in their own time, within the letter of [`rdma_transport::provider`].
 //!
-//! A completion that the inner provider has produced is on its way until it *arrives*: on its own, between any two
-//! calls; or just before its queue is armed, where it raises nothing. If the queue is armed when it arrives, the
-//! completion channel gets one event and one edge.
+//! A completion that the inner provider has produced is on its way until it *arrives*. It arrives on its own, between
+//! any two calls, or just before its queue is armed, and then it raises nothing. If the queue is armed when it arrives,
+//! the completion channel gets one event and one edge.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -27,8 +27,8 @@ use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
 
-/// One work queue of a queue pair: what it completes stays in order. Reads are one of their own, as on siw, where later
-/// sends may complete before them.
+/// One work queue of a queue pair; its completions stay in order. Reads have a work queue of their own, as on siw,
+/// where later sends may complete before them.
 type WorkQueue = (Key, Work);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,7 +93,7 @@ impl Hardware {
 }
 
 impl Queue {
-    /// What is due arrives; whether that raises an event.
+    /// Lets completions that are due arrive; returns whether that raises an event.
     fn arrive(&mut self, now: u64) -> bool {
         let mut i = 0;
         let mut came = false;
@@ -148,7 +148,7 @@ pub struct HardwareProvider<P> {
     fabric: Shared,
     options: HardwareOptions,
     rng: Rng,
-    /// By work queue: nothing arrives before what came before it.
+    /// Time of the last arrival, by work queue; later completions do not arrive before it.
     last: BTreeMap<WorkQueue, u64>,
     cm_last: BTreeMap<Key, u64>,
     /// Connections that flush, and whether they take forever.
@@ -178,7 +178,7 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Takes what the inner provider has produced and sends it on its way.
+    /// Takes the completions that the inner provider has produced, and sends them on their way.
     fn harvest(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.tick();
@@ -200,7 +200,7 @@ impl<P: Provider> HardwareProvider<P> {
         fabric.hardware_arrives(self.node);
     }
 
-    /// When a completion arrives.
+    /// Draws the time at which a completion arrives.
     fn arrival(&mut self, completion: &WorkCompletion, now: u64) -> u64 {
         let mut at = now;
         if self.rng.chance(self.options.late) {
@@ -215,7 +215,8 @@ impl<P: Provider> HardwareProvider<P> {
         }
         let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
         if work == Work::Read {
-            // Never before the sends in front of it; those behind it wait only where the device says so.
+            // A read never arrives before the sends in front of it. Sends behind it wait unless the device lets them
+            // overtake.
             at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
         }
         let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });
@@ -227,7 +228,7 @@ impl<P: Provider> HardwareProvider<P> {
 
     fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
         if !completion.status.is_success() {
-            // With anything but success only wr_id and qp hold.
+            // If the status is not success, only wr_id and qp have a meaning.
             completion.opcode = WcOpcode::Other(self.rng.below(9) as u32);
             completion.byte_len = self.rng.bits() as u32;
         }
@@ -288,7 +289,7 @@ impl<P: Provider> HardwareProvider<P> {
                 }
             }
         }
-        // A late goodbye may still come; nothing else does.
+        // A late disconnect may still come; nothing else does.
         let stays = |event: &CmEvent| event.id != id || matches!(event.kind, CmEventKind::Disconnected(_));
         hardware.cm_visible.retain(stays);
         hardware.cm_late.retain(|late| stays(&late.item));
@@ -473,7 +474,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let node = self.node;
         let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
         if early && let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
-            // Not the lazy ones: those are not done yet.
+            // Lazy completions do not arrive, because they are not done yet.
             if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
                 fabric.ports[node].hardware.events.push_back(cq);
                 fabric.raise(node, index(Channel::Completion));

@@ -1,6 +1,7 @@
-//! The books of remote memory: what the bytes of every shared region may be, whoever reads and writes them.
+//! The books of remote memory: the values that the bytes of every shared region may have, whoever reads and writes
+//! them.
 //!
-//! A write that was accepted may be there or not until something shows that it is: a message or immediate data sent
+//! An accepted write may be there or not until something shows that it is there: a message or immediate data sent
 //! behind it has arrived, or a read or an atomic operation behind it is done. From then on nothing else may be there.
 //! Each end that writes has a part of its own, so that the order of writes to a byte is that of one queue pair.
 
@@ -42,7 +43,7 @@ pub struct Reading {
     who: Who,
     fences: u64,
     at: usize,
-    /// What was there, with everything that this end has written before.
+    /// The bytes that were known, with everything that this end has written before.
     known: Vec<u8>,
     /// Changes from here on may be seen, and these.
     since: usize,
@@ -52,7 +53,7 @@ pub struct Reading {
 /// The words of a region.
 #[derive(Clone, Debug, Default)]
 struct Words {
-    /// Sums of what was to be added, and of what is known to have been.
+    /// Sum of the accepted additions, and below it of those that are known to be done.
     asked: u64,
     added: u64,
     /// Old values that came back, with what was added to them.
@@ -65,7 +66,7 @@ struct Words {
 /// A region that peers may use.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// Whose it is; without `any_peer`, its peer alone may use it.
+    /// The owner of the region. Without `any_peer`, only the owner's peer may use the region.
     pub owner: Who,
     /// The node it is on.
     pub node: usize,
@@ -73,15 +74,15 @@ pub struct Shared {
     pub remote: RemoteRegion,
     /// Their rights.
     pub access: Access,
-    /// Every peer of the node has them.
+    /// Every peer of the node has the rights.
     pub any_peer: bool,
-    /// They end on their own.
+    /// The rights end on their own.
     pub mortal: bool,
-    /// They have ended.
+    /// The rights have ended.
     pub withdrawn: bool,
-    /// Who had operations on it that failed: their requests may still be on their way.
+    /// Ends with failed operations on the region. Their requests may still be on their way.
     pub strays: Vec<Who>,
-    /// Something became known of its bytes: look at them.
+    /// News of the bytes is there, so the region is to be looked at.
     pub look: bool,
     parts: Vec<Who>,
     known: Vec<u8>,
@@ -113,13 +114,13 @@ impl Shared {
         }
     }
 
-    /// Whether an end may do this.
+    /// Whether an end has these rights.
     #[must_use]
     pub fn allows(&self, who: Who, access: Access) -> bool {
         !self.withdrawn && self.access.contains(access) && (self.any_peer || self.owner == (who.0, 1 - who.1))
     }
 
-    /// Where an end may write; empty if there is no part left for it.
+    /// The part that an end may write; empty if there is no part left for it.
     pub fn part(&mut self, who: Who) -> Range<usize> {
         let len = self.known.len() - WORDS;
         if !self.any_peer {
@@ -144,7 +145,7 @@ impl Shared {
         self.log.push(Change { by: None, sequence: 0, fences: 0, at, bytes });
     }
 
-    /// What an end has sent up to here has arrived.
+    /// Notes that everything of an end up to `sequence` has arrived.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         let (log, known) = (&self.log, &mut self.known);
         let before = self.pending.len();
@@ -179,7 +180,7 @@ impl Shared {
     #[must_use]
     pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
         let later = self.log[reading.since..].iter();
-        // A fence keeps what comes behind it away from the reads before it.
+        // A fence keeps the operations behind it away from the reads before it.
         let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
         let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
         let mut pairs = reading.known.iter().zip(bytes).enumerate();
@@ -187,7 +188,7 @@ impl Shared {
         pairs.find(|&(nth, (known, byte))| known != byte && odd(nth, *byte)).map(|(nth, _)| reading.at + nth)
     }
 
-    /// What is wrong with the bytes, if something is.
+    /// Describes a wrong byte, if there is one.
     #[must_use]
     pub fn judge(&self, bytes: &[u8]) -> Option<String> {
         let pending = |at: usize, byte: u8| self.pending.iter().any(|&nth| self.log[nth].says(at, byte));
@@ -213,7 +214,7 @@ impl Shared {
         self.pending.iter().filter_map(|&nth| self.log[nth].by).collect()
     }
 
-    /// Something else is there now, which peers never see.
+    /// Replaces the bytes by others, which peers must never see.
     pub fn hide(&mut self, bytes: Vec<u8>) {
         self.pending.clear();
         self.known = bytes;
@@ -224,7 +225,7 @@ impl Shared {
         self.words.asked += amount;
     }
 
-    /// An addition is done; whether the old value is a possible one.
+    /// Notes that an addition is done; returns whether the old value is a possible one.
     pub fn added(&mut self, amount: u64, old: u64) -> bool {
         let words = &mut self.words;
         words.added += amount;
@@ -247,10 +248,10 @@ impl Shared {
         self.words.swaps.insert(swap);
     }
 
-    /// A comparison is done; whether the old value is a possible one.
+    /// Notes that a comparison is done; returns whether the old value is a possible one.
     pub fn swapped(&mut self, expected: u64, old: u64) -> bool {
         let possible = old == 0 || self.words.swaps.contains(&old);
-        // What was replaced once never comes back.
+        // A value that was replaced once never comes back.
         possible && (old != expected || self.words.gone.insert(old))
     }
 }

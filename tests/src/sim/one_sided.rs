@@ -1,4 +1,4 @@
-//! What the program on a node does with the memory of peers, and what every operation has to have done.
+//! The program's operations on the memory of peers, and the checks of every operation.
 
 use std::ops::Range;
 
@@ -19,9 +19,9 @@ const SHARED: usize = 6;
 /// A one-sided operation that was accepted.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// Which region of the audit.
+    /// Number of the region in the audit.
     pub(super) shared: usize,
-    /// Which memory of the node's own.
+    /// Memory of the node's own: the number and the range.
     locals: Vec<(u64, Range<usize>)>,
     kind: Kind,
 }
@@ -290,12 +290,12 @@ impl Program<'_> {
         let Some(&who) = self.state.live.get(&id) else { return };
         let answered = match operation.kind {
             Kind::Write => false,
-            // Nothing has to be asked for nothing.
+            // A read of nothing sends no request.
             Kind::Read(_) => operation.locals.iter().any(|(_, range)| !range.is_empty()),
             Kind::Add(_) | Kind::Swap { .. } => true,
         };
         if outcome.is_sent() && answered {
-            // What went before it has arrived before it was answered.
+            // Everything before an operation has arrived before the operation was answered.
             self.audit.arrived(who, send.sequence());
         }
         if !outcome.is_sent() {
@@ -347,7 +347,7 @@ impl Program<'_> {
         if let Some(wrong) = wrong {
             self.state.check(false, format_args!("{id}: {wrong}"));
         }
-        // The memory is the program's again, which uses it at once.
+        // The memory belongs to the program again, which uses it at once.
         for (n, _) in &operation.locals {
             let Some(local) = self.state.memories.locals.get_mut(n).filter(|local| local.is_idle()) else { continue };
             local.early = false;

@@ -11,7 +11,7 @@ use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 use super::fabric::{OwnDescriptor, Shared, let_others_speak, lock};
 use super::net::descriptor;
 
-/// The instant of virtual time 0. Which one it is makes no difference to anything.
+/// The instant of virtual time 0. Its value makes no difference.
 #[must_use]
 pub fn instant(virtual_ns: u64) -> Instant {
     static BASE: OnceLock<Instant> = OnceLock::new();
@@ -46,12 +46,12 @@ impl Clock for SimClock {
     }
 }
 
-/// Edge-triggered readiness of a node's two channels, as of nested epoll descriptors: an edge for everything new,
-/// coalesced, reported only while there is something behind it; and now and then one for nothing.
+/// Edge-triggered readiness of a node's channels, as of nested epoll descriptors. Everything new gives an edge; edges
+/// are coalesced, and reported only while there is something behind them. Now and then an edge comes for nothing.
 pub struct SimPoller {
     node: usize,
     fabric: Shared,
-    /// Nobody polls a simulated descriptor; a real one has to be there.
+    /// A real descriptor, which has to exist, although nobody polls it.
     file: File,
 }
 

@@ -1,4 +1,4 @@
-//! The program on a node: opens, sends, keeps, closes, and in any callback calls anything; and checks every callback.
+//! The program on a node. It opens, sends, keeps and closes, calls anything in any callback, and checks every callback.
 
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
@@ -23,7 +23,7 @@ use super::threads::Threads;
 
 /// The port every node listens on.
 const PORT: u16 = 7471;
-/// A timer, and whatever else is due, may be this late while the node runs, ns.
+/// Largest delay of a timer, or of anything else that is due, while the node runs, ns.
 const LATE: u64 = 100 * MS;
 
 #[derive(Debug)]
@@ -33,13 +33,13 @@ pub(super) struct Timer {
     pub(super) paused: u64,
 }
 
-/// What the program on a node knows.
+/// The state of the program on a node.
 #[derive(Debug)]
 pub struct State {
     pub(super) node: usize,
     pub(super) options: NodeOptions,
     pub(super) work: WorkOptions,
-    /// Of all nodes.
+    /// Largest messages of all nodes.
     pub(super) max_messages: Vec<u32>,
     pub(super) rng: Rng,
     pub(super) fabric: Shared,
@@ -59,16 +59,16 @@ pub struct State {
     pub(super) kept: Vec<(DetachedMessage, Vec<u8>)>,
     buffers: Vec<SendBuffer>,
     budget: u32,
-    /// Connections that are still to be opened in the place of others.
+    /// Number of connections that are still to be opened in the place of others.
     pub(super) storm: u32,
-    /// No more random calls: only the messages that are still to be sent.
+    /// There are no more random calls, only messages that are still to be sent.
     pub calm: bool,
 }
 
 /// The program, in a callback.
 #[derive(Debug)]
 pub struct Program<'a> {
-    /// What it knows.
+    /// The state of the program.
     pub state: &'a mut State,
     /// The books of all nodes.
     pub audit: &'a mut Audit,
@@ -127,7 +127,7 @@ impl State {
         (fabric.now(), fabric.paused(self.node))
     }
 
-    /// Whether no more than `bound` has passed since, the time that the node did not run aside.
+    /// Whether at most `bound` has passed since, without the time in which the node did not run.
     pub(super) fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
         let (now, paused) = self.times();
         now <= since.0 + bound + LATE + (paused - since.1)
@@ -155,7 +155,7 @@ impl Program<'_> {
         Some((cookie, side, end))
     }
 
-    /// Starts listening, if it does not.
+    /// Starts listening, unless the node listens already.
     pub fn listen(&mut self, cx: &mut Context<'_>) {
         if self.state.listener.is_none() {
             match cx.listen(address(self.state.node, PORT)) {
@@ -206,7 +206,7 @@ impl Program<'_> {
         }
     }
 
-    /// Sends the next message of a connection; whether it was taken.
+    /// Sends the next message of a connection; returns whether it was accepted.
     fn send(&mut self, cx: &mut Context<'_>, id: ConnectionId, in_place: bool) -> bool {
         let Some((cookie, side, end)) = self.end(id) else { return false };
         let (sequence, max, next) = (end.accepted, end.max, end.posted);
@@ -232,7 +232,7 @@ impl Program<'_> {
             Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
             // Messages past one buffer need memory besides.
             Err(SendErrorKind::WouldBlock(_)) => usable && (room == 0 || bytes.len() > max),
-            // It may be on its way out without having been told yet.
+            // The connection may be ending without the program having been told.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,
         };
@@ -250,7 +250,7 @@ impl Program<'_> {
         result.is_ok()
     }
 
-    /// Sends what a connection still wants to send.
+    /// Sends the messages that a connection still wants to send.
     pub fn pump(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let most = if self.state.calm { u64::MAX } else { self.state.rng.range(0..=self.state.work.burst) };
         for _ in 0..most {
@@ -265,7 +265,7 @@ impl Program<'_> {
         }
     }
 
-    /// No more mischief: what is still wanted is sent, and one more message each.
+    /// Ends all mischief: the wanted messages are sent, and one more on each connection.
     pub fn settle(&mut self, cx: &mut Context<'_>) {
         self.state.calm = true;
         self.state.release(true);
@@ -289,7 +289,7 @@ impl Program<'_> {
         }
     }
 
-    /// Enters into the books what the streams of this node have done.
+    /// Enters the progress of this node's streams into the books.
     pub fn note_flows(&mut self) {
         let times = self.state.times();
         for (id, flow) in &self.state.streams.handler.flows {
@@ -345,7 +345,7 @@ impl Program<'_> {
         let any = self.any();
         let stream = any.and_then(|id| self.state.live.get(&id)).is_some_and(|&(cookie, _)| is_stream(cookie));
         match (kind, any) {
-            // What is sent there would be bytes of the stream.
+            // A message sent there would become bytes of the stream.
             (Call::Send | Call::SendBuffer | Call::TooLong, _) if stream => {}
             (Call::Send, Some(id)) => {
                 self.send(cx, id, false);
@@ -362,7 +362,7 @@ impl Program<'_> {
                     self.state.buffers.push(buffer);
                 }
             }
-            // A connection's end is rare among what happens to it.
+            // The end of a connection is rare among its calls.
             (Call::CloseSelf, _) if self.state.rng.chance(200) => {
                 if let Some(id) = about {
                     self.close(cx, id);

@@ -1,5 +1,5 @@
-//! The memory of a node: its own, and what it shares with peers until it takes it back; and the checks of who may look
-//! at which memory when, and of what is there.
+//! The memory of a node: its own, and regions that it shares with peers until it takes them back. The file also checks
+//! who may look at which memory and when, and the content.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Memories {
-    /// None yet, and this many calls to make.
+    /// Makes a memory without regions, with so many calls to make.
     #[must_use]
     pub fn new(budget: u32) -> Self {
         Self { budget, ..Self::default() }
@@ -146,7 +146,7 @@ impl Program<'_> {
         }
     }
 
-    /// Who is at work on a region that is going may fail.
+    /// Notes that operations on a region that is withdrawn may fail.
     fn note_withdrawn(&mut self, number: usize) {
         let shared = &self.audit.memory[number];
         let mut users: Vec<Who> = shared.writers();
@@ -165,7 +165,7 @@ impl Program<'_> {
         self.audit.memory[number].withdrawn = true;
     }
 
-    /// No peer reaches a region any more: what is there is what was written, and from now on it is something else.
+    /// Checks a region that no peer reaches any more, and fills it with other bytes.
     fn hide(&mut self, number: usize) {
         let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
         let mut bytes = vec![0; own.region.len()];
@@ -182,7 +182,7 @@ impl Program<'_> {
         }
     }
 
-    /// A connection of this node is gone, and with it the rights of its peer alone.
+    /// Ends the rights that only the peer of a connection had, after the connection is gone.
     pub fn forget_regions_of(&mut self, who: Who) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             let shared = &self.audit.memory[number];
@@ -193,7 +193,7 @@ impl Program<'_> {
         }
     }
 
-    /// The reactor of this node is gone: its memory is its own again.
+    /// Ends all rights after the reactor of this node is gone.
     pub fn forget_regions(&mut self) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             self.note_withdrawn(number);
@@ -211,7 +211,7 @@ impl Program<'_> {
         self.state.memories.locals.clear();
     }
 
-    /// Looks at all memory of the node: who may reach it, and what is there. All of it, or what something is new of.
+    /// Checks the memory of the node, its access and its content: all of it, or only regions with news.
     pub fn look_at_memory(&mut self, all: bool) {
         let state = &mut *self.state;
         let (now, _) = state.times();

@@ -19,7 +19,7 @@ const TAIL: usize = 400;
 pub struct Failure {
     /// The seed of the world.
     pub seed: u64,
-    /// Which promise.
+    /// The promise that was broken.
     pub what: String,
     /// The end of the timeline; empty unless it was kept.
     pub tail: String,
@@ -56,7 +56,7 @@ pub fn check(seed: u64, keep: usize) -> Result<Report, Failure> {
     let fabric = world.fabric();
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let result = result.unwrap_or_else(|panic| {
-        // What a panic left behind is in no state to be dropped.
+        // After a panic the world is in no state to be dropped.
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });

@@ -1,5 +1,5 @@
-//! Swarm testing: a seed first draws which kinds of faults are on and how often, and the sizes of everything, so that
-//! rare combinations get room.
+//! Swarm testing: a seed first draws the kinds of faults, their rates, and the sizes of everything, so that rare
+//! combinations get room.
 
 use super::audit::LARGEST;
 use super::rng::Rng;
@@ -18,11 +18,11 @@ pub struct Options {
     pub net: NetOptions,
     /// The providers know atomics and immediate data.
     pub extensions: bool,
-    /// What the hardware does in its own time; `None` runs the embedded provider bare.
+    /// The asynchronous hardware; `None` runs the embedded provider bare.
     pub hardware: Option<HardwareOptions>,
-    /// What breaks.
+    /// The faults.
     pub faults: FaultOptions,
-    /// What the programs do.
+    /// The work of the programs.
     pub work: WorkOptions,
 }
 
@@ -43,7 +43,7 @@ pub struct NodeOptions {
     pub spin: u64,
     /// Completions of a connection per turn, and bytes.
     pub fairness: (u32, usize),
-    /// Busy poll as it pays.
+    /// The reactor polls when it pays.
     pub adaptive: bool,
     pub keepalive: (u64, u64),
     pub connect_timeout: u64,
@@ -55,7 +55,7 @@ pub struct NodeOptions {
     pub level: bool,
 }
 
-/// The network: what every TCP may do.
+/// The network: the freedom that every TCP has.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
     /// Maximum segment size, bytes.
@@ -82,12 +82,12 @@ pub struct NetOptions {
     pub tick: u64,
 }
 
-/// What asynchronous hardware may do.
+/// Freedom of asynchronous hardware.
 #[derive(Clone, Debug)]
 pub struct HardwareOptions {
     /// Per thousand: a completion arrives late.
     pub late: u32,
-    /// How late at most, ns.
+    /// Longest delay of such a completion, ns.
     pub late_by: u64,
     /// Per thousand: a connection-manager event arrives late.
     pub cm_late: u32,
@@ -103,7 +103,7 @@ pub struct HardwareOptions {
     pub never: u32,
     /// Per thousand: destroying a queue pair takes its completions out of the queue.
     pub purge: u32,
-    /// It uses the extensions of the provider, if there are any, and tells how many bytes came.
+    /// The hardware uses the extensions of the provider, if there are any, and tells how many bytes came.
     pub extensions: bool,
     /// Sends may complete before reads in front of them.
     pub overtaking: bool,
@@ -125,7 +125,7 @@ pub enum Fault {
     End,
     /// Both ends get a reset.
     Reset,
-    /// Nothing arrives any more, nobody is told.
+    /// Nothing arrives any more, and nobody is told.
     Blackhole,
     /// The same, one way.
     HalfBlackhole,
@@ -135,7 +135,7 @@ pub enum Fault {
     Pause,
 }
 
-/// What the programs do.
+/// The work of the programs.
 #[derive(Clone, Debug)]
 pub struct WorkOptions {
     /// Connections opened from outside.
@@ -239,7 +239,7 @@ fn rate(rng: &mut Rng, most: u64) -> u32 {
 }
 
 impl Options {
-    /// What this seed decides.
+    /// Draws the options of a seed.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "swarm");

@@ -1,4 +1,4 @@
-//! TCP as a program sees it: streams with bounded buffers whose segments arrive in order and in their own time.
+//! TCP as a program sees it: streams with bounded buffers, and segments that arrive in order and in their own time.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -11,10 +11,10 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric, disturbed, index};
 use super::swarm::{Fault, MS};
 
-/// Most pieces one write is shredded into.
+/// Largest number of pieces that one write is shredded into.
 const PIECES: usize = 48;
 
-/// What a socket is.
+/// The kind of a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Listening { queue: VecDeque<Key>, backlog: usize },
@@ -39,7 +39,7 @@ pub(super) struct Socket {
     rx: VecDeque<u8>,
     eof: bool,
     error: Option<ErrorKind>,
-    /// A send was cut short: room is news.
+    /// A send was cut short, so room is news.
     nospace: bool,
     shut: bool,
 }
@@ -52,9 +52,9 @@ pub(super) struct Pipe {
     segments: VecDeque<(u64, Segment)>,
     undelivered: usize,
     last: u64,
-    /// Nothing arrives before.
+    /// Nothing arrives before this time.
     stalled: u64,
-    /// What is sent from now on is lost, and answered by a reset.
+    /// Octets that are sent from now on are lost, and answered by a reset.
     cut: bool,
 }
 
@@ -94,7 +94,7 @@ impl Fabric {
         })
     }
 
-    /// What is ready on a socket; `None` when it is gone.
+    /// The readiness of a socket; `None` when it is gone.
     pub(super) fn mask(&self, key: Key) -> Option<Ready> {
         let s = self.sockets.get(key)?;
         let failed = s.error.is_some();
@@ -128,7 +128,7 @@ impl Fabric {
         self.raise(node, index(channel));
     }
 
-    /// Adds a socket to a channel; what is ready counts as new.
+    /// Adds a socket to a channel; readiness that is there counts as new.
     fn watch(&mut self, key: Key, channel: Channel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
@@ -140,7 +140,7 @@ impl Fabric {
         }
     }
 
-    // What a program calls.
+    // Calls of a program.
 
     pub(super) fn poll_channel(&mut self, node: usize, channel: Channel, out: &mut Vec<(Key, Ready)>) -> bool {
         self.tick();
@@ -211,7 +211,7 @@ impl Fabric {
         let key = self.insert_socket(node, Kind::Connecting, local, peer, local);
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
-            // Sent again after a second, or never heard of again.
+            // The packet is sent again after a second, or is never heard of again.
             if self.rng.chance(500) {
                 self.at(self.now + 1000 * MS + latency, Event::Syn(key));
             }
@@ -289,7 +289,7 @@ impl Fabric {
         if n < total {
             s.nospace = true;
             if n < free {
-                // It was not for want of room: room is announced soon.
+                // The send was cut short although there is room, so room is announced soon.
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(key));
             }
@@ -340,7 +340,7 @@ impl Fabric {
         }
     }
 
-    /// Whoever asks and hears that there is no room is told when there is.
+    /// Notes that a program that found no room is to be told when there is some.
     pub(super) fn wants_room(&mut self, key: Key) {
         if let Some(s) = self.sockets.get_mut(key) {
             s.nospace = true;
@@ -355,7 +355,7 @@ impl Fabric {
         left.map(|(_, s)| s.peer)
     }
 
-    /// Closes what a program that is gone has left.
+    /// Closes the sockets that a program has left behind.
     pub(super) fn close_all(&mut self, node: usize) {
         for key in self.sockets.keys() {
             if self.sockets.get(key).is_some_and(|s| s.node == node) {
@@ -364,7 +364,7 @@ impl Fabric {
         }
     }
 
-    // What the network does.
+    // Acts of the network.
 
     fn transmit(&mut self, key: Key, bytes: Vec<u8>) {
         let Some(pipe) = self.pipes.get(key) else { return };
@@ -399,7 +399,7 @@ impl Fabric {
         self.at(at, Event::Deliver(key));
     }
 
-    /// What was not sent yet never will be.
+    /// Drops the octets that were not sent yet.
     fn truncate(&mut self, key: Key) {
         let Some(pipe) = self.pipes.get_mut(key) else { return };
         let keep = self.rng.index(pipe.segments.len() + 1);
@@ -450,7 +450,7 @@ impl Fabric {
         }
     }
 
-    /// A socket learns that its connection is gone.
+    /// Tells a socket that its connection is gone.
     pub(super) fn fail_socket(&mut self, key: Key, kind: ErrorKind) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         s.error = Some(kind);

@@ -1,27 +1,27 @@
-//! What other threads say to the reactors, as far as one thread can tell: in the middle of turns, in callbacks, and
-//! while everybody sleeps.
+//! Other threads that talk to the reactors, as far as one thread can play them: in the middle of turns, in callbacks,
+//! and while everybody sleeps.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_reactor::{Remote, RemoteError};
 
-/// One thing that was said.
+/// One message of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// By which thread.
+    /// Number of the thread.
     pub thread: usize,
-    /// How many that thread had said before, to the same reactor.
+    /// Number of messages that this thread had sent to the same reactor before.
     pub nth: u64,
 }
 
 #[derive(Debug)]
 struct Listener {
     remote: Remote<Said>,
-    /// What may be on its way at once.
+    /// Largest number of messages on their way at once.
     limit: u64,
     gone: bool,
-    /// By thread: said, and heard.
+    /// Numbers of messages said and heard, by thread.
     said: BTreeMap<usize, (u64, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Listener {
     }
 }
 
-/// The other threads, and the books of what they have said.
+/// The other threads, and the books of their messages.
 #[derive(Clone, Debug, Default)]
 pub struct Threads(Arc<Mutex<Vec<Listener>>>);
 
@@ -40,15 +40,15 @@ impl Threads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more reactor, the next by number.
+    /// Adds a reactor, with the next number.
     pub fn listen(&self, remote: Remote<Said>, limit: u32) {
         self.listeners().push(Listener { remote, limit: limit.into(), gone: false, said: BTreeMap::new() });
     }
 
-    /// A thread says something to a node.
+    /// Lets a thread send a message to a node.
     ///
     /// # Errors
-    /// What came of it, if it should not have.
+    /// A result that should not have come.
     pub fn say(&self, node: usize, thread: usize) -> Result<(), String> {
         let mut listeners = self.listeners();
         let listener = &mut listeners[node];
@@ -63,14 +63,14 @@ impl Threads {
         };
         *said += u64::from(result.is_ok());
         if listener.gone {
-            // Harmless, all of it.
+            // All of this is harmless.
             listener.remote.wake();
             listener.remote.stop();
         }
         if kept { Ok(()) } else { Err(format!("said to node{node}, {unheard} unheard: {result:?}")) }
     }
 
-    /// A node has heard something; whether it was the next of its thread.
+    /// Notes that a node has heard a message; returns whether it was the next one of its thread.
     #[must_use]
     pub fn heard(&self, node: usize, said: Said) -> bool {
         let mut listeners = self.listeners();
@@ -80,7 +80,7 @@ impl Threads {
         kept
     }
 
-    /// How much a node that is there has not heard yet.
+    /// Number of messages that an existing node has not heard yet.
     #[must_use]
     pub fn unheard(&self, node: usize) -> u64 {
         let listeners = self.listeners();

@@ -1,4 +1,4 @@
-//! The history of a world: a hash of everything, and the readable timeline when it is asked for.
+//! The history of a world: a hash of everything, and on request the readable timeline.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -31,7 +31,7 @@ impl Trace {
         Self { hash: Fnv(0xcbf2_9ce4_8422_2325), lines: VecDeque::new(), keep, count: 0 }
     }
 
-    /// Adds a line: when, who, what.
+    /// Adds a line with the time, the node and the event.
     pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
         self.count += 1;
         let line = format_args!("{:>13.6} ms  {who:<8} {what}", now as f64 / 1e6);

@@ -1,7 +1,8 @@
 //! One world: its nodes, and the scheduler that is every program's own loop.
 //!
 //! A node gets a turn exactly when a correct program gives it one: its descriptor became readable, its deadline has
-//! passed, or its last turn said that there is more. So a lost wake-up shows: nothing happens any more.
+//! passed, or its last turn said that there is more. So a lost wake-up becomes visible, because nothing happens any
+//! more.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,14 +25,14 @@ use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
 use super::trace::Trace;
 
-/// Virtual time in which what is left has to happen once nothing is broken any more, ns.
+/// Virtual time in which everything that is left has to happen once nothing is broken any more, ns.
 const PATIENCE: u64 = 30_000 * MS;
 /// Turns without progress before something else must happen.
 const FUTILE: u64 = 5_000;
 /// Turns of a world at most.
 const TURNS: u64 = 2_000_000;
-/// Turns of a node that has nothing to do, in [`IDLE_TIME`]; a connection leaves a few deadlines behind that are no
-/// one's any more.
+/// Largest number of turns of a node that has nothing to do, in [`IDLE_TIME`]. A connection leaves a few deadlines
+/// behind that mean nothing any more.
 const IDLE: u64 = 100;
 const IDLE_PER_CONNECTION: u64 = 4;
 const IDLE_TIME: u64 = 5_000 * MS;
@@ -45,7 +46,7 @@ struct Node {
     turns: u64,
 }
 
-/// What a world has seen, when all promises were kept.
+/// The figures of a world in which all promises were kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Stands for the whole history.
@@ -76,7 +77,7 @@ pub struct World {
     futile: u64,
 }
 
-/// Receives that the connections of a node share, if they do: on the bare embedded provider, in some worlds.
+/// Number of receives that the connections of a node share. They do so on the bare embedded provider, in some worlds.
 fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
@@ -176,14 +177,14 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Has a node's program do something from outside of a turn; the program takes a turn afterwards.
+    /// Lets a node's program act outside of a turn; a turn follows.
     fn outside(&mut self, node: usize, act: impl FnOnce(&mut Program<'_>, &mut Context<'_>)) {
         let Node { reactor: Some(reactor), state, more, .. } = &mut self.nodes[node] else { return };
         *more = true;
         act(&mut Program { state, audit: &mut self.audit }, &mut reactor.context());
     }
 
-    /// Lives through all of it.
+    /// Runs the world to its end.
     ///
     /// # Errors
     /// The first promise that was not kept.
@@ -232,7 +233,7 @@ impl World {
         Program { state, audit: &mut self.audit }.look_at_memory(all);
     }
 
-    /// What happens from outside while everything may break.
+    /// Schedules the acts from outside while everything may break.
     fn plan(&mut self) {
         for node in 0..self.nodes.len() {
             self.outside(node, |program, cx| program.listen(cx));
@@ -307,7 +308,7 @@ impl World {
             match next {
                 None => return,
                 Some(Script::Open(node)) => self.outside(node, |program, cx| program.open(cx)),
-                // As another thread would: the reactor is to wake itself.
+                // The messages are released as by another thread, so the reactor has to wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
                 Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
@@ -333,7 +334,7 @@ impl World {
         }
     }
 
-    /// One turn of one node, or time passes.
+    /// Takes one turn of one node, or lets time pass.
     fn step(&mut self, end: u64) -> Result<(), String> {
         let now = self.now();
         let mut runnable = [0_usize; 8];
@@ -397,7 +398,7 @@ impl World {
         if rings > 3 {
             return Err(format!("node{node} was woken {rings} times in one turn"));
         }
-        // A program that nests the descriptor edge-triggered needs no more than that: the reactor wakes itself.
+        // A program that nests the descriptor edge-triggered may ignore `more`, because the reactor wakes itself.
         *more = turn.more && options.level;
         lock(&self.fabric).note(node, format_args!("{turn:?}"));
         self.futile = if turn.progressed { 0 } else { self.futile + 1 };
@@ -410,7 +411,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything is closed: nothing is left, nothing moves, everything was kept.
+    /// Checks a world in which everything is closed: nothing is left, nothing moves, and all promises were kept.
     fn quiesce(&mut self) -> Result<Report, String> {
         let end = self.now() + PATIENCE;
         if !self.until("lingering", end, |world| lock(&world.fabric).sockets() == 0)? {

@@ -1,8 +1,9 @@
-//! The same octets that break a rule, to the embedded provider and to the kernel's `siw`: what each of them answers.
+//! The answers of the embedded provider and of the kernel's `siw` to the same octets that break a rule.
 //!
-//! Ours must answer what the RFCs have. What `siw` answers is asserted, too: it is what its peers in the field see, and
-//! where it differs from the RFCs the table says so. None of these harms it; the two MPA replies that do, a length above
-//! 256 and an enhanced one without its four octets, are for an initiator and not played. Run where there is a `siw` device: `make test-rdma`.
+//! The embedded provider must answer as the RFCs say. The answers of `siw` are asserted, too, because peers in the
+//! field see them; the table tells where they differ from the RFCs. None of these octets harms `siw`. The two MPA
+//! replies that do, a length above 256 and an enhanced one without its four octets, are for an initiator and are not
+//! played. These tests need a `siw` device; `make test-rdma` brings one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -19,11 +20,11 @@ use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{RemoteKey, SendFlags, SendOp};
 use target::{MEMORY, Outcome, PATIENCE, Target};
 
-/// What `siw` is to make of a script.
+/// The expected answer of `siw` to a script.
 #[derive(Clone, Copy, Debug)]
 enum Siw {
     Does(Outcome),
-    /// The same, but what came in front of the fault is placed.
+    /// `siw` answers like this, and has placed the octets in front of the fault.
     Parts(Outcome),
 }
 
@@ -39,7 +40,7 @@ const WAITS: Siw = Siw::Does(Outcome::Waits);
 const CLOSES: Siw = Siw::Does(Outcome::Close);
 
 struct Script {
-    /// Row of the fault catalogue, or its CVE.
+    /// The row of the fault catalogue, or the CVE.
     name: &'static str,
     receives: usize,
     crc: bool,
@@ -112,7 +113,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
             Cause::DDP_UNTAGGED_NO_BUFFER,
             told(0x2102_0300),
         )),
-        // siw has the code of the one before.
+        // siw uses the code of the fault before this one.
         script(
             "51 a message longer than its receive",
             send(SEND, b"x"),
@@ -254,7 +255,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
     ]
 }
 
-/// Octets of a Terminate's control word that say the cause, as the RFC lays them out.
+/// The octets of a Terminate's control word that name the cause, in the RFC's layout.
 fn control(cause: Cause) -> u32 {
     u32::from(cause.layer.raw()) << 28 | u32::from(cause.etype) << 24 | u32::from(cause.code) << 16
 }
@@ -289,7 +290,7 @@ fn rules_broken() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Plays a script to a target: whole, then octet by octet if it is short.
+/// Plays a script to a target as a whole, and then octet by octet if it is short.
 fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     let mut outcomes = Vec::new();
     for step in [script.octets.len(), 1] {
@@ -298,21 +299,21 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
         }
         let mut stream = target.connect(script.receives, script.crc);
         for chunk in script.octets.chunks(step) {
-            // A target that has closed already is no surprise.
+            // It is no error if the target has closed already.
             let _ = stream.write_all(chunk);
             target.end.turn();
         }
         outcomes.push(target.outcome(&mut stream));
         target.drop_connection();
         match script.siw {
-            // siw looks at each part of a Write as it comes, and keeps those in front of the one that is wrong.
+            // siw looks at each part of a Write as it comes, and keeps the parts in front of the wrong one.
             Siw::Parts(_) if kernel => target.end.clear(0..MEMORY),
             _ => target.end.check_clear(0..MEMORY, script.name),
         }
     }
     target.still_serves();
     outcomes.dedup();
-    // What siw answers depends on how the octets arrive.
+    // The answer of siw depends on how the octets arrive.
     assert!(kernel || outcomes.len() == 1, "{}: cut into octets it ends otherwise: {outcomes:x?}", script.name);
     outcomes[0]
 }
@@ -373,7 +374,7 @@ fn wrong_answers() {
             let _ = stream.write_all(&make(&request));
             let outcome = target.outcome(&mut stream);
             target.drop_connection();
-            // Of the sink nothing is known; around it nothing has changed.
+            // The content of the sink is not known, and nothing around it has changed.
             target.end.check_clear(0..4096, name);
             target.end.check_clear(4112..MEMORY, name);
             target.end.clear(4096..4112);
@@ -391,7 +392,8 @@ fn wrong_answers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both hang up, and neither tells its program.
+/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both providers hang up, and neither tells its
+/// program.
 #[test]
 fn startup_frames() {
     let frames: Vec<(&str, Vec<u8>, bool)> = vec![
@@ -418,12 +420,12 @@ fn startup_frames() {
     }
 }
 
-/// What a peer that asks for solicited events only goes by: the opcode of each message.
+/// The opcode of each message, which decides for a peer that asks for solicited events only.
 #[test]
 fn solicited_events() {
     for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
         let mut stream = target.connect(1, false);
-        // Who was connected to does not speak first.
+        // The passive side does not speak first.
         stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
         target.until("message", |end| end.done.pop());
         let wanted = [Opcode::Send, Opcode::SendSolicited, Opcode::Send];

@@ -1,4 +1,4 @@
-//! One end of a connection, and what it answers.
+//! One end of a connection, and its answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -16,14 +16,14 @@ use rdma_transport::{CmEventKind, CmId, ConnectParam};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const MEMORY: usize = 1 << 20;
 
-/// How a stream ended.
+/// The end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// With a Terminate that had this control word.
+    /// The stream ended with a Terminate that had this control word.
     Terminate(u32),
-    /// Without a word.
+    /// The stream ended without a Terminate.
     Close,
-    /// Not at all: the target waits for more.
+    /// The stream did not end, and the target waits for more.
     Waits,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Target {
     pub(crate) end: End,
     listener: CmId,
     pub(crate) address: SocketAddr,
-    /// Without an answer for so long, it waits.
+    /// Time without an answer after which the target counts as waiting.
     patience: Duration,
 }
 
@@ -56,7 +56,7 @@ impl Target {
     }
 
     pub(crate) fn siw() -> Self {
-        // Longer than it gives a handshake.
+        // The patience is longer than the kernel's time limit of a handshake.
         Self::new(End::new(Box::new(Verbs::open().unwrap()), MEMORY), Duration::from_secs(6))
     }
 
@@ -170,7 +170,7 @@ impl Target {
         self.end.done.clear();
     }
 
-    /// A connection that keeps to the rules: nobody else suffered.
+    /// Checks with a correct connection that nobody else has suffered.
     pub(crate) fn still_serves(&mut self) {
         let mut stream = self.connect(1, true);
         let target = self.end.remote(MEMORY - 8);

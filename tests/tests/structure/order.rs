@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::Source;
 use super::tables::{Table, code};
 
-/// A dependency between two modules or two folders, and where it is written.
+/// A dependency between two modules or two folders, and its place in the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Edge {
     pub(crate) from: String,
@@ -13,7 +13,7 @@ pub(crate) struct Edge {
     pub(crate) place: String,
 }
 
-/// The dependencies between the modules of a crate. The root takes no part: it knows all, and is known by all.
+/// The dependencies between the modules of a crate. The root is left out, because it knows all modules and all know it.
 pub(crate) fn edges(source: &Source) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (from, module) in source.modules.iter().filter(|(from, _)| !from.is_empty()) {
@@ -46,7 +46,7 @@ fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
             break;
         }
     }
-    // Whatever is reached now leads on.
+    // The walk goes on from every module that is reached.
     let mut way = vec![*left.first()?];
     loop {
         let last = way[way.len() - 1];
@@ -80,7 +80,7 @@ pub(crate) fn circles_of_folders(source: &Source) -> Vec<String> {
     told("folders", &lifted.collect::<Vec<_>>())
 }
 
-/// One row of the table of layers: folders or files at the same height, and paths that they may not use.
+/// One row of the table of layers, with folders or files at the same height, and paths that they may not use.
 #[derive(Debug)]
 struct Layer {
     names: Vec<String>,
@@ -102,7 +102,7 @@ pub(crate) fn violations(source: &Source, table: &Table) -> Vec<String> {
         }
         ranks.insert(name.as_str(), rank);
     }
-    // The innermost folder that the table names.
+    // The rank is that of the innermost folder that the table names.
     let rank = |module: &str| {
         let ends = module.match_indices('/').map(|(at, _)| at).chain([module.len()]);
         ends.filter_map(|end| ranks.get(&module[..end]).copied()).next_back()

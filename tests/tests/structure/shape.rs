@@ -5,7 +5,7 @@ use syn::{Fields, Item, ItemStruct, Type, Variant};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// A type with fields of names, or a variant with such.
+/// A type with named fields, or a variant with named fields.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) file: String,
@@ -66,8 +66,8 @@ pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<Strin
     .collect()
 }
 
-/// Types with more booleans than `most` that are not among those that were looked at, and types of that list that are not in
-/// the code, or not with these booleans.
+/// Types with more than `most` booleans that the list does not explain, and types of the list that are not in the code
+/// or have other booleans.
 pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&str], &str)]) -> Vec<String> {
     let listed =
         |shape: &&Shape| explained.iter().any(|(name, fields, _)| *name == shape.name && *fields == shape.booleans);

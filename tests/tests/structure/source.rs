@@ -1,4 +1,4 @@
-//! The source of one crate: its modules as `mod` declares them from `lib.rs` on, without what only tests compile, and the
+//! The source of one crate: its modules as `mod` declares them from `lib.rs` on, without code for tests only, and the
 //! paths that each module uses.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(crate) struct Use {
 
 /// One file.
 pub(crate) struct Module {
-    /// Relative to the workspace.
+    /// Path relative to the workspace.
     pub(crate) file: String,
     pub(crate) text: String,
     pub(crate) syntax: File,
@@ -99,7 +99,7 @@ fn child(item: &Item) -> Option<String> {
     }
 }
 
-/// Whether only tests compile what has these attributes.
+/// Whether an item with these attributes is compiled for tests only.
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(meta: &Meta) -> bool {
         match meta {
@@ -139,9 +139,9 @@ pub(crate) fn attributes(item: &Item) -> &[Attribute] {
 struct Reader {
     /// The module that is being read; longer than the file's inside of `mod name { ... }`.
     module: Vec<String>,
-    /// The modules that the file declares.
+    /// Names of the modules that the file declares.
     children: Vec<String>,
-    /// Those of them that are files, by name from the root.
+    /// Names, from the root, of the declared modules that are files.
     declared: Vec<String>,
     uses: Vec<Use>,
 }

@@ -10,7 +10,7 @@ pub(crate) struct Row {
 /// A table, without its head.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// The document.
+    /// Path of the document.
     pub(crate) file: String,
     pub(crate) rows: Vec<Row>,
 }

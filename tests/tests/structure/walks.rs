@@ -14,14 +14,15 @@ pub(crate) struct Step<'a> {
     name: String,
     pub(crate) file: String,
     block: &'a Block,
-    /// Where the document lists it.
+    /// Place in the document.
     place: String,
 }
 
-/// The functions that a table lists: `| function | file | what it does |`. `Type::name` is a method, `name` a function.
+/// Reads the functions that a table lists: `| function | file | what it does |`. `Type::name` is a method, and `name` a
+/// function.
 ///
 /// # Errors
-/// The functions that are not there.
+/// The functions that are not in the source.
 pub(crate) fn steps<'a>(source: &'a Source, table: &Table) -> Result<Vec<Step<'a>>, Vec<String>> {
     let (mut steps, mut missing) = (Vec::new(), Vec::new());
     for row in &table.rows {
@@ -69,7 +70,7 @@ impl Calls {
         calls.0
     }
 
-    /// In a macro, a name before parentheses is called.
+    /// In a macro, a name before parentheses counts as a call.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         for (at, token) in tokens.iter().enumerate() {
@@ -100,8 +101,8 @@ impl<'ast> Visit<'ast> for Calls {
     }
 }
 
-/// For each step, what is on the stack when it is called, itself last: the nearest step above that calls it, the one that
-/// calls that, and so on. A step that nothing above calls has itself alone.
+/// The stack of each step when it is called, with the step itself last: the nearest step above that calls it, the step
+/// that calls that one, and so on. A step that no step above calls has only itself.
 fn stacks(steps: &[Step<'_>]) -> Vec<Vec<usize>> {
     let calls: Vec<_> = steps.iter().map(|step| Calls::of(step.block)).collect();
     let mut stacks: Vec<Vec<usize>> = Vec::new();
@@ -114,7 +115,7 @@ fn stacks(steps: &[Step<'_>]) -> Vec<Vec<usize>> {
     stacks
 }
 
-/// Steps that nothing on the way calls, and the end, if nothing on the way calls that.
+/// Steps that no other step on the way calls, and the end if no step calls the end.
 pub(crate) fn breaks(steps: &[Step<'_>], end: &str) -> Vec<String> {
     let stacks = stacks(steps);
     let alone = stacks.iter().enumerate().skip(1).filter(|(_, stack)| stack.len() == 1);
@@ -151,7 +152,7 @@ pub(crate) fn files(steps: &[&Step<'_>]) -> usize {
     steps.iter().map(|step| step.file.as_str()).collect::<BTreeSet<_>>().len()
 }
 
-/// How often a step looks up a connection, on the branch with the most look-ups.
+/// Number of times that a step looks up a connection, on the branch with the most look-ups.
 #[derive(Default)]
 struct LookUps(usize);
 
@@ -203,7 +204,7 @@ impl<'ast> Visit<'ast> for LookUps {
     }
 }
 
-/// How often the steps of a walk look up a connection.
+/// Number of times that the steps of a walk look up a connection.
 pub(crate) fn look_ups(steps: &[Step<'_>]) -> usize {
     let mut counted = LookUps::default();
     steps.iter().flat_map(|step| &step.block.stmts).for_each(|stmt: &Stmt| counted.visit_stmt(stmt));

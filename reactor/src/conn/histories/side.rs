@@ -248,7 +248,7 @@ impl Side {
         conn.agree(&greeting, BUFFER as u32, false);
     }
 
-    // What the driver does.
+    // The driver's part.
 
     /// Gives the connection an input, takes the actions that it wants, and makes the callbacks. `None`: the connection
     /// is gone.
