@@ -65,6 +65,7 @@ pub struct Config {
     pub(crate) max_memory: usize,
     pub(crate) max_message: u64,
     pub(crate) transfer_memory: usize,
+    pub(crate) transfer_cache: usize,
     pub(crate) transfer_timeout: Duration,
     pub(crate) overtake: bool,
     pub(crate) max_inline: u32,
@@ -104,6 +105,7 @@ impl Default for Config {
             max_memory: 4 << 30,
             max_message: 64 << 20,
             transfer_memory: 256 << 20,
+            transfer_cache: 256 << 20,
             transfer_timeout: Duration::from_secs(30),
             overtake: false,
             max_inline: 256,
@@ -174,6 +176,16 @@ impl Config {
     #[must_use]
     pub const fn transfer_memory(mut self, bytes: usize) -> Self {
         self.transfer_memory = bytes;
+        self
+    }
+
+    /// Memory of messages past `buffer_size` that stays registered when they are done, bytes, so that the next ones of about the
+    /// same length register none. It comes on top of `transfer_memory`, in at most 256 pieces, and goes back to the system
+    /// when it was not needed for `pool_idle`, or when memory cannot be registered otherwise. A piece may be longer than its
+    /// message by an eighth. 0 keeps nothing. Default: 256 MiB.
+    #[must_use]
+    pub const fn transfer_cache(mut self, bytes: usize) -> Self {
+        self.transfer_cache = bytes;
         self
     }
 

@@ -118,6 +118,9 @@ pub struct MessageStats {
     pub bytes_sent: u64,
     /// Payload bytes received.
     pub bytes_received: u64,
+    /// Registrations of memory for messages past one buffer. Where those are of about one length, the memory of the first
+    /// ones is kept for the others ([`crate::Config::transfer_cache`]), and this number stays as it is.
+    pub large_registrations: u64,
     /// Datagrams sent.
     pub datagrams_sent: u64,
     /// Datagrams received.
@@ -152,6 +155,8 @@ pub struct MemoryStats {
     pub shared_unclaimed: usize,
     /// Bytes of messages past one buffer that are being fetched or were fetched and kept.
     pub fetched_bytes: usize,
+    /// Bytes registered and kept for messages past one buffer to come, see [`crate::Config::transfer_cache`].
+    pub kept_bytes: usize,
     /// Bytes of messages past one buffer that peers are to fetch.
     pub copied_bytes: usize,
 }

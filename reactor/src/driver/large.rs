@@ -2,20 +2,15 @@
 
 use std::ops::Range;
 
-use rdma_transport::mem::Memory;
-use rdma_transport::mr::Access;
-
 use super::Driver;
 use crate::config::Framing;
 use crate::conn::Need;
 use crate::conn::transfer::Source;
-use crate::error::{Blocked, Error, SendErrorKind};
+use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, SendId};
-use crate::memory::budget::Budget;
-use crate::memory::material::Material;
+use crate::memory::budget::{Account, Budget};
 use crate::memory::operations::outside;
-use crate::memory::region::{Region, RegionOptions};
-use crate::memory::registry::Account;
+use crate::memory::region::Region;
 
 /// How much of it is in use.
 #[derive(Debug)]
@@ -57,12 +52,11 @@ impl Driver {
             seat.conn.refuse(Need::Transfer { copy: len }, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
-        let copy = Memory::from_vec(payload.to_vec())
-            .map_err(|source| rdma_transport::Error::Memory { bytes: len, source }.into())
-            .and_then(|memory| {
-                let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-                self.register(id, Material::Own(memory, len), &readable, Account::Copied)
-            });
+        let copy = self.block(id, len, Account::Copied).map(|mut region| {
+            let copied = region.copy_from(0, payload);
+            debug_assert!(copied.is_ok(), "no operation uses memory that nobody has");
+            region
+        });
         let region = match copy {
             Ok(region) => Box::new(region),
             Err(error) => {
@@ -111,11 +105,7 @@ impl Driver {
             if !self.large.fetched.request(id, len, own) {
                 return;
             }
-            let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source });
-            let region = memory.map_err(Error::from).and_then(|memory| {
-                self.register(id, Material::Own(memory, len), &RegionOptions::new(), Account::Fetched)
-            });
-            match region {
+            match self.block(id, len, Account::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));
                 }

@@ -124,7 +124,7 @@ impl Driver {
             table: Table::new(tag),
             fair: Fair::default(),
             listeners: Slab::default(),
-            registry: Registry::new(Arc::clone(&wake)),
+            registry: Registry::new(Arc::clone(&wake), config.transfer_cache),
             large: LargeMessages::new(config.transfer_memory),
             timers: Timers::default(),
             effects: Effects::default(),
@@ -204,8 +204,8 @@ impl Driver {
         stats.completions.acknowledgements = self.fabric.provider.acknowledgements();
         stats.connections = ConnectionStats { current: self.table.len(), ..stats.connections };
         let (fetched_bytes, copied_bytes) = self.large.levels();
-        let regions = self.registry.len();
-        stats.memory = MemoryStats { regions, fetched_bytes, copied_bytes, ..self.devices.levels() };
+        let (regions, kept_bytes) = (self.registry.len(), self.registry.kept());
+        stats.memory = MemoryStats { regions, kept_bytes, fetched_bytes, copied_bytes, ..self.devices.levels() };
         stats
     }
 
@@ -266,7 +266,7 @@ impl Driver {
                 Action::Ending => self.watch_end(id),
                 Action::Settled => self.table.pending = self.table.pending.saturating_sub(1),
                 Action::Invalidated(remote) => {
-                    let ended = self.registry.invalidated(remote);
+                    let ended = self.registry.invalidated(&mut *self.fabric.provider, remote);
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
@@ -414,9 +414,9 @@ impl Driver {
         if self.fabric.is_fresh() || self.devices.has_fresh() { self.watch_new_channels() } else { Ok(false) }
     }
 
-    /// Pools have let go of buffers: looks later whether they needed them.
+    /// Pools have let go of buffers, or memory of large messages was kept: looks later whether it is needed.
     pub(crate) fn expect_trim(&mut self) {
-        if !self.devices.trimming && self.devices.are_excessive() {
+        if !self.devices.trimming && (self.devices.are_excessive() || self.registry.kept() > 0) {
             self.devices.trimming = true;
             let idle = self.config.pool_idle;
             self.timers.insert(self.now + idle, Due::Trim);
@@ -428,6 +428,7 @@ impl Driver {
         for device in self.devices.iter_mut() {
             device.trim(&mut *self.fabric.provider);
         }
+        self.registry.trim(&mut *self.fabric.provider);
         self.expect_trim();
     }
 

@@ -12,10 +12,11 @@ use crate::config::Framing;
 use crate::conn::frame::Immediate;
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
+use crate::memory::budget::Account;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
-use crate::memory::registry::{Account, RightsEnded, Site};
+use crate::memory::registry::{RightsEnded, Site};
 
 /// A part of a region, to read from.
 pub(crate) type Part<'a> = (&'a Region, Range<usize>);
@@ -30,13 +31,9 @@ impl Driver {
         id: ConnectionId,
         material: Material<'_>,
         options: &RegionOptions,
-        account: Account,
     ) -> Result<Region, Error> {
-        let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
-        let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
-        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
-        let site = Site { device: device.id, connection: id, qp };
-        let region = self.registry.register(&mut *self.fabric.provider, &site, material, options, account)?;
+        let site = self.site(id)?;
+        let region = self.registry.register(&mut *self.fabric.provider, &site, material, options)?;
         let remote = options.access.intersects(Access::REMOTE);
         if remote
             && !options.any_peer
@@ -51,6 +48,27 @@ impl Driver {
             self.registry.set_timer(region.key(), timer);
         }
         Ok(region)
+    }
+
+    /// Memory on the device of a connection for a message past one buffer; see [`Registry::block`](crate::memory::registry::Registry::block).
+    pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: Account) -> Result<Region, Error> {
+        let site = self.site(id)?;
+        let (region, fresh) = self.registry.block(&mut *self.fabric.provider, &site, len, account)?;
+        self.stats.messages.large_registrations += u64::from(fresh);
+        if account == Account::Copied
+            && let Some(seat) = self.table.get_mut(id)
+        {
+            seat.link.regions.push(region.key());
+        }
+        Ok(region)
+    }
+
+    /// Where memory of a connection is registered.
+    fn site(&self, id: ConnectionId) -> Result<Site, Error> {
+        let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
+        let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
+        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
+        Ok(Site { device: device.id, connection: id, qp })
     }
 
     /// Prepares regions of the device of a connection on other threads.
@@ -72,7 +90,7 @@ impl Driver {
         if place.device != device || !home.dropped.same_channel(&self.registry.home().dropped) {
             return Err(Error::ForeignDevice);
         }
-        self.register(id, Material::Prepared(memory, len, registration), &options, Account::Program)
+        self.register(id, Material::Prepared(memory, len, registration), &options)
     }
 
     /// The program takes the rights of peers to a region back.
@@ -105,6 +123,7 @@ impl Driver {
         for key in std::mem::take(&mut seat.link.regions) {
             self.revoke_region(key);
         }
+        self.registry.forget_peer(&mut *self.fabric.provider, id);
     }
 
     /// Takes note of the regions that the program has dropped.
@@ -116,6 +135,12 @@ impl Driver {
 
     /// Lets go of a region that the program has dropped, when nothing uses it any more.
     pub(super) fn deregister_unused(&mut self, key: Key) {
+        if let Some(retired) = self.registry.retire(&mut *self.fabric.provider, key) {
+            self.forget_rights(retired.rights);
+            self.settle(retired.account, retired.len);
+            self.expect_trim();
+            return;
+        }
         if !self.registry.is_unwanted(key) {
             return;
         }
@@ -138,6 +163,7 @@ impl Driver {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
         }
+        self.registry.forget_device(&mut *self.fabric.provider, device);
     }
 
     // Operations.

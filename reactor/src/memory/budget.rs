@@ -13,6 +13,17 @@ use std::collections::VecDeque;
 
 use crate::id::ConnectionId;
 
+/// What the memory of a region is counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Account {
+    /// The program's own.
+    Program,
+    /// A copy of a message that the peer is to fetch.
+    Copied,
+    /// A message that is being fetched, or was.
+    Fetched,
+}
+
 /// Grants to others after which the first in line may hold them back.
 const PATIENCE: u32 = 16;
 

@@ -171,6 +171,14 @@ impl RegionMemory {
         }
     }
 
+    /// A share of memory that is the region's own.
+    pub(crate) fn share(&self) -> Option<Arc<Memory>> {
+        match &self.bytes {
+            Bytes::Own(memory) => Some(Arc::clone(memory)),
+            Bytes::Shared(_) | Bytes::Device(_) => None,
+        }
+    }
+
     /// The address of the first byte, as work requests name it.
     pub(crate) fn address(&self) -> u64 {
         match &self.bytes {

@@ -3,6 +3,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cells;
+mod kept;
 pub(crate) mod material;
 pub(crate) mod operations;
 pub(crate) mod region;

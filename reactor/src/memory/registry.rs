@@ -3,34 +3,27 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use rdma_transport::mr::{Access, MrId, RemoteKey};
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, MemoryRegion, MrId, RemoteKey};
 use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::{Key, Slab};
 
-use super::cells::{Hold, RegionMemory, Users};
+use super::budget::Account;
+use super::cells::{Bytes, Hold, RegionMemory, Users};
+use super::kept::{Block, Kept, Purpose};
 use super::material::Material;
 use super::region::{Home, Region, RegionOptions, RemoteRegion};
 use crate::error::Error;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
-/// What the memory of a region is counted as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Account {
-    /// The program's own.
-    Program,
-    /// A copy of a message that the peer is to fetch.
-    Copied,
-    /// A message that is being fetched, or was.
-    Fetched,
-}
-
 /// A region as the reactor knows it.
 #[derive(Debug)]
 struct Registration {
-    region: MrId,
-    key: RemoteKey,
+    region: MemoryRegion,
+    /// The memory, if it is kept for other messages afterwards.
+    block: Option<Arc<Memory>>,
     access: Access,
     device: usize,
     users: Arc<Users>,
@@ -74,19 +67,25 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>,
+    kept: Kept,
     home: Home,
     dropped: Receiver<Key>,
 }
 
 impl Registry {
-    pub(crate) fn new(wake: Arc<WakeFlag>) -> Self {
+    pub(crate) fn new(wake: Arc<WakeFlag>, keep: usize) -> Self {
         let (sender, dropped) = crossbeam_channel::unbounded();
-        Self { regions: Slab::default(), home: Home { dropped: sender, wake }, dropped }
+        Self { regions: Slab::default(), kept: Kept::new(keep), home: Home { dropped: sender, wake }, dropped }
     }
 
     /// Regions registered now.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
+    }
+
+    /// Bytes that are registered for messages past one buffer, and that none of them has now.
+    pub(crate) const fn kept(&self) -> usize {
+        self.kept.bytes()
     }
 
     /// The way by which regions tell that they were dropped.
@@ -103,45 +102,100 @@ impl Registry {
         Some(key)
     }
 
-    /// Registers memory.
+    /// Registers memory of the program.
     pub(crate) fn register(
         &mut self,
         provider: &mut dyn Provider,
         site: &Site,
         material: Material<'_>,
         options: &RegionOptions,
-        account: Account,
     ) -> Result<Region, Error> {
-        let access = options.access;
-        let (registered, bytes, len) = material.register(provider, site.device, access)?;
-        let scoped = access.intersects(Access::REMOTE) && !options.any_peer;
+        let (registered, bytes, len) = material.register(provider, site.device, options.access)?;
+        let scoped = options.access.intersects(Access::REMOTE) && !options.any_peer;
         if scoped {
-            match provider.restrict(registered.id, site.qp) {
-                // The keys of such a device are of a whole protection domain: the key is all that the other peers lack.
-                Ok(()) | Err(rdma_transport::Error::Unsupported { .. }) => {}
-                Err(error) => {
-                    deregister(provider, registered.id);
-                    return Err(error.into());
-                }
-            }
+            restrict(provider, registered.id, site)?;
         }
-        let mut memory = RegionMemory::new(bytes, len);
-        let address = memory.address();
-        let device = site.device.0 as usize;
+        let connection = scoped.then_some(site.connection);
+        Ok(self.add(site, registered, RegionMemory::new(bytes, len), options.access, connection, Account::Program))
+    }
+
+    /// Memory for a message past one buffer, and whether it had to be registered. It may hold what an earlier message of the
+    /// same purpose has left.
+    pub(crate) fn block(
+        &mut self,
+        provider: &mut dyn Provider,
+        site: &Site,
+        len: usize,
+        account: Account,
+    ) -> Result<(Region, bool), Error> {
+        let peer = (account == Account::Copied).then_some(site.connection);
+        let access = if peer.is_some() { Access::LOCAL_WRITE | Access::REMOTE_READ } else { Access::LOCAL_WRITE };
+        let purpose = Purpose { device: site.device.0 as usize, account, peer };
+        let (memory, registered, fresh) = match self.kept.take(purpose, len) {
+            Some(Block { memory, registered, .. }) => (memory, registered, false),
+            None => {
+                let (memory, registered) = self.register_block(provider, site, len, access)?;
+                if peer.is_some() {
+                    restrict(provider, registered.id, site)?;
+                }
+                (memory, registered, true)
+            }
+        };
+        let memory = RegionMemory::new(Bytes::Own(memory), len);
+        Ok((self.add(site, registered, memory, access, peer, account), fresh))
+    }
+
+    /// Registers memory for a message of `len` bytes. If there is none, what was kept on the device goes first.
+    fn register_block(
+        &mut self,
+        provider: &mut dyn Provider,
+        site: &Site,
+        len: usize,
+        access: Access,
+    ) -> Result<(Arc<Memory>, MemoryRegion), Error> {
+        let bytes = self.kept.block_len(len);
+        let register = |provider: &mut dyn Provider| -> Result<_, rdma_transport::Error> {
+            let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+            memory.prefer_huge_pages();
+            let memory = Arc::new(memory);
+            let registered = provider.register_range(site.device, &memory, 0..bytes, access)?;
+            Ok((memory, registered))
+        };
+        match register(provider) {
+            Err(error @ rdma_transport::Error::Memory { .. }) if self.kept.bytes() > 0 => {
+                log::debug!("{error}: what was kept is given back");
+                drop_blocks(provider, self.kept.drop_of_device(site.device.0 as usize));
+                Ok(register(provider)?)
+            }
+            made => Ok(made?),
+        }
+    }
+
+    /// Adds what was registered.
+    fn add(
+        &mut self,
+        site: &Site,
+        registered: MemoryRegion,
+        mut memory: RegionMemory,
+        access: Access,
+        connection: Option<ConnectionId>,
+        account: Account,
+    ) -> Region {
+        let (device, len, address) = (site.device.0 as usize, memory.len(), memory.address());
         let key = self.regions.insert(Registration {
-            region: registered.id,
-            key: registered.remote_key,
+            region: registered,
+            block: if account == Account::Program { None } else { memory.share() },
             access,
             device,
             users: Arc::clone(memory.users()),
             peers: memory.expose(access),
-            connection: scoped.then_some(site.connection),
+            connection,
             timer: None,
             len,
             account,
         });
         let remote = RemoteRegion { address, len: len as u64, key: registered.remote_key.0 };
-        Ok(Region::new(memory, key, registered.local_key, remote, device, self.home.clone()))
+        Region::new(memory, key, registered.local_key, remote, device, self.home.clone())
     }
 
     /// Has a timer end the rights of peers.
@@ -169,7 +223,7 @@ impl Registry {
     pub(crate) fn revoke(&mut self, provider: &mut dyn Provider, key: Key) -> Option<RightsEnded> {
         let registration = self.regions.get(key).filter(|registration| registration.peers.is_some())?;
         if !cfg!(planted = "rights-outlive-their-end")
-            && let Err(error) = provider.invalidate(registration.region)
+            && let Err(error) = provider.invalidate(registration.region.id)
         {
             // The memory stays counted as written by peers: nobody gets a reference to it any more.
             log::warn!("taking back a remote key: {error}");
@@ -187,9 +241,13 @@ impl Registry {
     }
 
     /// A peer's Send with Invalidate has taken a remote key back.
-    pub(crate) fn invalidated(&mut self, remote: RemoteKey) -> Option<RightsEnded> {
-        let (key, _) = self.regions.iter().find(|(_, registration)| registration.key == remote)?;
-        self.rights_ended(key)
+    pub(crate) fn invalidated(&mut self, provider: &mut dyn Provider, remote: RemoteKey) -> Option<RightsEnded> {
+        let found = self.regions.iter().find(|(_, registration)| registration.region.remote_key == remote);
+        if let Some((key, _)) = found {
+            return self.rights_ended(key);
+        }
+        drop_blocks(provider, self.kept.drop_of_key(remote));
+        None
     }
 
     /// Whether a region that its owner has dropped is used by nobody but peers with rights to it.
@@ -210,15 +268,70 @@ impl Registry {
 
     /// Deregisters a region, and only then lets go of what peers could reach.
     pub(crate) fn remove(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
-        deregister(provider, self.regions.get(key)?.region);
+        deregister(provider, self.regions.get(key)?.region.id);
         let rights = self.rights_ended(key);
         let Registration { account, len, .. } = self.regions.remove(key)?;
         Some(Removed { rights, account, len })
     }
 
+    /// Keeps the memory of a message past one buffer for the next one. `None` if it is something else, somebody uses it still,
+    /// or the peer has lost its right to it.
+    pub(crate) fn retire(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
+        let whole = |registration: &&Registration| match registration.account {
+            Account::Program => false,
+            Account::Copied => registration.peers.is_some() && registration.connection.is_some(),
+            Account::Fetched => true,
+        };
+        let unused = |registration: &&Registration| registration.users.is_dropped() && !registration.users.operate();
+        let registration = self.regions.get_mut(key).filter(|it| whole(&&**it) && unused(&&**it))?;
+        let memory = registration.block.take()?;
+        let (registered, device, account) = (registration.region, registration.device, registration.account);
+        let purpose = Purpose { device, account, peer: registration.connection };
+        let rights = self.rights_ended(key);
+        let Registration { len, .. } = self.regions.remove(key)?;
+        let mut gone = Vec::new();
+        self.kept.keep(memory, registered, purpose, &mut gone);
+        drop_blocks(provider, gone);
+        Some(Removed { rights, account, len })
+    }
+
+    /// The peer of a connection is gone: so is what was kept for it.
+    pub(crate) fn forget_peer(&mut self, provider: &mut dyn Provider, id: ConnectionId) {
+        drop_blocks(provider, self.kept.drop_of_peer(id));
+    }
+
+    /// Gives back what was kept and not used since the last call.
+    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
+        drop_blocks(provider, self.kept.drop_idle());
+    }
+
+    /// A device is going: nothing is kept on it.
+    pub(crate) fn forget_device(&mut self, provider: &mut dyn Provider, device: usize) {
+        drop_blocks(provider, self.kept.drop_of_device(device));
+    }
+
     /// The regions on a device.
     pub(crate) fn of_device(&self, device: usize) -> Vec<Key> {
         self.regions.iter().filter(|(_, registration)| registration.device == device).map(|(key, _)| key).collect()
+    }
+}
+
+/// Lets only the peer of the site's connection use a region, where the provider can tell peers apart. If that fails, the region
+/// goes.
+fn restrict(provider: &mut dyn Provider, region: MrId, site: &Site) -> Result<(), Error> {
+    match provider.restrict(region, site.qp) {
+        // The keys of such a device are of a whole protection domain: the key is all that the other peers lack.
+        Ok(()) | Err(rdma_transport::Error::Unsupported { .. }) => Ok(()),
+        Err(error) => {
+            deregister(provider, region);
+            Err(error.into())
+        }
+    }
+}
+
+fn drop_blocks(provider: &mut dyn Provider, blocks: Vec<Block>) {
+    for block in blocks {
+        deregister(provider, block.registered.id);
     }
 }
 

@@ -170,3 +170,71 @@ pub fn an_abort_releases_everything(setup: &Setup) {
         finish(p);
     }
 }
+
+/// Memory of messages is registered for the first ones and kept for those that follow, on both sides, until nobody has needed
+/// it for a while.
+pub fn what_follows_registers_nothing(setup: &Setup) {
+    for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
+        let config = setup.config().buffer_size(BUFFER as u32).close_timeout(Duration::from_secs(30));
+        let config = config.pool_idle(Duration::from_millis(200));
+        let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+        (p.s.large, p.c.large) = (true, true);
+        (p.s.record_messages, p.c.record_messages) = (false, false);
+        let conn = p.connect();
+        let message = pattern(1, len);
+        let send = |p: &mut Pair, count: u64| {
+            for _ in 0..count {
+                let before = p.c.sent;
+                for _ in 0..at_once {
+                    p.client.context().send(conn, &message).expect("room");
+                }
+                p.until("they have arrived and ended", |p| p.c.sent == before + at_once && p.s.received == p.c.sent);
+            }
+        };
+        let registered = |p: &Pair| [&p.client, &p.server].map(|reactor| reactor.stats().messages.large_registrations);
+        send(&mut p, 1);
+        let first = registered(&p);
+        assert!(first.iter().all(|&count| (1..=at_once).contains(&count)), "{first:?} for the first {at_once}");
+        // How many are there at once may differ a little.
+        send(&mut p, 2);
+        let before = registered(&p);
+        assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at once");
+        send(&mut p, messages);
+        println!("{len} bytes: {before:?} registrations, then {:?} for {messages} times {at_once}", registered(&p));
+        assert_eq!(registered(&p), before, "the memory of earlier ones serves");
+        let kept = |p: &Pair| [&p.client, &p.server].map(|reactor| reactor.stats().memory.kept_bytes);
+        p.until("the last ones are kept", |p| kept(p).iter().all(|&bytes| bytes >= len));
+        p.until("nobody needs it", |p| kept(p) == [0, 0]);
+        finish(p);
+    }
+}
+
+/// What is kept for a peer goes with the peer; without the setting nothing is kept.
+pub fn what_is_kept_is_bounded(setup: &Setup) {
+    let len = 1 << 20;
+    for limit in [0, len, 256 << 20] {
+        let config = setup.config().buffer_size(BUFFER as u32).transfer_cache(limit);
+        let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+        (p.s.large, p.c.large) = (true, true);
+        p.s.keep = Some(Vec::new());
+        let conn = p.connect();
+        for nth in 0..3 {
+            p.client.context().send(conn, &pattern(nth, len)).expect("room");
+        }
+        p.until("they have arrived and ended", |p| p.c.sent == 3 && p.s.received == 3);
+        p.s.keep = None;
+        p.until("they are done with", |p| p.client.stats().memory.regions + p.server.stats().memory.regions == 0);
+        let expected = (3 * len).min(limit / len * len);
+        for reactor in [&p.client, &p.server] {
+            assert_eq!(reactor.stats().memory.kept_bytes, expected, "of at most {limit}");
+        }
+        for (nth, message) in p.s.messages().into_iter().enumerate() {
+            assert!(message == pattern(nth, len), "message {nth}");
+        }
+        p.client.context().close(conn);
+        p.until("the end", |p| p.c.live() + p.s.live() == 0);
+        p.until("its peer had a key of it", |p| p.client.stats().memory.kept_bytes == 0);
+        assert_eq!(p.server.stats().memory.kept_bytes, expected, "nobody has a key of what was fetched");
+        finish(p);
+    }
+}

@@ -46,7 +46,8 @@ macro_rules! conformance {
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
                     other_threads_prepare_regions, a_dma_buf_or_a_clear_no;
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
-                    memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything;
+                    memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
+                    what_follows_registers_nothing, what_is_kept_is_bounded;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
                     a_dead_peer_is_an_error_after_its_bytes,
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,

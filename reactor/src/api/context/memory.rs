@@ -13,7 +13,6 @@ use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
-use crate::memory::registry::Account;
 
 impl Context<'_> {
     /// Registers memory of `len` bytes, zeroed, with the device of a connection: 1 byte to what the device allows. A peer
@@ -26,7 +25,7 @@ impl Context<'_> {
     /// named with its cure).
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
-        self.driver.register(conn, Material::Own(memory, len), options, Account::Program)
+        self.driver.register(conn, Material::Own(memory, len), options)
     }
 
     /// As [`Context::register`], for memory of the program's, which the region owns from now on.
@@ -41,7 +40,7 @@ impl Context<'_> {
     ) -> Result<Region, Error> {
         let len = bytes.len();
         let memory = Memory::from_vec(bytes).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
-        self.driver.register(conn, Material::Own(memory, len), options, Account::Program)
+        self.driver.register(conn, Material::Own(memory, len), options)
     }
 
     /// As [`Context::register`], for memory that the program keeps a share of, and that others may have, too: a memory file
@@ -57,7 +56,7 @@ impl Context<'_> {
         memory: Arc<Memory>,
         options: &RegionOptions,
     ) -> Result<Region, Error> {
-        self.driver.register(conn, Material::Shared(memory), options, Account::Program)
+        self.driver.register(conn, Material::Shared(memory), options)
     }
 
     /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has got on its own. Address and length are
@@ -99,7 +98,7 @@ impl Context<'_> {
         len: usize,
         options: &RegionOptions,
     ) -> Result<Region, Error> {
-        self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options, Account::Program)
+        self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options)
     }
 
     /// Prepares regions with these options for the device of a connection, on other threads: what would hold the loop up

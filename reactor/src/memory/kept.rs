@@ -1,0 +1,220 @@
+//! Registered memory of messages past one buffer, kept for the next ones, so that these register nothing.
+//!
+//! A copy that a peer could read is kept for that peer alone: it still has the key.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{MemoryRegion, RemoteKey};
+
+use super::budget::Account;
+use crate::id::ConnectionId;
+
+/// The most blocks that are kept: a search looks at each of them.
+const MOST: usize = 256;
+
+/// Blocks are longer than what they are for by at most this part of the next power of two.
+const STEPS: usize = 16;
+
+/// The least step between the lengths of blocks, bytes.
+const PAGE: usize = 4096;
+
+/// Whom a block is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Purpose {
+    /// Index of its device.
+    pub(super) device: usize,
+    pub(super) account: Account,
+    /// The connection whose peer may read it.
+    pub(super) peer: Option<ConnectionId>,
+}
+
+/// Memory that is registered, and that nobody uses.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) memory: Arc<Memory>,
+    pub(super) registered: MemoryRegion,
+    pub(super) purpose: Purpose,
+    /// It was not used since the last look.
+    idle: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// Those that were kept last are at the back.
+    blocks: VecDeque<Block>,
+    /// Bytes of all together.
+    bytes: usize,
+    limit: usize,
+}
+
+impl Kept {
+    pub(super) const fn new(limit: usize) -> Self {
+        Self { blocks: VecDeque::new(), bytes: 0, limit }
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The length of a block for a message of `len` bytes: such that messages of about the same length can share it, if it
+    /// may be kept at all.
+    pub(super) fn block_len(&self, len: usize) -> usize {
+        let step = (len.next_power_of_two() / STEPS).max(PAGE);
+        let rounded = len.next_multiple_of(step);
+        if rounded <= self.limit { rounded } else { len.next_multiple_of(PAGE) }
+    }
+
+    /// Takes a block for a message of `len` bytes.
+    pub(super) fn take(&mut self, purpose: Purpose, len: usize) -> Option<Block> {
+        let wanted = self.block_len(len);
+        let at = self.blocks.iter().rposition(|block| block.purpose == purpose && block.memory.len() == wanted)?;
+        let block = self.blocks.remove(at)?;
+        self.bytes -= wanted;
+        Some(block)
+    }
+
+    /// Keeps a block. Those that have no room any more go to `gone`.
+    pub(super) fn keep(
+        &mut self,
+        memory: Arc<Memory>,
+        registered: MemoryRegion,
+        purpose: Purpose,
+        gone: &mut Vec<Block>,
+    ) {
+        let block = Block { memory, registered, purpose, idle: false };
+        if block.memory.len() > self.limit {
+            gone.push(block);
+            return;
+        }
+        self.bytes += block.memory.len();
+        self.blocks.push_back(block);
+        while (self.bytes > self.limit || self.blocks.len() > MOST)
+            && let Some(oldest) = self.blocks.pop_front()
+        {
+            self.bytes -= oldest.memory.len();
+            gone.push(oldest);
+        }
+    }
+
+    /// Takes out the blocks that meet a condition.
+    fn drop_where(&mut self, condition: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let all = std::mem::take(&mut self.blocks);
+        let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(condition);
+        self.blocks = left.into();
+        self.bytes -= gone.iter().map(|block| block.memory.len()).sum::<usize>();
+        gone
+    }
+
+    /// Takes out the blocks of a device.
+    pub(super) fn drop_of_device(&mut self, device: usize) -> Vec<Block> {
+        self.drop_where(|block| block.purpose.device == device)
+    }
+
+    /// Takes out the blocks that the peer of a connection may read.
+    pub(super) fn drop_of_peer(&mut self, id: ConnectionId) -> Vec<Block> {
+        self.drop_where(|block| block.purpose.peer == Some(id))
+    }
+
+    /// Takes out the block with a remote key.
+    pub(super) fn drop_of_key(&mut self, key: RemoteKey) -> Vec<Block> {
+        self.drop_where(|block| block.purpose.peer.is_some() && block.registered.remote_key == key)
+    }
+
+    /// Takes out the blocks that were not used since the last call.
+    pub(super) fn drop_idle(&mut self) -> Vec<Block> {
+        let gone = self.drop_where(|block| block.idle);
+        self.blocks.iter_mut().for_each(|block| block.idle = true);
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_transport::mr::{LocalKey, MrId};
+    use rdma_transport::slab::Key;
+
+    use super::*;
+    use crate::id::ReactorTag;
+
+    const MIB: usize = 1 << 20;
+
+    fn purpose(account: Account, peer: Option<ConnectionId>) -> Purpose {
+        Purpose { device: 0, account, peer }
+    }
+
+    fn keep(kept: &mut Kept, len: usize, key: u32, purpose: Purpose) -> usize {
+        let registered =
+            MemoryRegion { id: MrId(Key::new(key, 1)), local_key: LocalKey(key), remote_key: RemoteKey(key) };
+        let mut gone = Vec::new();
+        kept.keep(Arc::new(Memory::new(kept.block_len(len)).unwrap()), registered, purpose, &mut gone);
+        gone.len()
+    }
+
+    #[test]
+    fn messages_of_about_one_length_share_blocks() {
+        let kept = Kept::new(64 * MIB);
+        for (len, block) in [(1, PAGE), (PAGE, PAGE), (10_000, 12_288), (MIB, MIB), (MIB + 1, MIB + MIB / 8)] {
+            assert_eq!(kept.block_len(len), block, "{len}");
+        }
+        assert_eq!(kept.block_len(64 * MIB), 64 * MIB);
+        // What is not kept is no longer than it must be.
+        assert_eq!(kept.block_len(65 * MIB + 1), 65 * MIB + PAGE);
+        assert_eq!(Kept::new(0).block_len(5 * MIB + 1), 5 * MIB + PAGE);
+    }
+
+    #[test]
+    fn blocks_come_back_for_the_same_purpose_only() {
+        let mut kept = Kept::new(64 * MIB);
+        let [first, second] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
+        let fetched = purpose(Account::Fetched, None);
+        keep(&mut kept, MIB, 1, fetched);
+        keep(&mut kept, MIB, 2, purpose(Account::Copied, Some(first)));
+        assert!(kept.take(purpose(Account::Copied, Some(second)), MIB).is_none(), "another peer has the key");
+        assert!(kept.take(purpose(Account::Fetched, None), MIB + 1).is_none());
+        assert!(kept.take(Purpose { device: 1, ..fetched }, MIB).is_none());
+        assert_eq!(kept.take(purpose(Account::Copied, Some(first)), MIB - 7).unwrap().registered.remote_key.0, 2);
+        assert_eq!(kept.take(fetched, MIB).unwrap().registered.remote_key.0, 1);
+        assert!(kept.take(fetched, MIB).is_none());
+        assert_eq!(kept.bytes(), 0);
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_the_idle_go() {
+        let mut kept = Kept::new(4 * MIB);
+        let fetched = purpose(Account::Fetched, None);
+        assert_eq!((0..6).map(|key| keep(&mut kept, MIB, key, fetched)).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1]);
+        assert_eq!(kept.bytes(), 4 * MIB);
+        assert_eq!(keep(&mut kept, 5 * MIB, 9, fetched), 1, "what is longer than all may be is not kept");
+        assert_eq!(kept.bytes(), 4 * MIB);
+
+        assert_eq!(kept.drop_of_device(0).len(), 4);
+        keep(&mut kept, MIB, 1, fetched);
+        keep(&mut kept, MIB, 2, fetched);
+        assert_eq!(kept.drop_idle().len(), 0);
+        let used = kept.take(fetched, MIB).unwrap();
+        keep(&mut kept, MIB, used.registered.remote_key.0, fetched);
+        assert_eq!(kept.drop_idle().iter().map(|block| block.registered.remote_key.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(kept.drop_idle().len(), 1);
+
+        let mut few = Kept::new(usize::MAX);
+        assert_eq!((0..MOST as u32 + 3).map(|key| keep(&mut few, 1, key, fetched)).sum::<usize>(), 3);
+        assert_eq!(few.drop_of_device(1).len(), 0);
+        assert_eq!(few.drop_of_device(0).len(), MOST);
+    }
+
+    #[test]
+    fn a_key_that_a_peer_has_taken_back_and_a_peer_that_is_gone_leave_nothing() {
+        let mut kept = Kept::new(64 * MIB);
+        let conn = ConnectionId::new(ReactorTag::next(), 1, 0);
+        for key in [1, 2, 3] {
+            keep(&mut kept, MIB, key, purpose(Account::Copied, Some(conn)));
+        }
+        keep(&mut kept, MIB, 2, purpose(Account::Fetched, None));
+        assert_eq!(kept.drop_of_key(RemoteKey(2)).len(), 1);
+        assert_eq!(kept.drop_of_peer(conn).len(), 2);
+        assert_eq!(kept.bytes(), MIB);
+    }
+}
