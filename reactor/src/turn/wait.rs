@@ -137,7 +137,9 @@ impl Waiting {
     /// to do.
     fn arm_and_wait(&mut self, driver: &mut Driver, more: bool, until: Until) -> Result<(), Error> {
         let mut timeout = None;
-        let mut busy = more || driver.has_work() || !self.edges.is_empty() || driver.poll_any();
+        // A busy poll may have stopped at the provider's bound, with octets left that raise no edge again.
+        let pending = driver.queues().provider_pending;
+        let mut busy = more || pending || driver.has_work() || !self.edges.is_empty() || driver.poll_any();
         if !busy {
             driver.arm();
             if driver.poll_any() {
