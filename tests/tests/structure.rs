@@ -43,7 +43,12 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Endpoint", &["blocked", "marked"], "an endpoint that has refused a datagram may have receives to post"),
     ("SendQueue", &["has_carrier", "is_awaited"], "what the peer waits for may be a message that carries a grant"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),
-    ("CompletionQueue", &["shared", "armed", "ready"], "its size, what it was asked for, and a place on a list"),
+    (
+        "CompletionQueue",
+        &["shared", "armed", "awaited", "ready"],
+        "its size, what the device was asked for, what the reactor has to see, and a place on a list",
+    ),
+    ("Queues", &["polling", "quiet", "provider_pending"], "a stage, what the last one found, what the provider left"),
     ("Fabric", &["undecided", "fresh"], "the first provider is fresh while it may still be replaced"),
     ("Membership", &["pending", "counted"], "the arrival that is counted may not be the last one"),
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),

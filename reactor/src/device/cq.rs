@@ -18,6 +18,9 @@ pub(crate) struct CompletionQueue {
     /// Number of completions handled.
     handled: u64,
     pub(crate) armed: bool,
+    /// The queue is to be seen empty before anything sleeps: entries were given back, a moment was marked, or there were
+    /// completions although it is armed.
+    pub(crate) awaited: bool,
     /// The queue is on the list of queues to poll.
     pub(crate) ready: bool,
 }
@@ -32,8 +35,8 @@ pub(crate) struct Mark {
 
 impl CompletionQueue {
     pub(crate) const fn new(id: CqId, size: u32) -> Self {
-        let (free, released, shared, drains, handled, armed, ready) = (size, 0, false, 0, 0, false, false);
-        Self { id, size, free, released, shared, drains, handled, armed, ready }
+        let (shared, armed, awaited, ready) = (false, false, false, false);
+        Self { id, size, free: size, released: 0, shared, drains: 0, handled: 0, armed, awaited, ready }
     }
 
     /// Whether `entries` entries are free.
@@ -49,6 +52,7 @@ impl CompletionQueue {
     /// Gives a claim back.
     pub(crate) const fn release(&mut self, entries: u32) {
         self.released += entries;
+        self.awaited = true;
     }
 
     /// Notes that the queue is empty.
@@ -56,6 +60,7 @@ impl CompletionQueue {
     pub(crate) fn drained(&mut self) {
         self.free += std::mem::take(&mut self.released);
         self.drains += 1;
+        self.awaited = false;
     }
 
     /// Counts completions that were handled.
@@ -65,7 +70,8 @@ impl CompletionQueue {
     }
 
     /// Marks the current moment.
-    pub(crate) const fn mark(&self) -> Mark {
+    pub(crate) const fn mark(&mut self) -> Mark {
+        self.awaited = true;
         Mark { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
     }
 

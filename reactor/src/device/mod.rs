@@ -315,7 +315,7 @@ impl Device {
     }
 
     /// Marks the current moment of a completion queue.
-    pub(crate) fn mark(&self, cq: usize) -> Mark {
+    pub(crate) fn mark(&mut self, cq: usize) -> Mark {
         self.cqs[cq].mark()
     }
 

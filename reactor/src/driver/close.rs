@@ -75,7 +75,7 @@ impl Driver {
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(seat) = table.get_mut(id) else { return };
-        let cq = seat.link.place.and_then(|place| devices.get(place.device)?.cqs.get(place.room.cq));
+        let cq = seat.link.place.and_then(|place| devices.get_mut(place.device)?.cqs.get_mut(place.room.cq));
         seat.link.suspect = match (suspects, seat.link.suspect, cq) {
             (true, None, Some(cq)) => Some(Suspect { mark: cq.mark(), waits: stats.turns.waits }),
             (true, suspect, _) => suspect,
@@ -94,7 +94,7 @@ impl Driver {
         {
             log::debug!("{id}: disconnecting: {error}");
         }
-        let mark = seat.link.place.and_then(|place| Some(devices.get(place.device)?.mark(place.room.cq)));
+        let mark = seat.link.place.and_then(|place| Some(devices.get_mut(place.device)?.mark(place.room.cq)));
         seat.link.flush = Flush::Waiting(mark.unwrap_or_default());
         self.set_timeout(id, self.config.flush_timeout);
         self.watch_end(id);
@@ -119,7 +119,7 @@ impl Driver {
         let behind = self.has_unseen() || self.fair.is_behind() || self.queues.provider_pending;
         let Some(seat) = self.table.get_mut(id) else { return };
         let place = seat.link.place;
-        let cq = place.and_then(|place| self.devices.get(place.device)?.cqs.get(place.room.cq));
+        let cq = place.and_then(|place| self.devices.get_mut(place.device)?.cqs.get_mut(place.room.cq));
         let waits = match (seat.link.flush, cq) {
             (Flush::Waiting(begun), Some(cq)) if behind => {
                 seat.link.flush = Flush::Late(begun, cq.mark());

@@ -99,7 +99,10 @@ impl Driver {
     fn post_marked(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         for id in list.drain(..) {
-            self.post(id);
+            if !self.post(id, true) {
+                self.find_memory(id);
+                self.post(id, false);
+            }
         }
         // Posting puts nothing on the list: it goes back with its memory.
         debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
@@ -107,32 +110,41 @@ impl Driver {
         self.act();
     }
 
-    /// Posts what a connection has gathered. Receives go first when the sends are to grant them.
-    fn post(&mut self, id: ConnectionId) {
-        let find = self.table.get(id).is_some_and(|seat| seat.conn.wants_memory().is_some());
-        if find {
-            self.find_memory(id);
-        }
+    /// Posts what a connection has gathered. Receives go first when the sends are to grant them. Returns `false`, and posts
+    /// nothing, if `ask` is set and the connection wants memory for a large message.
+    fn post(&mut self, id: ConnectionId, ask: bool) -> bool {
         let mut chain = self.devices.take_receive_chain();
+        let (mut wants, mut sent_to) = (false, None);
         if let Some((seat, mut env, provider)) = self.at_with_provider(id) {
-            if let Some(qp) = seat.link.qp {
+            wants = ask && seat.conn.wants_memory().is_some();
+            if !wants && let Some(qp) = seat.link.qp {
                 let posted = if seat.conn.sends_first() {
                     post_sends(seat, &mut env, provider, qp)
-                        .and_then(|()| post_receives(seat, &mut env, provider, qp, &mut chain))
+                        .and_then(|any| post_receives(seat, &mut env, provider, qp, &mut chain).map(|()| any))
                 } else {
                     post_receives(seat, &mut env, provider, qp, &mut chain).and_then(|()| {
                         seat.conn.pump_transfers(&mut env);
                         post_sends(seat, &mut env, provider, qp)
                     })
                 };
-                if let Err(error) = posted {
-                    log::warn!("{id}: posting failed: {error}");
-                    seat.conn.posting_failed(error.to_string(), &mut env);
+                match posted {
+                    Ok(true) => sent_to = seat.link.place.map(|place| (place.device, place.room.cq)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        log::warn!("{id}: posting failed: {error}");
+                        seat.conn.posting_failed(error.to_string(), &mut env);
+                    }
                 }
             }
-            seat.conn.unmark();
+            if !wants {
+                seat.conn.unmark();
+            }
         }
         self.devices.put_receive_chain(chain);
+        if let Some(queue) = sent_to {
+            self.posted_sends(queue);
+        }
+        !wants
     }
 
     /// Posts the sends that a connection has gathered, in the middle of a turn.
@@ -179,22 +191,23 @@ fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
     }
 }
 
-fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<(), Error> {
+/// Posts the sends that are ready. Returns whether there were any.
+fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<bool, Error> {
     let chain = seat.conn.ready_chain(env);
     if chain.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     env.stats.messages.doorbells += 1;
     let (count, posted) = (chain.len(), provider.post_send(qp, chain));
     match posted {
         Ok(()) => {
             seat.conn.sends_mut().taken(count);
-            Ok(())
+            Ok(true)
         }
         Err(failed) => {
             seat.conn.sends_mut().taken(failed.posted);
             let waits = seat.conn.has_sends_posted();
-            full_or_failed(failed, waits)
+            full_or_failed(failed, waits).map(|()| true)
         }
     }
 }

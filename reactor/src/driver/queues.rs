@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 
-use rdma_transport::provider::Drive;
+use rdma_transport::provider::{Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
 use super::Driver;
 use crate::config::Config;
+use crate::device::cq::CompletionQueue;
 use crate::error::Error;
 use crate::seam::poller::Interest;
 
@@ -37,6 +38,10 @@ pub(crate) struct Queues {
     spare: Vec<WorkCompletion>,
     /// Queues to poll, round robin.
     ready: VecDeque<Queue>,
+    /// Stage 7 is under way: the queues of sends that are posted now are looked at once more in it.
+    polling: bool,
+    /// All queues were seen empty in stage 7, and nothing has happened since that a provider completes at once.
+    quiet: bool,
     /// Completions to ask a queue for before its stage.
     early_limit: usize,
     /// The provider has stopped at its bound.
@@ -49,9 +54,31 @@ impl Queues {
             early: None,
             spare: Vec::with_capacity(BATCH),
             ready: VecDeque::new(),
+            polling: false,
+            quiet: false,
             early_limit: BATCH.min(config.completions_per_turn as usize),
             provider_pending: false,
         }
+    }
+}
+
+impl Queues {
+    /// Polls a queue before its stage; whether it has something.
+    fn poll_early(
+        &mut self,
+        provider: &mut dyn Provider,
+        queue: Queue,
+        cq: &mut CompletionQueue,
+    ) -> rdma_transport::Result<bool> {
+        self.spare.clear();
+        let count = provider.poll_cq(cq.id, self.early_limit, &mut self.spare)?;
+        if count == 0 {
+            cq.drained();
+            return Ok(false);
+        }
+        let completions = std::mem::take(&mut self.spare);
+        self.early = Some(Batch { completions, queue, full: count >= self.early_limit });
+        Ok(true)
     }
 }
 
@@ -86,56 +113,53 @@ impl Driver {
         Ok(fresh)
     }
 
+    /// As [`Driver::poll_any`], but looks only if something has happened since all queues were seen empty. What a device has
+    /// completed meanwhile is found after the arming.
+    #[inline]
+    pub(crate) fn poll_news(&mut self) -> bool {
+        !self.queues.quiet && self.poll_any()
+    }
+
     /// Polls the completion queues until one has something; whether one has.
     pub(crate) fn poll_any(&mut self) -> bool {
-        if self.has_unseen() || self.fair.is_behind() {
-            return true;
-        }
-        let mut broken = None;
-        'devices: for index in 0..self.devices.len() {
-            let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
-            for (at, cq) in device.cqs.iter_mut().enumerate() {
-                if cfg!(planted = "no-poll-after-arming") && cq.armed {
-                    continue;
-                }
-                let completions = &mut self.queues.spare;
-                completions.clear();
-                match self.fabric.provider.poll_cq(cq.id, self.queues.early_limit, completions) {
-                    Ok(0) => cq.drained(),
-                    Ok(count) => {
-                        let completions = std::mem::take(completions);
-                        let full = count >= self.queues.early_limit;
-                        self.queues.early = Some(Batch { completions, queue: (index, at), full });
-                        return true;
-                    }
-                    Err(error) => {
-                        broken = Some((index, error));
-                        break 'devices;
-                    }
-                }
-            }
-        }
-        match broken {
-            Some((index, error)) => {
-                self.fail_device(index, &error);
-                // What its connections have to hear is work.
-                true
-            }
-            None => false,
-        }
+        self.has_unseen() || self.fair.is_behind() || self.each_device(Self::poll_device)
     }
 
-    /// Arms the queues that are not armed, after taking all events of those that were.
-    pub(crate) fn arm(&mut self) {
+    /// Arms the queues that are not armed, after taking all events of those that were. Polls each one once more that was
+    /// armed now, because what completed between the last poll and the arming has raised no event; a queue that was armed
+    /// all along raises one. Polls also those that somebody waits to be seen empty. Returns whether there is a completion.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.each_device(Self::arm_device)
+    }
+
+    /// Does something with one device after the other until it has led to work; whether it has. A device with which it
+    /// cannot be done has failed, and its connections have to hear of that, which is work.
+    fn each_device(&mut self, act: impl Fn(&mut Self, usize) -> rdma_transport::Result<bool>) -> bool {
         for index in 0..self.devices.len() {
-            if let Err(error) = self.arm_device(index) {
-                self.fail_device(index, &error);
+            match act(self, index) {
+                Ok(false) => {}
+                Ok(true) => return true,
+                Err(error) => {
+                    self.fail_device(index, &error);
+                    return true;
+                }
             }
         }
+        false
     }
 
-    fn arm_device(&mut self, index: usize) -> rdma_transport::Result<()> {
-        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(()) };
+    fn poll_device(&mut self, index: usize) -> rdma_transport::Result<bool> {
+        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
+        for (at, cq) in device.cqs.iter_mut().enumerate() {
+            if self.queues.poll_early(&mut *self.fabric.provider, (index, at), cq)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn arm_device(&mut self, index: usize) -> rdma_transport::Result<bool> {
+        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
         let provider = &mut *self.fabric.provider;
         if std::mem::take(&mut device.has_events) {
             while let Some(id) = provider.next_completion_event(device.id)? {
@@ -148,14 +172,20 @@ impl Driver {
                 }
             }
         }
-        for cq in &mut device.cqs {
+        for (at, cq) in device.cqs.iter_mut().enumerate() {
+            if cq.armed && !cq.awaited {
+                continue;
+            }
             if !cq.armed {
                 provider.req_notify(cq.id)?;
                 cq.armed = true;
                 self.stats.completions.arms += 1;
             }
+            if !cfg!(planted = "no-poll-after-arming") && self.queues.poll_early(provider, (index, at), cq)? {
+                return Ok(true);
+            }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Stage 6: lets the provider move, if `edges` say that it can or a deadline of its own has passed. Which completion
@@ -165,6 +195,7 @@ impl Driver {
         let due = self.fabric.provider.next_deadline().is_some_and(|deadline| deadline <= self.now);
         if edges || due || self.queues.provider_pending {
             self.queues.provider_pending = self.fabric.provider.progress(self.now, Drive::Full);
+            self.queues.quiet = false;
             self.devices.iter_mut().for_each(|device| device.has_events = true);
         }
         due
@@ -172,6 +203,7 @@ impl Driver {
 
     /// One round of a busy poll of the provider; whether it has stopped at its bound.
     pub(crate) fn spin(&mut self) -> bool {
+        self.queues.quiet = false;
         let more = self.fabric.provider.progress(self.now, Drive::Spin);
         self.queues.provider_pending |= more;
         more
@@ -181,6 +213,7 @@ impl Driver {
     /// events were not taken yet, is looked at in its turn, however busy the others are. A queue that was just polled and gave
     /// all it had is not asked again.
     pub(crate) fn begin_polling(&mut self) -> Option<Batch> {
+        self.queues.polling = true;
         let early = self.queues.early.take();
         let polled = early.as_ref().filter(|batch| !batch.full).map(|batch| batch.queue);
         for index in 0..self.devices.len() {
@@ -193,6 +226,25 @@ impl Driver {
             }
         }
         early
+    }
+
+    /// Sends were posted whose completions go to `queue`. A provider may complete them at once, so stage 7 looks at that queue
+    /// again, and the turn need not be followed by another one just for them.
+    #[inline]
+    pub(super) fn posted_sends(&mut self, (device, at): Queue) {
+        self.queues.quiet = false;
+        if self.queues.polling
+            && let Some(cq) = self.devices.get_mut(device).and_then(|device| device.cqs.get_mut(at))
+            && !std::mem::replace(&mut cq.ready, true)
+        {
+            self.queues.ready.push_back((device, at));
+        }
+    }
+
+    /// Stage 7 ends.
+    pub(crate) fn end_polling(&mut self) {
+        self.queues.polling = false;
+        self.queues.quiet = !self.has_unseen();
     }
 
     /// The next batch of stage 7, of at most `limit` completions.
@@ -232,8 +284,12 @@ impl Driver {
         if batch.full && !std::mem::replace(&mut cq.ready, true) {
             self.queues.ready.push_back(batch.queue);
         }
-        // A queue that is armed has raised an event by now, or is about to.
-        device.has_events |= cq.armed;
+        if cq.armed {
+            // It has raised an event by now, or is about to. If it has not, because these completions came before the arming,
+            // it is to be seen empty before anything sleeps.
+            device.has_events = true;
+            cq.awaited = true;
+        }
     }
 
     /// A batch was handled.

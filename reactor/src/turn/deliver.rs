@@ -103,8 +103,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until
-    /// all are empty or the turn's budget is used up.
+    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, and what there
+    /// is to post, until all queues are empty or the turn's budget is used up.
     pub(super) fn completion_queues(&mut self, mut begun: impl FnMut(&mut Driver)) {
         self.driver.begin_turn();
         let mut budget = self.driver.config().completions_per_turn as usize;
@@ -117,18 +117,26 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             budget += left;
         }
         let mut next = self.driver.begin_polling();
-        while let Some(batch) = next.take().or_else(|| self.driver.next_batch(budget)) {
-            self.progressed = true;
-            budget = budget.saturating_sub(batch.completions.len());
-            begun(self.driver);
-            self.batch(batch);
-            if budget == 0 {
+        loop {
+            while let Some(batch) = next.take().or_else(|| self.driver.next_batch(budget)) {
+                self.progressed = true;
+                budget = budget.saturating_sub(batch.completions.len());
+                begun(self.driver);
+                self.batch(batch);
+                if budget == 0 {
+                    break;
+                }
+            }
+            while self.driver.next_writable() || self.endpoints.next_writable() {
+                self.events();
+            }
+            // Flush now: replies must not wait for timers and later stages.
+            self.flush();
+            if budget == 0 || !self.driver.has_unseen() {
                 break;
             }
         }
-        while self.driver.next_writable() || self.endpoints.next_writable() {
-            self.events();
-        }
+        self.driver.end_polling();
     }
 
     /// Gives each connection that has a backlog its part of the turn, the oldest first, while `budget` lasts.

@@ -230,10 +230,8 @@ impl<M> Reactor<M> {
         }
         // 6. completion channels
         self.cm_pending |= self.waiting.drive(delivery.driver);
-        // 7. completion queues
+        // 7. completion queues, and what is to be posted because of them
         delivery.completion_queues(|driver| self.waiting.found(driver));
-        // Flush now: replies must not wait for timers and later stages.
-        delivery.flush();
         // 8. timers
         self.timers_pending = delivery.timers();
         // 9. other descriptors, other threads

@@ -116,6 +116,11 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     let mut settings = IwarpConfig::default();
     settings.crc = if options.nodes[node].crc { CrcPolicy::Require } else { CrcPolicy::Off };
     settings.extensions = options.extensions;
+    let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
+    if budget.chance(300) {
+        // So little that a poll often stops with octets left in the socket.
+        settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
+    }
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
     let net = SimNet::new(node, Arc::clone(fabric));
     let iwarp = Iwarp::new(settings, net, Box::new(move |bytes: &mut [u8]| entropy.fill(bytes)));
