@@ -67,7 +67,9 @@ impl Waiting {
             self.spin(driver, until)?;
         }
         self.arm_and_wait(driver, more, until)?;
-        self.program_edges.extend(self.edges.extract_if(.., |edge| is_of_program(edge.token)));
+        if self.edges.iter().any(|edge| is_of_program(edge.token)) {
+            self.program_edges.extend(self.edges.extract_if(.., |edge| is_of_program(edge.token)));
+        }
         Ok(())
     }
 
@@ -197,10 +199,11 @@ impl Waiting {
     /// Takes the edges with `token`, a channel of the reactor's own, out of this turn's edges. Returns whether there
     /// were any.
     pub(super) fn take_edge(&mut self, driver: &mut Driver, token: usize) -> bool {
-        let before = self.edges.len();
-        self.edges.retain(|edge| edge.token != token);
-        let had = self.edges.len() < before;
-        driver.counters().turns.cm_edges += u64::from(had);
+        let had = self.edges.iter().any(|edge| edge.token == token);
+        if had {
+            self.edges.retain(|edge| edge.token != token);
+            driver.counters().turns.cm_edges += 1;
+        }
         had
     }
 

@@ -91,7 +91,7 @@ impl Completions {
     /// Moves up to `max` completions to `out`; returns how many.
     #[inline]
     pub(crate) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let ring = &mut self.queues.get_mut(cq.0).ok_or(STALE)?.ring;
+        let Some(CompletionQueue { ring, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
         let count = max.min(ring.len());
         if count <= FEW {
             for completion in (0..count).filter_map(|_| ring.pop_front()) {
@@ -109,7 +109,8 @@ impl Completions {
     }
 
     pub(crate) fn arm(&mut self, cq: CqId) -> Result<()> {
-        self.queues.get_mut(cq.0).ok_or(STALE)?.armed = true;
+        let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
+        queue.armed = true;
         Ok(())
     }
 

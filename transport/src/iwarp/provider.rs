@@ -588,14 +588,18 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let count = self.resources.cqs.poll(cq, max, out)?;
-        for completion in &out[start..] {
-            match self.endpoints.get_mut(completion.qp.0).and_then(|endpoint| endpoint.qp.as_mut()) {
-                Some(qp) => {
+        for of_one in out[start..].chunk_by(|one, next| one.qp == next.qp) {
+            let id = of_one[0].qp;
+            if let Some(qp) = self.endpoints.get_mut(id.0).and_then(|endpoint| endpoint.qp.as_mut()) {
+                for completion in of_one {
                     if let Some(srq) = qp.polled(completion.opcode) {
                         self.resources.receive_polled(srq);
                     }
                 }
-                None => self.resources.orphan_polled(cq, completion.qp, is_receive(completion.opcode)),
+            } else {
+                for completion in of_one {
+                    self.resources.orphan_polled(cq, id, is_receive(completion.opcode));
+                }
             }
         }
         Ok(count)
