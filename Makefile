@@ -12,9 +12,9 @@ help: ## What there is
 build: ## Library and programs, release
 	$(CARGO) build --release --workspace --bins
 
-demo: build ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, target/demo/latency.svg
-	@mkdir -p target/demo
-	target/release/rdma-pingpong demo --all --svg target/demo/latency.svg
+demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, target/demo/latency.svg
+	$(CARGO) build --profile demo -p rdma-reactor-examples --no-default-features --features verbs --bin rdma-pingpong
+	target/demo/rdma-pingpong demo --all --svg target/demo/latency.svg
 
 test: vm-setup ## All tests, about 13 minutes on two cores with what they build
 	$(MAKE) test-host instructions test-layout test-rdma

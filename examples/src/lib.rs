@@ -4,10 +4,13 @@
 
 pub mod bench;
 pub mod doctor;
+#[cfg(feature = "embed")]
 pub mod embed;
 pub mod kv;
+#[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod pingpong;
 pub mod program;
+#[cfg(feature = "rcp")]
 pub mod rcp;
 pub mod rping;

@@ -26,7 +26,7 @@ impl Handler for Client {
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
-        assert_eq!(reason, DisconnectReason::Peer);
+        assert_eq!(reason, DisconnectReason::Closed);
         self.gone += 1;
     }
 }

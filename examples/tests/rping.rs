@@ -366,7 +366,7 @@ fn one_clients_fault_is_not_anothers() {
     let mut reactor = Peer::reactor();
     reactor.context().connect_with(address, ConnectOptions::new().framing(Framing::Raw)).unwrap();
     reactor.run(&mut bad).unwrap();
-    assert_eq!(bad.ended, Some(DisconnectReason::Peer));
+    assert_eq!(bad.ended, Some(DisconnectReason::Closed));
     assert!(line(&mut server).contains("round 0: byte 0 of 64"), "said at once");
     assert!(line(&mut good).starts_with("ping data"));
     kill(Pid::from_raw(good.id() as i32), Signal::SIGINT).unwrap();

@@ -7,7 +7,7 @@ use rdma_transport::caps::Moderation;
 use rdma_transport::iwarp::IpNet;
 
 use crate::error::Error;
-use crate::limits::{CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW};
+use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_len};
 
 /// Which provider carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -253,7 +253,7 @@ impl Config {
 
     /// Memory of the buffer pools, bytes. A connection takes `buffer_size` x (`receive_depth` + `send_depth` + 2), with
     /// `shared_receives` only `buffer_size` x (`send_depth` + 2).
-    /// On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
+    /// At least one connection must fit. On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
@@ -426,6 +426,15 @@ impl Config {
         check("max_message", self.max_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
+        let buffers = self.shared_receives.unwrap_or(self.receive_depth) + self.send_slots();
+        let needed = buffer_len(self.buffer_size).next_multiple_of(BUFFER_ALIGN) as u64 * u64::from(buffers);
+        check(
+            "max_memory",
+            self.max_memory as u64,
+            needed,
+            u64::MAX,
+            "room for the buffers of one connection: buffer_size x (receives + send_depth + 2)",
+        )?;
         if let Some(receives) = self.shared_receives {
             check("shared_receives", receives.into(), 8, 32_768, "8 to 32,768 messages")?;
         }
@@ -502,6 +511,10 @@ mod tests {
         let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
         assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
         assert!(Config::default().buffer_size(0).validate().is_err());
+        // A pool that has no room for one connection: 130 buffers of 8 KiB, each with its header.
+        assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
+        let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
+        assert!(error.starts_with("max_memory is 1073279: it must be room for"), "{error}");
         assert!(Config::default().completion_queue(10).validate().is_err());
         assert!(Config::default().completion_moderation(0, 10).validate().is_err());
         assert!(Config::default().max_inline(1025).validate().is_err());

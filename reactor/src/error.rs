@@ -118,6 +118,14 @@ pub enum SendErrorKind {
         /// Length of the region, bytes.
         len: u64,
     },
+    /// The 8 bytes of an atomic operation do not begin at a multiple of 8.
+    #[error("an atomic operation at {at} {side}: it must be a multiple of 8")]
+    Misaligned {
+        /// The side that the bytes are on.
+        side: Side,
+        /// Where they begin: offset in the region of this side, or address at the peer.
+        at: u64,
+    },
     /// An operation names more regions than it can take.
     #[error("{count} regions in one operation: it takes 1 to {max}")]
     TooManyRegions {
@@ -148,6 +156,17 @@ pub enum SendErrorKind {
     /// The connection or endpoint is closed, closing, not open yet, or never was.
     #[error("the connection is not open")]
     Closed,
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Side {
+    /// This side.
+    #[error("of the region of this side")]
+    Local,
+    /// The peer's side.
+    #[error("at the peer")]
+    Remote,
 }
 
 /// The outcome of a send.
@@ -238,8 +257,12 @@ impl From<Error> for ConnectError {
 pub enum DisconnectReason {
     /// This side called `close` or `abort`.
     Local,
-    /// The peer closed, or its process ended.
-    Peer,
+    /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any end that the
+    /// peer's transport made in order, also that of a process that ended.
+    Closed,
+    /// The connection ended without a goodbye of the peer: its process ended, or its program called `abort`, dropped its
+    /// reactor, or ran out of `Config::close_timeout`.
+    Lost,
     /// Nothing was heard for `Config::keepalive_timeout`.
     KeepaliveTimeout,
     /// A message past one buffer did not move for `Config::transfer_timeout`: the peer did not fetch what was offered to it,
@@ -259,7 +282,8 @@ impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("closed here"),
-            Self::Peer => f.write_str("closed by the peer"),
+            Self::Closed => f.write_str("closed by the peer"),
+            Self::Lost => f.write_str("lost: the peer went without a goodbye"),
             Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
             Self::TransferTimeout => f.write_str("a large message did not move for the transfer timeout"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
@@ -276,7 +300,7 @@ impl From<DisconnectReason> for io::Error {
     fn from(reason: DisconnectReason) -> Self {
         let kind = match &reason {
             DisconnectReason::Local => io::ErrorKind::NotConnected,
-            DisconnectReason::Peer => io::ErrorKind::ConnectionReset,
+            DisconnectReason::Closed | DisconnectReason::Lost => io::ErrorKind::ConnectionReset,
             DisconnectReason::KeepaliveTimeout | DisconnectReason::TransferTimeout => io::ErrorKind::TimedOut,
             DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
             DisconnectReason::Transport(_) | DisconnectReason::DeviceRemoved | DisconnectReason::Internal(_) => {

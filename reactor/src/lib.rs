@@ -41,7 +41,7 @@ pub use crate::datagram::{Datagram, EndpointOptions, Origin};
 pub use crate::driver::DeviceEvent;
 pub use crate::driver::group::{Place, Reactors};
 pub use crate::error::{
-    Blocked, ConnectError, DisconnectReason, Error, Outcome, PeerViolation, RejectReason, SendErrorKind,
+    Blocked, ConnectError, DisconnectReason, Error, Outcome, PeerViolation, RejectReason, SendErrorKind, Side,
 };
 pub use crate::id::{ConnectionId, EndpointId, IoId, ListenerId, PeerId, SendId, SendKind, TimerId};
 pub use crate::memory::material::{PreparedRegion, RegionMaker};

@@ -6,6 +6,16 @@ pub(crate) const HEADER_LEN: usize = 8;
 /// Longest payload of a message of the reactor's own, bytes.
 pub(crate) const MAX_CONTROL: usize = 28;
 
+/// Alignment of buffers in memory, bytes: a line of the cache.
+pub(crate) const BUFFER_ALIGN: usize = 64;
+
+/// Length of a buffer that takes every message with its header, bytes. The payloads of the program have at most
+/// `buffer_size` bytes.
+pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
+    let payload = buffer_size as usize;
+    HEADER_LEN + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
+}
+
 /// Widest window. A much wider one could not be told apart from a counter that ran backwards.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 

@@ -236,7 +236,7 @@ fn killed_server(device: Device, load: Load) {
     side.turn();
     let killed = now();
     peer.kill();
-    side.all_end(SOON, &conns, &DisconnectReason::Peer);
+    side.all_end(SOON, &conns, &DisconnectReason::Lost);
     println!("all know after {:?}", killed.elapsed());
     side.all_over(&rising);
     // The loop goes on.
@@ -263,7 +263,7 @@ fn killed_client(device: Device, load: Load) {
             side.hears(&conns);
         }
         peer.kill();
-        side.all_end(SOON, &conns, &DisconnectReason::Peer);
+        side.all_end(SOON, &conns, &DisconnectReason::Lost);
         side.probe.events.clear();
     }
     side.finish();
@@ -308,7 +308,7 @@ fn link_down(device: Device, load: Load) {
             let ends = side.ends(*conn);
             let [Event::Disconnect(_, reason)] = ends[..] else { panic!("{ends:?}") };
             match reason {
-                DisconnectReason::Peer => assert_eq!(device, SIW),
+                DisconnectReason::Lost => assert_eq!(device, SIW),
                 DisconnectReason::Transport(DisconnectCause::WorkRequest(_)) => assert_eq!(device, RXE),
                 other => panic!("{conn}: {other:?}"),
             }
@@ -378,7 +378,7 @@ fn removed(device: Device, load: Load) {
         for conn in &conns {
             let ends = side.ends(*conn);
             let fits =
-                |reason: &DisconnectReason| [DisconnectReason::DeviceRemoved, DisconnectReason::Peer].contains(reason);
+                |reason: &DisconnectReason| [DisconnectReason::DeviceRemoved, DisconnectReason::Lost].contains(reason);
             assert!(matches!(ends[..], [Event::Disconnect(_, reason)] if fits(reason)), "{ends:?}");
         }
         println!("all know after {:?}", start.elapsed());

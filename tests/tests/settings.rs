@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use rdma_reactor::transport::caps::Capabilities;
 use rdma_reactor::transport::{Error as TransportError, QpAttr};
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, Error, Framing, ListenOptions, ReadDepth, RejectReason, Retries, Source,
+    Config, ConnectError, ConnectOptions, Error, Framing, ListenOptions, Reactor, ReadDepth, RejectReason, Retries,
+    Source,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
@@ -239,4 +240,20 @@ fn silent(to: SocketAddr) -> std::net::TcpStream {
 
 fn is_gone(stream: &std::net::TcpStream) -> bool {
     !stream.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
+    let any = Setup { address: (std::net::Ipv6Addr::UNSPECIFIED, 0).into(), ..Setup::iwarp() };
+    let mut server = Reactor::new(any.config()).unwrap();
+    let options = ListenOptions::new().ipv6_only(false);
+    let listener = server.context().listen_with(any.address, options).unwrap();
+    let port = server.context().local_address(listener).unwrap().port();
+    let client = Reactor::new(any.config()).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut p = Pair { server, s: Probe::default(), client, c: Probe::default(), address };
+    p.connect();
+    let there = p.s.connection().unwrap();
+    assert_eq!(p.server.context().peer_address(there).unwrap().ip(), address.ip());
+    p.finish();
 }

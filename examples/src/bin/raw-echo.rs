@@ -285,7 +285,7 @@ impl Handler for Talks {
             Part::Speaker { count } | Part::Echo { count: Some(count) } => count,
             Part::Echo { count: None } => received,
         };
-        let orderly = matches!(reason, DisconnectReason::Local | DisconnectReason::Peer);
+        let orderly = matches!(reason, DisconnectReason::Local | DisconnectReason::Closed);
         let why = talk.failure.take().or_else(|| {
             let complete = received == expected && sent == expected && lost == 0;
             (!complete || !orderly)

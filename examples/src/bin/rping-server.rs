@@ -116,7 +116,7 @@ impl Client {
         match (&self.failure, reason, &self.step) {
             (Some(why), ..) => Some(why.clone()),
             (None, DisconnectReason::Local, _) => None,
-            (None, DisconnectReason::Peer, Step::Source) => match count {
+            (None, DisconnectReason::Closed, Step::Source) => match count {
                 Some(count) if count != rounds => Some(format!("it leaves after {rounds} of {count} rounds")),
                 _ => None,
             },

@@ -25,15 +25,26 @@ pub(crate) enum Kind {
     /// News that an offered message was fetched and its memory may be used again. The payload is the number of the
     /// transfer, four bytes.
     Fetched = 7,
+    /// The program of the sender has closed the connection. It is the last message of its sender.
+    Goodbye = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 8] =
-        [Self::Data, Self::Hello, Self::Credit, Self::Ping, Self::Pong, Self::Immediate, Self::Offer, Self::Fetched];
+    const ALL: [Self; 9] = [
+        Self::Data,
+        Self::Hello,
+        Self::Credit,
+        Self::Ping,
+        Self::Pong,
+        Self::Immediate,
+        Self::Offer,
+        Self::Fetched,
+        Self::Goodbye,
+    ];
 
     /// Whether messages of this kind have no payload.
     const fn is_bare(self) -> bool {
-        matches!(self, Self::Hello | Self::Credit | Self::Ping | Self::Pong)
+        matches!(self, Self::Hello | Self::Credit | Self::Ping | Self::Pong | Self::Goodbye)
     }
 
     /// Whether messages of this kind carry something of the program.
@@ -142,7 +153,7 @@ mod tests {
             assert_eq!(Header::parse(&bad), None, "reserved octet {at}");
         }
         let mut bad = good;
-        bad[0] = 8;
+        bad[0] = Kind::ALL.len() as u8;
         assert_eq!(Header::parse(&bad), None);
         assert_eq!(Header::parse(&good[..7]), None);
     }
@@ -160,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_survives_the_trip(kind in 0_usize..8, grant: u32) {
+        fn a_header_survives_the_trip(kind in 0..Kind::ALL.len(), grant: u32) {
             let header = Header { kind: Kind::ALL[kind], grant };
             prop_assert_eq!(Header::parse(&header.emit()), Some(header));
         }

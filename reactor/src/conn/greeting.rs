@@ -7,7 +7,7 @@ use crate::limits::{MAX_WINDOW, MIN_WINDOW};
 /// Length of the private data that every connection manager carries, bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
 const GREETING_LEN: usize = 20;

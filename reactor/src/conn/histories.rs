@@ -448,7 +448,7 @@ impl History {
                 assert!(!honest, "an honest peer was accused: {what}");
             }
             // The sends that the one side accepted before it closed were delivered to the other.
-            let orderly = matches!(ended.reason, Some(DisconnectReason::Peer));
+            let orderly = matches!(ended.reason, Some(DisconnectReason::Closed | DisconnectReason::Lost));
             if honest && self.intact && orderly && !side.closed && peer.drained {
                 assert!(peer.said.is_empty(), "lost at the end: {:?}", peer.said);
             }

@@ -163,7 +163,7 @@ impl Connection {
                 self.end(Ending::Silent(None), Certainty::Known, env);
             }
             State::Open => return self.check_silence(silence, env),
-            State::Draining => self.flush(env),
+            State::Draining | State::Leaving => self.flush(env),
             State::Closing(_) => {}
         }
         false
@@ -187,7 +187,10 @@ impl Connection {
                 }
                 Verdict::Lost => {
                     env.stats.connections.keepalive_timeouts += 1;
-                    self.end(Ending::disconnect(DisconnectReason::KeepaliveTimeout), Certainty::Known, env);
+                    // A device may not report that a peer which has said its goodbye is gone.
+                    let left = self.about.left;
+                    let reason = if left { DisconnectReason::Closed } else { DisconnectReason::KeepaliveTimeout };
+                    self.end(Ending::disconnect(reason), Certainty::Known, env);
                     return false;
                 }
             };
@@ -239,7 +242,7 @@ impl Connection {
         let graceful = matches!(ending, Ending::Disconnect { reason: DisconnectReason::Local, .. });
         match self.state {
             State::Closing(_) => return,
-            State::Draining => {
+            State::Draining | State::Leaving => {
                 if !graceful {
                     // The program has closed the connection already. The sends that are left cannot go out any more.
                     self.flush(env);
@@ -251,7 +254,7 @@ impl Connection {
         log::debug!("{}: ending: {ending:?}", self.id);
         // A connection that the program was not told of has no disconnect to report.
         let ending = match ending {
-            Ending::Disconnect { reason: reason @ DisconnectReason::Peer, .. }
+            Ending::Disconnect { reason: reason @ (DisconnectReason::Closed | DisconnectReason::Lost), .. }
                 if self.state.is_handshake() && !self.is_active() =>
             {
                 Ending::Silent(Some(reason))
@@ -273,14 +276,45 @@ impl Connection {
         self.begin_flush(ending, certainty, env);
     }
 
-    /// Whether the program has closed the connection and nothing is left to be sent.
+    /// Whether the program has closed the connection and all sends have ended.
     pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, State::Draining) && self.sends.is_empty() && !self.transfers.offers()
+        let closed = matches!(self.state, State::Draining | State::Leaving);
+        closed && self.sends.is_empty() && !self.transfers.offers()
+    }
+
+    /// Takes a connection that [is drained](Self::is_drained) to its end. The goodbye goes first, as soon as there is a credit
+    /// for it: without a goodbye the peer takes this side for lost. It may be the last credit, because nothing follows.
+    pub(crate) fn leave(&mut self, env: &mut Env<'_>) {
+        match (&self.state, self.framing) {
+            (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
+            (State::Draining, Framing::Credits) if !cfg!(planted = "close-without-a-goodbye") => {
+                self.state = State::Leaving;
+                self.push_control(Kind::Goodbye, &[], None, env);
+            }
+            _ => self.flush(env),
+        }
+    }
+
+    /// Notes that the peer's program has closed the connection, which may be known to be gone already.
+    pub(super) fn peer_left(&mut self) {
+        self.about.left = true;
+        self.correct(|_| Some(DisconnectReason::Closed));
+        if let State::Closing(closing) = &mut self.state
+            && let Ending::Disconnect { reason: reason @ DisconnectReason::Lost, .. } = &mut closing.ending
+        {
+            *reason = DisconnectReason::Closed;
+        }
+    }
+
+    /// The reason of an end that the peer's side has made in order. Without credits there is no goodbye to tell.
+    fn parted(&self) -> DisconnectReason {
+        let closed = self.about.left || self.framing == Framing::Raw;
+        if closed { DisconnectReason::Closed } else { DisconnectReason::Lost }
     }
 
     /// Stops sending on a connection that the program has closed, and flushes its queues.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
-        if matches!(self.state, State::Draining) {
+        if matches!(self.state, State::Draining | State::Leaving) {
             let ending = Ending::Disconnect { reason: DisconnectReason::Local, delivers: false };
             self.begin_flush(ending, Certainty::Known, env);
         }
@@ -340,16 +374,19 @@ impl Connection {
 
     /// Handles the connection manager's news that the connection is gone.
     pub(crate) fn disconnected(&mut self, cause: DisconnectCause, env: &mut Env<'_>) {
+        let parted = self.parted();
         let reason = |cause| match cause {
-            // A cause of `Local` is only this side's answer to queues that were flushed before. The peer has flushed
-            // them.
-            DisconnectCause::Peer | DisconnectCause::Local => DisconnectReason::Peer,
+            DisconnectCause::Peer => parted.clone(),
+            DisconnectCause::Truncated => DisconnectReason::Lost,
             cause => DisconnectReason::Transport(cause),
         };
-        let corrected = self.correct(|guess| match (guess, reason(cause.clone())) {
+        let corrected = self.correct(|guess| match (guess, &cause) {
             // The peer is not to blame for work requests that could not be posted.
-            (DisconnectReason::Internal(_), DisconnectReason::Peer) => None,
-            (_, reason) => Some(reason),
+            (DisconnectReason::Internal(_), DisconnectCause::Peer | DisconnectCause::Local) => None,
+            // A cause of `Local` is only this side's answer to queues that were flushed before. The peer has flushed
+            // them.
+            (_, DisconnectCause::Local) => Some(parted.clone()),
+            (_, cause) => Some(reason(cause.clone())),
         });
         if corrected {
             return;
@@ -358,9 +395,8 @@ impl Connection {
             (State::Connecting, cause) => {
                 Ending::ConnectError(ConnectError::Transport(ConnectFailure::Protocol(cause.to_string())))
             }
-            (_, DisconnectCause::Peer) => Ending::disconnect(DisconnectReason::Peer),
             (_, DisconnectCause::Local) => Ending::disconnect(DisconnectReason::Local),
-            (_, cause) => Ending::disconnect(DisconnectReason::Transport(cause)),
+            (_, cause) => Ending::disconnect(reason(cause)),
         };
         self.end(ending, Certainty::Known, env);
     }

@@ -99,6 +99,8 @@ struct About {
     stalled: Duration,
     /// Messages that arrived before this active side knew that the connection is up.
     early: VecDeque<Early>,
+    /// The peer's program has closed the connection: its goodbye has come.
+    left: bool,
 }
 
 /// See the [module](self).
@@ -155,7 +157,14 @@ impl Connection {
             refused: None,
             transfers: Transfers::default(),
             keepalive: Keepalive::new(now),
-            about: Box::new(About { peer, private_data, user: 0, stalled: Duration::ZERO, early: VecDeque::new() }),
+            about: Box::new(About {
+                peer,
+                private_data,
+                user: 0,
+                stalled: Duration::ZERO,
+                early: VecDeque::new(),
+                left: false,
+            }),
         }
     }
 

@@ -375,6 +375,10 @@ impl Connection {
                 self.keepalive.owes_pong = true;
                 Ok(())
             }
+            Kind::Goodbye => {
+                self.peer_left();
+                Ok(())
+            }
             Kind::Credit | Kind::Pong => Ok(()),
             Kind::Fetched | Kind::Data => Err(PeerViolation::MalformedMessage),
         };

@@ -617,7 +617,7 @@ impl Connection {
     /// first message. Returns an empty chain if nothing is to be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
-        let sends = matches!(self.state, State::Open | State::Draining);
+        let sends = matches!(self.state, State::Open | State::Draining | State::Leaving);
         if !sends || self.is_holding_back() {
             return &[];
         }

@@ -17,6 +17,8 @@ pub(crate) enum State {
     Open,
     /// The program has closed the connection, and the sends that were accepted before still go out.
     Draining,
+    /// The program has closed the connection, all sends have ended, and the goodbye is on its way to the peer.
+    Leaving,
     /// The queues are being flushed. After that the connection is over.
     Closing(Box<Closing>),
 }
@@ -75,7 +77,7 @@ impl State {
 
     /// Whether the connection is ending.
     pub(crate) const fn is_ending(&self) -> bool {
-        matches!(self, Self::Draining | Self::Closing(_))
+        matches!(self, Self::Draining | Self::Leaving | Self::Closing(_))
     }
 
     pub(crate) const fn closing(&self) -> Option<&Closing> {
@@ -88,7 +90,7 @@ impl State {
     /// Whether the program was told of the connection.
     pub(crate) const fn is_announced(&self) -> bool {
         match self {
-            Self::Open | Self::Draining => true,
+            Self::Open | Self::Draining | Self::Leaving => true,
             Self::Closing(closing) => matches!(closing.ending, Ending::Disconnect { .. }),
             _ => false,
         }

@@ -23,7 +23,7 @@ use self::pool::{Buffer, Exhausted, Pool};
 use self::srq::queue::SharedReceives;
 use crate::config::Config;
 use crate::error::Error;
-use crate::limits::{HEADER_LEN, MAX_CONTROL};
+use crate::limits::{HEADER_LEN, buffer_len};
 
 /// The buffers of a device: the pool, and the receives that connections share.
 #[derive(Debug)]
@@ -119,12 +119,6 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
         Some(vector) => vector,
         None => reactor % vectors,
     }
-}
-
-/// Length of a buffer that takes every message with its header, bytes. The payloads of the program have at most
-/// `buffer_size` bytes.
-pub(crate) fn buffer_len(buffer_size: u32) -> usize {
-    HEADER_LEN + MAX_CONTROL.max(buffer_size as usize)
 }
 
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) {

@@ -13,7 +13,7 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::LocalKey;
 use rdma_transport::wr::Sge;
 
-use crate::limits::HEADER_LEN;
+use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 
 /// Smallest size of the first slab, bytes. The first slab is as large as its first user needs. Each further slab
 /// doubles the pool, up to [`LARGEST_SLAB`] at a time, so that there are few registrations and little memory is locked
@@ -123,7 +123,7 @@ impl Pool {
     /// Makes a pool of buffers of at least `size` bytes each, together at most `max_bytes`. The pool is empty until
     /// something is reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
-        let stride = size.next_multiple_of(64);
+        let stride = size.next_multiple_of(BUFFER_ALIGN);
         Self {
             slabs: Arc::new(Slabs { stride, memories: Vec::new() }),
             keys: Vec::new(),

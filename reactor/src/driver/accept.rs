@@ -18,9 +18,9 @@ use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::{Certainty, Ending};
 use crate::conn::{Connection, Role};
-use crate::device::buffer_len;
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
+use crate::limits::buffer_len;
 use crate::options::{ConnectOptions, Service};
 
 /// What came of asking for an event of the connection manager.
@@ -89,6 +89,7 @@ impl Driver {
         let cm = self.fabric.provider.resolve_with(peer, &path, deadline)?;
         let id = self.insert(cm, peer, framing, service, Role::Active, private_data);
         self.set_deadline(id, Some(deadline));
+        self.ring();
         Ok(id)
     }
 

@@ -166,7 +166,7 @@ impl Driver {
         let mut list = std::mem::take(&mut self.table.ending);
         list.retain(|&id| {
             if self.table.get(id).is_some_and(|seat| seat.conn.is_drained()) {
-                self.input(id, |conn, env| conn.flush(env));
+                self.input(id, |conn, env| conn.leave(env));
             }
             let Some(over) = self.is_over(id) else { return false };
             if over {

@@ -33,9 +33,10 @@ impl Drain {
 
 impl Driver {
     /// Asks for it. The first deadline holds.
-    pub(crate) const fn want_drain(&mut self, deadline: Duration) {
+    pub(crate) fn want_drain(&mut self, deadline: Duration) {
         if !self.drain.is_on() {
             self.drain = Drain::Wanted(deadline);
+            self.ring();
         }
     }
 

@@ -1,6 +1,6 @@
 //! Connect requests, placed on a reactor of the group before anything is allocated for them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use rdma_transport::cm::CmId;
 use rdma_transport::provider::DeviceId;
@@ -25,6 +25,12 @@ impl Driver {
         let ListenOptions { framing, service, .. } = self.listeners.get(listener)?.options;
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag, listener);
+        // A listener of IPv6 that takes IPv4 too gets the IPv4 address of a peer in the form of IPv6 (RFC 4291, section
+        // 2.5.5.2).
+        let peer = match peer.ip().to_canonical() {
+            ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
+            IpAddr::V6(_) => peer,
+        };
         Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed: false })
     }
 

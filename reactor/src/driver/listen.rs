@@ -7,7 +7,6 @@ use rdma_transport::cm::CmId;
 use rdma_transport::slab::Key;
 
 use super::choose::Use;
-use super::drain::Drain;
 use super::fabric::Owner;
 use super::{Driver, Due};
 use crate::error::Error;
@@ -29,7 +28,7 @@ pub(crate) struct Listener {
 
 impl Driver {
     pub(crate) fn listen(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
-        if self.drain == Drain::Done {
+        if self.drain.is_on() {
             return Err(Error::Drained);
         }
         options.check()?;
@@ -38,6 +37,7 @@ impl Driver {
         let address = self.fabric.provider.local_address(cm).unwrap_or(address);
         let key = self.listeners.insert(Listener { cm: Some(cm), address, options });
         self.fabric.own(cm, Owner::Listener(key));
+        self.ring();
         Ok(ListenerId::new(self.tag, key))
     }
 

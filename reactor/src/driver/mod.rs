@@ -209,6 +209,13 @@ impl Driver {
         stats
     }
 
+    /// Has a turn taken if none is going on: something was asked for from outside that a turn has to see to.
+    pub(crate) fn ring(&self) {
+        if self.effects.outside {
+            self.os.wake.wake();
+        }
+    }
+
     /// Makes `run` return after this turn.
     pub(crate) const fn stop(&mut self) {
         self.stop = true;

@@ -10,7 +10,7 @@ use rdma_transport::wr::{MAX_SGE, SendOp};
 use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
-use crate::error::{Error, SendErrorKind};
+use crate::error::{Error, SendErrorKind, Side};
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::memory::budget::Account;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
@@ -230,6 +230,11 @@ impl Driver {
         self.check_parts(id, remote, std::iter::once((&*local, &range)))?;
         if !self.has(id, Features::ATOMICS) {
             return Err(self.lacks("atomic operations"));
+        }
+        for (side, at) in [(Side::Local, offset as u64), (Side::Remote, remote.address)] {
+            if !at.is_multiple_of(8) {
+                return Err(SendErrorKind::Misaligned { side, at });
+            }
         }
         self.input(id, |conn, env| {
             conn.check_operation(1, false, env)?;

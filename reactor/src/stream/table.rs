@@ -210,7 +210,7 @@ impl Table {
             if record.violated { DisconnectReason::PeerViolation(PeerViolation::MalformedMessage) } else { reason };
         let orderly = match reason {
             DisconnectReason::Local => true,
-            DisconnectReason::Peer => record.peer_finished,
+            DisconnectReason::Closed => record.peer_finished,
             _ => false,
         };
         record.reason = Some(reason.clone());

@@ -114,8 +114,8 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// Offers the operations of a callback outside of a turn. Work that they queue is posted in the next turn, and the
-    /// reactor's descriptor becomes readable for that.
+    /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
+    /// turn, and the reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {
         self.driver.leave_turn();
         self.driver.set_now(self.waiting.now());
@@ -155,12 +155,12 @@ impl<M> Reactor<M> {
     }
 
     /// Takes turns until [`Context::stop`] or [`Remote::stop`] is called, or a drain has ended. A stop leaves
-    /// connections open.
+    /// connections open; a reactor that was drained takes no turn any more.
     ///
     /// # Errors
     /// The poller or the provider as a whole failed. A connection that fails is reported to the handler instead.
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
-        while !self.driver.take_stop() {
+        while !self.driver.take_stop() && !self.driver.is_drained() {
             self.turn_once(handler, None)?;
         }
         Ok(())

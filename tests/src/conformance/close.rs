@@ -1,6 +1,6 @@
 //! The end of connections.
 
-use rdma_reactor::{DisconnectReason, SendErrorKind};
+use rdma_reactor::{DisconnectReason, Outcome, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
@@ -19,9 +19,36 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
         assert_eq!(p.s.received, u64::from(count));
         assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
         let last = p.s.events.last();
-        assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Peer))), "{last:?}");
+        assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Closed))), "{last:?}");
         p.finish();
     }
+}
+
+/// An abort says no goodbye, and a close of both sides needs none.
+pub fn an_abort_is_no_goodbye(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let conn = p.connect();
+    p.client.context().abort(conn);
+    p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+    assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
+    let last = p.s.events.last();
+    assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Lost))), "{last:?}");
+    p.finish();
+}
+
+/// The goodbye arrives though data has used every credit that data may use.
+pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
+    let mut server = Probe::default();
+    server.keep = Some(Vec::new());
+    let mut p = Pair::new(setup, setup.config().receive_depth(8), server, Probe::default());
+    let conn = p.connect();
+    while p.client.context().send(conn, b"data").is_ok() {}
+    p.client.context().close(conn);
+    p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+    let last = p.s.events.last();
+    assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Closed))), "{last:?}");
+    p.s.keep = None;
+    p.finish();
 }
 
 /// `close` is legal in every callback; nothing follows but completions and the one end.
@@ -109,19 +136,26 @@ pub fn both_close_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// To its peer, a dropped reactor is a peer that closed; nobody hangs.
-pub fn dropped_reactor_is_a_closed_peer(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+/// To its peer, a dropped reactor is lost, because it said no goodbye; nobody hangs.
+pub fn a_dropped_reactor_is_a_lost_peer(setup: &Setup) {
+    // From the first send that has failed on, nothing more is accepted.
+    let client = Probe::new(|cx, event| {
+        if let Event::Sent(conn, _, Outcome::Failed(_)) = event {
+            assert_eq!(cx.send(*conn, b"late"), Err(SendErrorKind::Closed));
+        }
+    });
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), client);
     let conn = p.connect();
     p.client.context().send(conn, b"hello").expect("room");
     p.until("the echo", |p| p.c.received == 1);
+    while p.client.context().send(conn, &[0; 4096]).is_ok() {}
     let Pair { server, s, mut client, mut c, address: _ } = p;
     drop(server);
     drop(s);
     while c.live() > 0 {
         client.turn(&mut c, Some(std::time::Duration::from_millis(10))).expect("a turn");
     }
-    assert!(matches!(c.events.last(), Some(Event::Disconnect(_, DisconnectReason::Peer))), "{:?}", c.events);
+    assert!(matches!(c.events.last(), Some(Event::Disconnect(_, DisconnectReason::Lost))), "{:?}", c.events);
 }
 
 /// Closing a listener leaves its connections, and refuses new ones.

@@ -39,6 +39,37 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
+/// Whatever the length of the messages: when `on_writable` is called, the message that was refused is taken.
+pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
+    const MESSAGES: u64 = 2000;
+    // The last length that fits one buffer, and the first that the peer fetches.
+    for len in [8192, 8193] {
+        let (calls, useless) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let (called, in_vain, mut left) = (Rc::clone(&calls), Rc::clone(&useless), MESSAGES);
+        let mut c = Probe::new(move |cx, event| {
+            let (Event::Connect(conn, _) | Event::Writable(conn)) = event else { return };
+            let before = left;
+            while left > 0 && cx.send(*conn, &vec![7; len]).is_ok() {
+                left -= 1;
+            }
+            if matches!(event, Event::Writable(_)) {
+                called.set(called.get() + 1);
+                in_vain.set(in_vain.get() + u32::from(left == before));
+            }
+        });
+        (c.record_messages, c.large) = (false, true);
+        let mut s = Probe::default();
+        s.record_messages = false;
+        let mut p = Pair::new(setup, setup.config(), s, c);
+        p.connect();
+        p.until("all have arrived", |p| p.s.received == MESSAGES);
+        println!("{MESSAGES} x {len} B: {} calls, {} for nothing", calls.get(), useless.get());
+        assert!(calls.get() > 0, "nothing was refused");
+        assert_eq!(useless.get(), 0, "{len} B: of {} calls", calls.get());
+        p.finish();
+    }
+}
+
 /// Both sides push as much as the windows take, for a while, and neither gets stuck.
 pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     fn pusher(budget: &Rc<Cell<u32>>) -> Probe {

@@ -34,12 +34,13 @@ macro_rules! conformance {
                     cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
                     too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
-                flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock,
-                    detached_messages_withhold_credit, messages_kept_for_good_stall_nobody,
+                flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing,
+                    full_windows_both_ways_do_not_deadlock, detached_messages_withhold_credit, messages_kept_for_good_stall_nobody,
                     messages_kept_after_others_stall_nobody, timers_fire_in_order,
                     remote_stops_the_loop, silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
-                    both_close_at_once, dropped_reactor_is_a_closed_peer, listener_closes_connections_stay;
+                    both_close_at_once, a_dropped_reactor_is_a_lost_peer, an_abort_is_no_goodbye,
+                    a_full_window_has_room_for_a_goodbye, listener_closes_connections_stay;
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;
@@ -64,10 +65,11 @@ macro_rules! conformance {
                 shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
                     messages_kept_are_not_promised, a_violator_takes_nothing_for_long, refused_when_nothing_is_left,
                     events_are_held_back_or_a_clear_no;
-                embed: an_outer_loop_misses_nothing;
+                embed: an_outer_loop_misses_nothing, what_is_asked_from_outside_is_seen_to;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
-                    one_is_drained_and_the_others_go_on, draining_has_a_deadline, a_reactor_that_is_gone_is_passed_over;
+                    one_is_drained_and_the_others_go_on, draining_has_a_deadline,
+                    a_drained_reactor_is_over, a_reactor_that_is_gone_is_passed_over;
                 threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;
             );
         }
@@ -79,7 +81,7 @@ macro_rules! conformance {
                 connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
-                close: close_in_every_callback, both_close_at_once, dropped_reactor_is_a_closed_peer;
+                close: close_in_every_callback, both_close_at_once, a_dropped_reactor_is_a_lost_peer;
                 large: any_length_arrives_in_order, many_at_once_both_ways;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
                     a_stream_closes_in_every_callback, close_delivers_what_was_written;

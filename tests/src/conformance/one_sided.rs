@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, Blocked, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind,
+    Access, Blocked, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind, Side,
 };
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
@@ -239,6 +239,14 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     let five: Vec<_> = (0..5).map(|i| (&local, i..i + 1)).collect();
     assert_eq!(cx.write_vectored(here, name, &five), Err(SendErrorKind::TooManyRegions { count: 5, max: 4 }));
     drop(five);
+    if cx.capabilities(here).expect("connected").features.contains(Features::ATOMICS) {
+        let word = name.part(8, 8).expect("inside");
+        let here_wrong = cx.fetch_add(here, word, &mut local, 4, 1);
+        assert_eq!(here_wrong, Err(SendErrorKind::Misaligned { side: Side::Local, at: 4 }));
+        let beside = name.part(9, 8).expect("inside");
+        let there_wrong = cx.compare_swap(here, beside, &mut local, 8, 0, 1);
+        assert_eq!(there_wrong, Err(SendErrorKind::Misaligned { side: Side::Remote, at: name.address + 9 }));
+    }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
     // A full send queue refuses, and tells when there is room again.

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, Handler, Message, Place, Reactor,
-    Reactors, RejectReason, Stats,
+    ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, Error, Handler, Message, Place,
+    Reactor, Reactors, RejectReason, Stats,
 };
 
 use super::harness::{Event, Probe, Setup, now};
@@ -276,4 +276,17 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
         turn(&mut client, &mut probe);
     }
     assert!(client.context().connect(address).is_ok() && reactors[0].context().connect(address).is_err());
+}
+
+/// A drained reactor is over: it listens no more, and a second `run` returns at once.
+pub fn a_drained_reactor_is_over(setup: &Setup) {
+    let mut reactor = Reactor::new(setup.config()).expect("a reactor");
+    reactor.context().listen(setup.address).expect("listening");
+    reactor.context().drain(NEVER);
+    assert!(matches!(reactor.context().listen(setup.address), Err(Error::Drained)), "while it drains");
+    for _ in 0..2 {
+        reactor.run(&mut Probe::default()).expect("a run");
+        assert!(reactor.is_drained());
+    }
+    assert!(matches!(reactor.context().listen(setup.address), Err(Error::Drained)), "after it has drained");
 }

@@ -350,7 +350,10 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
             cx.stream(id).read_exact(&mut got).expect("what came before");
             assert!(got == expected);
             let error = cx.stream(id).read(&mut got).expect_err("the peer had not finished");
-            assert_eq!((error.kind(), error.to_string()), (ErrorKind::ConnectionReset, "closed by the peer".into()));
+            assert_eq!(
+                (error.kind(), error.to_string()),
+                (ErrorKind::ConnectionReset, "lost: the peer went without a goodbye".into())
+            );
             cx.stream(id).close();
             assert_eq!(cx.stream(id).read(&mut got).expect_err("closed").kind(), ErrorKind::NotConnected);
         }
@@ -393,7 +396,7 @@ fn end_while(mut d: Duo, bytes: &[u8], holds: impl Fn(&Reactor) -> bool) -> (Rea
         assert!(now() < deadline, "no end: {:?}", c.handler.news);
         client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
     }
-    assert_eq!(c.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    assert_eq!(c.handler.news.last(), Some(&News::Error(DisconnectReason::Lost)));
     assert!(holds(&client), "{:?}", client.pool_levels());
     let id = c.handler_id();
     let error = c.context(client.context()).stream(id).read(&mut [0]).expect_err("the id is stale");
@@ -496,7 +499,7 @@ pub fn small_writes_share_a_message(setup: &Setup) {
     let (mut cx, id) = d.there();
     cx.stream(id).close();
     d.until("the client knows", |d| d.c.handler.is_over());
-    assert_eq!(d.c.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    assert_eq!(d.c.handler.news.last(), Some(&News::Error(DisconnectReason::Closed)));
     d.finish();
 }
 
@@ -550,7 +553,7 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     d.until("the end", |d| d.s.handler.is_over() && d.c.handler.is_over());
     assert!(now() - start >= Duration::from_millis(100));
     assert_eq!(d.c.handler.news.last(), Some(&News::Close));
-    assert_eq!(d.s.handler.news.last(), Some(&News::Error(DisconnectReason::Peer)));
+    assert_eq!(d.s.handler.news.last(), Some(&News::Error(DisconnectReason::Closed)));
     let mut got = Vec::new();
     rest.borrow_mut().read_to_end(&mut got).expect("memory");
     assert_eq!(got, vec![1; sent], "what came before");

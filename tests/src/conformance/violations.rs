@@ -12,7 +12,7 @@ use super::harness::{Event, Pair, Probe, Setup};
 
 /// Makes a correct greeting, see `docs/wire.md`.
 fn greeting(window: u32) -> Vec<u8> {
-    let mut bytes = b"RDXR\x01\0\0\0".to_vec();
+    let mut bytes = b"RDXR\x02\0\0\0".to_vec();
     for word in [window, 8192, 1024] {
         bytes.extend_from_slice(&u32::to_le_bytes(word));
     }
@@ -115,7 +115,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
             reason,
             DisconnectReason::PeerViolation(PeerViolation::InvalidOffer)
                 | DisconnectReason::Transport(_)
-                | DisconnectReason::Peer
+                | DisconnectReason::Lost
         ),
         "{reason:?}"
     );
@@ -177,7 +177,7 @@ pub fn wrong_greetings_are_refused(setup: &Setup) {
         (b"hello".to_vec(), RejectReason::NotOurs),
         (Vec::new(), RejectReason::NotOurs),
         (with(0, b'X'), RejectReason::NotOurs),
-        (with(4, 2), RejectReason::Version),
+        (with(4, 1), RejectReason::Version),
         (greeting(3), RejectReason::Limits),
         (greeting(1 << 20), RejectReason::Limits),
         (greeting(0), RejectReason::Limits),

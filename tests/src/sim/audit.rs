@@ -232,7 +232,9 @@ impl Pair {
         let peer = &self.ends[1 - side];
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
-            DisconnectReason::Peer => how != 0 || peer.closed.is_some() || !peer.announced,
+            DisconnectReason::Closed => peer.closed.is_some(),
+            // A close that runs out of time says no goodbye.
+            DisconnectReason::Lost => how != 0 || !peer.announced || peer.closed.is_some() && peer.failed,
             // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
@@ -242,8 +244,6 @@ impl Pair {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
-            // A close that runs out of time cuts off the sends that are left.
-            DisconnectReason::Transport(DisconnectCause::Truncated) => how != 0 || peer.closed.is_some() && peer.failed,
             DisconnectReason::Transport(_) => self.trespass,
             _ => false,
         }

@@ -204,7 +204,8 @@ impl Context<'_> {
     /// lands at `offset` of `local`: [`Region::load`] it when `on_send_complete` has come.
     ///
     /// # Errors
-    /// As [`Context::read`]; not every device has this.
+    /// As [`Context::read`]; `Unsupported`, because not every device has this; `Misaligned`, because the 8 bytes begin at a
+    /// multiple of 8 on both sides.
     pub fn compare_swap(
         &mut self,
         conn: ConnectionId,

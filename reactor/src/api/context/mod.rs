@@ -150,6 +150,7 @@ impl Context<'_> {
 
     /// Endpoints for datagrams, and what they do.
     pub fn datagrams(&mut self) -> Datagrams<'_> {
+        self.driver.ring();
         Datagrams { driver: self.driver, endpoints: self.endpoints }
     }
 

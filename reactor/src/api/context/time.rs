@@ -17,6 +17,8 @@ impl Context<'_> {
         // A delay past what the clock can express never fires in anyone's life.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
         let key = self.driver.timers_mut().insert(at, Due::Program(token));
+        // An outer loop that waits has to ask for the deadline again.
+        self.driver.ring();
         TimerId::new(self.driver.tag(), key)
     }
 

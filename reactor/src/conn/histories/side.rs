@@ -21,12 +21,12 @@ use crate::conn::life::Silence;
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::State;
 use crate::conn::{Connection, Env, Role};
+use crate::device::Buffers;
 use crate::device::pool::{Buffer, Exhausted, Pool};
 use crate::device::srq::queue::SharedReceives;
-use crate::device::{Buffers, buffer_len};
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, ReactorTag, SendId};
-use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS};
+use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS, buffer_len};
 use crate::memory::cells::{Bytes, RegionMemory};
 use crate::memory::region::{Home, Region, RemoteRegion};
 use crate::seam::wake::{Wake, WakeFlag};
@@ -402,7 +402,7 @@ impl Side {
     pub(super) fn end(&mut self) -> bool {
         if self.conn.as_ref().is_some_and(Connection::is_drained) {
             self.drained = true;
-            self.tell(|conn, env| conn.flush(env));
+            self.tell(|conn, env| conn.leave(env));
         }
         let empty = self.device.completions.is_empty();
         let over = empty && self.conn.as_ref().is_some_and(Connection::is_flushed);
