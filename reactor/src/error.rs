@@ -48,6 +48,9 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
+    /// An empty list of addresses to connect to.
+    #[error("no address to connect to: give one at least")]
+    NoAddress,
     /// A region was prepared for another device, or by another reactor, than that of the connection.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,

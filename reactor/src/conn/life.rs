@@ -386,6 +386,19 @@ impl Connection {
         certain && self.outstanding() == 0
     }
 
+    /// Why an attempt to connect has failed, if another address may lead to the peer: not if the peer has said no, or the program
+    /// has given the attempt up.
+    pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
+        let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
+        match error {
+            ConnectError::Timeout
+            | ConnectError::Transport(_)
+            | ConnectError::Local(_)
+            | ConnectError::Unsupported { .. } => Some(error),
+            ConnectError::Rejected { .. } | ConnectError::Limit { .. } | ConnectError::Cancelled => None,
+        }
+    }
+
     /// Cleans up after the queue pair is gone: the sends that are left have failed. Returns the last callback, if there
     /// is one.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {

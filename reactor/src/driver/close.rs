@@ -2,7 +2,7 @@
 
 use rdma_transport::slab::Key;
 
-use super::table::{Flush, Suspect};
+use super::table::{Flush, Seat, Suspect};
 use super::{Driver, Due};
 use crate::conn::effects::Event;
 use crate::conn::life::Silence;
@@ -169,7 +169,7 @@ impl Driver {
                 self.input(id, |conn, env| conn.flush(env));
             }
             let Some(over) = self.is_over(id) else { return false };
-            if over {
+            if over && !self.try_next_address(id) {
                 ended.push(id);
             }
             !over
@@ -241,10 +241,15 @@ impl Driver {
     /// Gives back all that a connection holds, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
-        let Some(mut seat) = self.table.remove(id) else { return };
+        let Some(seat) = self.table.remove(id) else { return };
         if let Some(membership) = &self.membership {
             membership.lost();
         }
+        self.vacate(seat);
+    }
+
+    /// Gives back all that a connection held on its device.
+    pub(super) fn vacate(&mut self, mut seat: Seat) {
         if let Some((timer, _)) = seat.link.timer.take() {
             self.timers.cancel(timer);
         }
@@ -254,6 +259,10 @@ impl Driver {
             let mark = device.mark(place.room.cq);
             match (seat.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
+                    if let Some(qp) = seat.link.qp {
+                        // What it has left in the completion queue is nobody's.
+                        shared.disown(qp);
+                    }
                     for wc in seat.allowance.backlog.drain(..) {
                         // The completion was polled and never handled.
                         if let Work::SharedRecv { place } = Work::of(wc.wr_id)

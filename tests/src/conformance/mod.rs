@@ -31,7 +31,8 @@ macro_rules! conformance {
             $crate::conformance!(@tests $setup;
                 connect: exchanges_private_data, passive_side_may_speak_first, reject_carries_its_reason,
                     nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
-                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages;
+                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
+                    the_next_address_is_tried;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
                     too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock,
@@ -76,7 +77,8 @@ macro_rules! conformance {
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
-                connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages;
+                connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages,
+                    the_next_address_is_tried;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
                 close: close_in_every_callback, both_close_at_once, dropped_reactor_is_a_closed_peer;
