@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::Failure;
 
 /// The error of a reactor that could not be made or cannot go on, and of calls that open something.
 #[derive(Debug, thiserror::Error)]
@@ -160,8 +160,9 @@ pub enum Outcome {
     /// The transport has taken responsibility for the send, and its buffer is free. Only an answer of the peer's
     /// program proves that the program has seen the message.
     Sent,
-    /// The connection ended first. Whether the peer got the message is not known.
-    Failed(WcStatus),
+    /// The connection ended first. Whether the peer got the message is not known. [`crate::Context::device`] names the
+    /// connection's device.
+    Failed(Failure),
 }
 
 impl Outcome {
@@ -252,6 +253,13 @@ pub enum DisconnectReason {
     PeerViolation(PeerViolation),
     /// The transport gave up.
     Transport(DisconnectCause),
+    /// A work request failed on a device.
+    WorkRequest {
+        /// Name of the device.
+        device: String,
+        /// The status that the device gave, and its own code.
+        failure: Failure,
+    },
     /// The device is gone.
     DeviceRemoved,
     /// The connection could not go on for a reason of this side.
@@ -267,6 +275,7 @@ impl fmt::Display for DisconnectReason {
             Self::TransferTimeout => f.write_str("a large message did not move for the transfer timeout"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::Transport(cause) => cause.fmt(f),
+            Self::WorkRequest { device, failure } => write!(f, "{device}: a work request failed: {failure}"),
             Self::DeviceRemoved => f.write_str("the device was removed"),
             Self::Internal(why) => f.write_str(why),
         }
@@ -282,9 +291,10 @@ impl From<DisconnectReason> for io::Error {
             DisconnectReason::Peer => io::ErrorKind::ConnectionReset,
             DisconnectReason::KeepaliveTimeout | DisconnectReason::TransferTimeout => io::ErrorKind::TimedOut,
             DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
-            DisconnectReason::Transport(_) | DisconnectReason::DeviceRemoved | DisconnectReason::Internal(_) => {
-                io::ErrorKind::ConnectionAborted
-            }
+            DisconnectReason::Transport(_)
+            | DisconnectReason::WorkRequest { .. }
+            | DisconnectReason::DeviceRemoved
+            | DisconnectReason::Internal(_) => io::ErrorKind::ConnectionAborted,
         };
         Self::new(kind, reason)
     }

@@ -14,8 +14,8 @@ use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId};
-use rdma_reactor::transport::wc::WorkCompletion;
-use rdma_reactor::transport::wr::{RecvWr, SendWr};
+use rdma_reactor::transport::wc::{WcStatus, WorkCompletion};
+use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
@@ -26,12 +26,14 @@ pub struct Health {
     polls: Arc<AtomicU32>,
     /// Number of times that completion queues can still be armed.
     arms: Arc<AtomicU32>,
+    /// The device's code for the failure of the next completion; 0 if that one is to be as it is.
+    failure: Arc<AtomicU32>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         let ever = || Arc::new(AtomicU32::new(u32::MAX));
-        Self { polls: ever(), arms: ever() }
+        Self { polls: ever(), arms: ever(), failure: Arc::default() }
     }
 }
 
@@ -44,6 +46,11 @@ impl Health {
     /// Lets arming of completion queues fail after so many more times.
     pub fn fail_after_arms(&self, arms: u32) {
         self.arms.store(arms, Ordering::Relaxed);
+    }
+
+    /// Lets the next completion be a failure with this code of the device.
+    pub fn fail_completion(&self, code: u32) {
+        self.failure.store(code, Ordering::Relaxed);
     }
 }
 
@@ -230,7 +237,15 @@ unsafe impl Provider for Forward {
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         count(&self.health.polls, "ibv_poll_cq")?;
-        self.inner.poll_cq(cq, max, out)
+        let polled = self.inner.poll_cq(cq, max, out)?;
+        if polled > 0
+            && let code @ 1.. = self.health.failure.load(Ordering::Relaxed)
+            && let Some(last) = out.last_mut()
+        {
+            self.health.failure.store(0, Ordering::Relaxed);
+            (last.status, last.vendor_error) = (WcStatus::LocalProtectionError, code);
+        }
+        Ok(polled)
     }
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
         count(&self.health.arms, "ibv_req_notify_cq")?;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
 use super::effects::{Action, Effects, Event};
@@ -296,9 +296,9 @@ impl Connection {
 
     /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager
     /// is about to report the cause.
-    pub(super) fn work_request_failed(&mut self, status: WcStatus, env: &mut Env<'_>) {
-        let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(status));
-        let certainty = if status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
+    pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
+        let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
+        let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
         self.end(Ending::disconnect(reason), certainty, env);
     }
 
@@ -404,7 +404,7 @@ impl Connection {
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
-            self.end_send(Outcome::Failed(WcStatus::Flushed), env);
+            self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
         }
         self.fail_transfers(env);
         self.drop_early(env);

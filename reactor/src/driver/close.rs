@@ -1,5 +1,6 @@
 //! The ends of connections: deadlines, the flush of their queues, and stage 10, which finishes them.
 
+use rdma_transport::cm::DisconnectCause;
 use rdma_transport::slab::Key;
 
 use super::table::{Flush, Seat, Suspect};
@@ -8,6 +9,7 @@ use crate::conn::effects::Event;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::Device;
+use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, Work};
 
 impl Driver {
@@ -227,7 +229,15 @@ impl Driver {
         fabric.disown(seat.link.cm);
         let last = self.input(id, |conn, env| conn.finish(env)).flatten();
         self.revoke_regions_of(id);
-        last
+        last.map(|event| self.with_device(id, event))
+    }
+
+    /// Names the device in the reason of an end that came from one of its work requests.
+    fn with_device(&self, id: ConnectionId, event: Event) -> Event {
+        let Event::Disconnected(reason) = &event else { return event };
+        let DisconnectReason::Transport(DisconnectCause::WorkRequest(failure)) = **reason else { return event };
+        let device = self.device_name(id).unwrap_or_default().into();
+        Event::Disconnected(Box::new(DisconnectReason::WorkRequest { device, failure }))
     }
 
     /// Drops a connection of which the program has not heard, and whose connection-manager id lives on.
