@@ -136,14 +136,19 @@ pub enum SendErrorKind {
         /// Largest message that needs no such right, bytes.
         max: usize,
     },
+    /// The device reads only into regions that are registered with `Access::READ_SINK`
+    /// (`Features::OPEN_READ_SINKS`, on iWARP adapters).
+    #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
+    NotASink,
     /// No memory could be had or registered for a message past one buffer; the reason is logged.
     #[error("no memory for a message of {len} bytes")]
     NoMemory {
         /// Its length, bytes.
         len: usize,
     },
-    /// The region belongs to another reactor or device, or its device was removed.
-    #[error("the region is not on the connection's device")]
+    /// The region belongs to another reactor or device, or its device was removed. On a device with
+    /// `Features::OPEN_READ_SINKS` it may also be a message past one buffer, which is delivered as a copy.
+    #[error("the region is not registered on the connection's device")]
     ForeignRegion,
     /// The peer was forgotten, its group was left, or it is another endpoint's.
     #[error("no such peer of this endpoint")]

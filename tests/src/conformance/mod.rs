@@ -91,6 +91,18 @@ macro_rules! conformance {
             );
         }
     };
+    // The tests that read the memory of peers.
+    (reads $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, rights_are_kept,
+                    careless_operations_are_refused, what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
+                    memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
+                    what_follows_registers_nothing, what_is_kept_is_bounded;
+            );
+        }
+    };
     // These tests count the descriptors of their process, so they need a test binary of their own.
     (scale $name:ident, $setup:expr) => {
         mod $name {
