@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::Failure;
 
 /// The error of a reactor that could not be made or cannot go on, and of calls that open something.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,9 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
+    /// An empty list of addresses to connect to.
+    #[error("no address to connect to: give one at least")]
+    NoAddress,
     /// A region was prepared for another device, or by another reactor, than that of the connection.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
@@ -141,14 +144,19 @@ pub enum SendErrorKind {
         /// Largest message that needs no such right, bytes.
         max: usize,
     },
+    /// The device reads only into regions that are registered with `Access::READ_SINK`
+    /// (`Features::OPEN_READ_SINKS`, on iWARP adapters).
+    #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
+    NotASink,
     /// No memory could be had or registered for a message past one buffer; the reason is logged.
     #[error("no memory for a message of {len} bytes")]
     NoMemory {
         /// Its length, bytes.
         len: usize,
     },
-    /// The region belongs to another reactor or device, or its device was removed.
-    #[error("the region is not on the connection's device")]
+    /// The region belongs to another reactor or device, or its device was removed. On a device with
+    /// `Features::OPEN_READ_SINKS` it may also be a message past one buffer, which is delivered as a copy.
+    #[error("the region is not registered on the connection's device")]
     ForeignRegion,
     /// The peer was forgotten, its group was left, or it is another endpoint's.
     #[error("no such peer of this endpoint")]
@@ -176,8 +184,9 @@ pub enum Outcome {
     /// The transport has taken responsibility for the send, and its buffer is free. Only an answer of the peer's
     /// program proves that the program has seen the message.
     Sent,
-    /// The connection ended first. Whether the peer got the message is not known.
-    Failed(WcStatus),
+    /// The connection ended first. Whether the peer got the message is not known. [`crate::Context::device`] names the
+    /// connection's device.
+    Failed(Failure),
 }
 
 impl Outcome {
@@ -272,6 +281,13 @@ pub enum DisconnectReason {
     PeerViolation(PeerViolation),
     /// The transport gave up.
     Transport(DisconnectCause),
+    /// A work request failed on a device.
+    WorkRequest {
+        /// Name of the device.
+        device: String,
+        /// The status that the device gave, and its own code.
+        failure: Failure,
+    },
     /// The device is gone.
     DeviceRemoved,
     /// The connection could not go on for a reason of this side.
@@ -288,6 +304,7 @@ impl fmt::Display for DisconnectReason {
             Self::TransferTimeout => f.write_str("a large message did not move for the transfer timeout"),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::Transport(cause) => cause.fmt(f),
+            Self::WorkRequest { device, failure } => write!(f, "{device}: a work request failed: {failure}"),
             Self::DeviceRemoved => f.write_str("the device was removed"),
             Self::Internal(why) => f.write_str(why),
         }
@@ -303,9 +320,10 @@ impl From<DisconnectReason> for io::Error {
             DisconnectReason::Closed | DisconnectReason::Lost => io::ErrorKind::ConnectionReset,
             DisconnectReason::KeepaliveTimeout | DisconnectReason::TransferTimeout => io::ErrorKind::TimedOut,
             DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
-            DisconnectReason::Transport(_) | DisconnectReason::DeviceRemoved | DisconnectReason::Internal(_) => {
-                io::ErrorKind::ConnectionAborted
-            }
+            DisconnectReason::Transport(_)
+            | DisconnectReason::WorkRequest { .. }
+            | DisconnectReason::DeviceRemoved
+            | DisconnectReason::Internal(_) => io::ErrorKind::ConnectionAborted,
         };
         Self::new(kind, reason)
     }

@@ -51,7 +51,7 @@ simulate() { # [NAME]: the simulation's exit status; the log has its output
         echo "mutants: ${1:-the code without a defect} does not build" >&2
         exit 1
     fi
-    binary=$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' "$log.build" | tail -n 1)
+    binary=$(sed -n '/"name":"simulation"/s/.*"executable":"\([^"]*\)".*/\1/p' "$log.build" | tail -n 1)
     SIM_SEEDS=$worlds timeout 900 "$binary" every_promise >"$log" 2>&1
 }
 

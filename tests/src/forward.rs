@@ -1,7 +1,9 @@
 //! A provider in front of the embedded one, which can lack features, have other limits, write down its calls, and fail.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +16,8 @@ use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId};
-use rdma_reactor::transport::wc::WorkCompletion;
-use rdma_reactor::transport::wr::{RecvWr, SendWr};
+use rdma_reactor::transport::wc::{WcStatus, WorkCompletion};
+use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
@@ -26,12 +28,14 @@ pub struct Health {
     polls: Arc<AtomicU32>,
     /// Number of times that completion queues can still be armed.
     arms: Arc<AtomicU32>,
+    /// The device's code for the failure of the next completion; 0 if that one is to be as it is.
+    failure: Arc<AtomicU32>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         let ever = || Arc::new(AtomicU32::new(u32::MAX));
-        Self { polls: ever(), arms: ever() }
+        Self { polls: ever(), arms: ever(), failure: Arc::default() }
     }
 }
 
@@ -44,6 +48,11 @@ impl Health {
     /// Lets arming of completion queues fail after so many more times.
     pub fn fail_after_arms(&self, arms: u32) {
         self.arms.store(arms, Ordering::Relaxed);
+    }
+
+    /// Lets the next completion be a failure with this code of the device.
+    pub fn fail_completion(&self, code: u32) {
+        self.failure.store(code, Ordering::Relaxed);
     }
 }
 
@@ -74,6 +83,8 @@ pub enum Asked {
     CompletionQueue(u32, u32),
     /// `create_qp`.
     QueuePair(QpAttr),
+    /// `register_range`.
+    Register(Access),
 }
 
 /// What was asked for, oldest first. The clones are of one device.
@@ -104,6 +115,8 @@ pub struct Forward {
     info: DeviceInfo,
     health: Health,
     record: Record,
+    /// The keys of regions that may be read into.
+    sinks: BTreeSet<u32>,
 }
 
 impl Forward {
@@ -114,6 +127,16 @@ impl Forward {
     #[must_use]
     pub fn reactor(config: Config, lacks: Features, health: &Health) -> Reactor {
         Self::open(config, |capabilities| capabilities.features.remove(lacks), health.clone(), Record::default())
+    }
+
+    /// A reactor on a device that reads into open sinks only, as irdma and cxgb4 do on iWARP.
+    ///
+    /// # Panics
+    /// As [`Forward::reactor`]; and the reactor's turns do when they post a Read into another region.
+    #[must_use]
+    pub fn with_open_sinks(config: Config) -> Reactor {
+        let limits = |capabilities: &mut Capabilities| capabilities.features |= Features::OPEN_READ_SINKS;
+        Self::open(config, limits, Health::default(), Record::default())
     }
 
     /// A reactor on one that writes down what it is asked for, on a device with other limits.
@@ -131,7 +154,7 @@ impl Forward {
         let mut info = inner.device(DeviceId(0)).expect("its device").clone();
         limits(&mut info.capabilities);
         let parts = Parts {
-            provider: Box::new(Self { inner, info, health, record }),
+            provider: Box::new(Self { inner, info, health, record, sinks: BTreeSet::new() }),
             poller: Box::new(MioPoller::new().expect("a poller")),
             clock: Box::new(SystemClock),
         };
@@ -201,6 +224,26 @@ unsafe impl Provider for Forward {
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
         self.inner.register(device, memory, access)
     }
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.record.note(Asked::Register(access));
+        let registered = self.inner.register_range(device, memory, range, access)?;
+        if access.contains(Access::READ_SINK) {
+            self.sinks.insert(registered.local_key.0);
+        }
+        Ok(registered)
+    }
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
+        self.inner.restrict(region, qp)
+    }
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.inner.invalidate(region)
+    }
     fn deregister(&mut self, region: MrId) -> Result<()> {
         self.inner.deregister(region)
     }
@@ -226,11 +269,24 @@ unsafe impl Provider for Forward {
         self.inner.post_recv(qp, chain)
     }
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+        if self.info.capabilities.features.contains(Features::OPEN_READ_SINKS) {
+            let mut reads = chain.iter().filter(|wr| matches!(wr.op, SendOp::Read(_)));
+            let open = |wr: &SendWr| wr.sges.as_slice().iter().all(|sge| self.sinks.contains(&sge.local_key().0));
+            assert!(reads.all(open), "a Read into a region that is no sink");
+        }
         self.inner.post_send(qp, chain)
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         count(&self.health.polls, "ibv_poll_cq")?;
-        self.inner.poll_cq(cq, max, out)
+        let polled = self.inner.poll_cq(cq, max, out)?;
+        if polled > 0
+            && let code @ 1.. = self.health.failure.load(Ordering::Relaxed)
+            && let Some(last) = out.last_mut()
+        {
+            self.health.failure.store(0, Ordering::Relaxed);
+            (last.status, last.vendor_error) = (WcStatus::LocalProtectionError, code);
+        }
+        Ok(polled)
     }
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
         count(&self.health.arms, "ibv_req_notify_cq")?;

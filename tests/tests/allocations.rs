@@ -4,11 +4,17 @@ use rdma_reactor_tests::steady::{Side, Steady, Work};
 
 const TIMES: u64 = 10_000;
 
+/// Number of rounds, of which the best one counts.
+const ROUNDS: usize = 5;
+
 /// Counts the allocations of both sides while something is done ten thousand times. As many times before do not count.
+/// A queue may grow to a length that it did not have before, when the system is slow to carry octets on a busy machine. So
+/// the best of some rounds counts; what allocates for each message does so in every round.
 fn allocations(work: Work) -> u64 {
     let mut steady = Steady::new(work, Side::Client);
     steady.repeat(TIMES);
-    allocation_counter::measure(|| steady.repeat(TIMES)).count_total
+    let rounds = (0..ROUNDS).map(|_| allocation_counter::measure(|| steady.repeat(TIMES)).count_total);
+    rounds.min().expect("there are rounds")
 }
 
 #[test]

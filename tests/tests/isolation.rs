@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
+use rdma_reactor::transport::wc::{Failure, WcStatus};
 use rdma_reactor::{
-    Access, Blocked, Config, ConnectionId, Context, DisconnectReason, Error, Handler, Reactor, RegionOptions,
+    Access, Blocked, Config, ConnectionId, Context, DisconnectReason, Error, Handler, Outcome, Reactor, RegionOptions,
     SendErrorKind, Wait,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
@@ -42,6 +43,29 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("nothing is left to wait for");
         });
     }
+}
+
+/// The reason of an end that comes from a device names the device and its code, which the vendor can explain.
+#[test]
+fn a_failed_work_request_says_what_the_device_calls_it() {
+    with_watchdog("a_failed_work_request_says_what_the_device_calls_it", || {
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
+        let health = Health::default();
+        p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &health);
+        let conn = p.connect();
+        let device = p.client.context().device(conn).expect("it is on a device").to_owned();
+        health.fail_completion(0x51);
+        p.client.context().send(conn, b"in vain").expect("room");
+        p.until("the end", |p| disconnect(&p.c).is_some());
+        let failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };
+        let reason = disconnect(&p.c).expect("just seen");
+        assert_eq!(reason, DisconnectReason::WorkRequest { device: device.clone(), failure });
+        let said = format!("{device}: a work request failed: local protection error (vendor error 0x51)");
+        assert_eq!(reason.to_string(), said);
+        assert!(p.c.count(|event| *event == Event::Sent(conn, 0, Outcome::Failed(failure))) <= 1, "{:?}", p.c);
+        p.until("the peer knows", |p| p.s.live() == 0);
+        p.finish();
+    });
 }
 
 /// A time that is longer than any clock can tell means no limit.

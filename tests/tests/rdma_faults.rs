@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::transport::cm::DisconnectCause;
 use rdma_reactor::{
     ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor, SendErrorKind,
 };
@@ -309,7 +308,9 @@ fn link_down(device: Device, load: Load) {
             let [Event::Disconnect(_, reason)] = ends[..] else { panic!("{ends:?}") };
             match reason {
                 DisconnectReason::Lost => assert_eq!(device, SIW),
-                DisconnectReason::Transport(DisconnectCause::WorkRequest(_)) => assert_eq!(device, RXE),
+                DisconnectReason::WorkRequest { device: name, failure } => {
+                    assert_eq!((device, name.as_str()), (RXE, device.name().as_str()), "{failure}");
+                }
                 other => panic!("{conn}: {other:?}"),
             }
         }

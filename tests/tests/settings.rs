@@ -2,14 +2,15 @@
 //! pairs of devices.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use rdma_reactor::transport::caps::Capabilities;
+use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::{Error as TransportError, QpAttr};
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, Error, Framing, ListenOptions, Reactor, ReadDepth, RejectReason, Retries,
-    Source,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Error, Framing, ListenOptions, Outcome, Reactor,
+    ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, Source,
 };
-use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
 
 fn config() -> Config {
@@ -170,6 +171,78 @@ fn completion_vectors_are_spread_or_chosen() {
         p.until("the error", |p| error(p) == 1);
         let said = |event: &Event| matches!(event, Event::ConnectError(_, ConnectError::Local(why)) if why.starts_with("completion vector is 4"));
         assert_eq!(p.c.count(said), 1, "{:?}", p.c);
+    });
+}
+
+/// The first and the last connection that a probe was told of.
+fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
+    let connected = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
+    let all: Vec<_> = probe.events.iter().filter_map(connected).collect();
+    (*all.first().expect("it was told of a connection"), all[all.len() - 1])
+}
+
+/// On a device whose sinks of Reads are open to peers, large messages are read into such sinks, each peer's into sinks of its
+/// own, and delivered in memory that no peer can reach. Elsewhere no sink is open.
+#[test]
+fn sinks_of_reads_are_open_only_where_they_must_be() {
+    with_watchdog("sinks_of_reads_are_open_only_where_they_must_be", || {
+        for open in [true, false] {
+            let patient = config().pool_idle(Duration::from_secs(3600));
+            let (mut p, record) = recorded(patient, |capabilities| {
+                capabilities.features.set(Features::OPEN_READ_SINKS, open);
+            });
+            (p.s.large, p.c.large, p.c.keep) = (true, true, Some(Vec::new()));
+            p.connect();
+            let (there, here) = (first_and_last(&p.s).0, first_and_last(&p.c).0);
+            for nth in 0..3 {
+                p.server.context().send(there, &pattern(nth, 100_000)).expect("room");
+            }
+            p.until("the messages", |p| p.c.received == 3 && p.s.sent == 3);
+            assert!(p.c.messages().into_iter().enumerate().all(|(nth, message)| message == pattern(nth, 100_000)));
+            let sinks = |asked: &Asked| matches!(asked, Asked::Register(access) if access.contains(Access::READ_SINK));
+            assert_eq!(record.take().iter().any(sinks), open);
+            let message = p.c.keep.take().and_then(|mut kept| kept.pop()).expect("it is kept");
+            let region = message.into_region().expect("it was past one buffer");
+            assert_eq!(region.bytes(), Some(&pattern(2, 100_000)[..]), "no peer can write it");
+            let sent = p.client.context().send_region(here, &region, 0..10);
+            assert_eq!(sent.err(), open.then_some(SendErrorKind::ForeignRegion), "the copy is registered nowhere");
+
+            let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+            let source = p.server.context().register(there, 10, &readable).expect("a region");
+            let mut closed = p.client.context().register(here, 100, &RegionOptions::new()).expect("a region");
+            let refused = p.client.context().read(here, source.remote(), &mut closed, 0..10);
+            assert_eq!(refused.err(), open.then_some(SendErrorKind::NotASink));
+            let options = RegionOptions::new().allow(Access::READ_SINK);
+            let mut sink = p.client.context().register(here, 100, &options).expect("a region");
+            p.client.context().read(here, source.remote(), &mut sink, 0..10).expect("it is a sink");
+            let reads = 1 + 2 * u64::from(!open);
+            p.until("the read", |p| p.c.sent == reads);
+            assert!(
+                p.c.events.iter().all(|event| !matches!(event, Event::Sent(_, _, Outcome::Failed(_)))),
+                "{:?}",
+                p.c
+            );
+            p.client.context().revoke(&sink);
+            assert_eq!(sink.bytes(), None, "it is open as long as it is registered");
+            drop((region, sink, closed, source));
+            p.until("all are given back", |p| p.client.stats().memory.regions == 0);
+            assert_eq!(p.client.stats().memory.fetched_bytes, 0);
+
+            // The first peer knows the keys of the sinks that its messages were read into.
+            p.connect();
+            let (_, other) = first_and_last(&p.s);
+            for (to, fresh) in [(other, u64::from(open)), (there, 0)] {
+                let before = (p.c.received, p.client.stats().messages.large_registrations);
+                p.server.context().send(to, &pattern(3, 100_000)).expect("room");
+                p.until("one more", |p| p.c.received == before.0 + 1 && p.client.stats().memory.fetched_bytes == 0);
+                assert_eq!(p.client.stats().messages.large_registrations - before.1, fresh, "{to}, {open}");
+            }
+            let kept = p.client.stats().memory.kept_bytes;
+            p.server.context().close(other);
+            p.until("its end", |p| p.c.live() == 1);
+            assert_eq!(p.client.stats().memory.kept_bytes < kept, open, "what its peer could write is gone");
+            p.finish();
+        }
     });
 }
 

@@ -41,6 +41,10 @@ bitflags! {
         /// ([`Provider::register_dmabuf`](crate::Provider::register_dmabuf)). The libraries can ask for one; whether the
         /// driver and the exporter of the memory agree is known only when it is tried.
         const DMABUF = 1 << 14;
+        /// The sink of an RDMA Read must be open to writes of the peer
+        /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters: a Read into other memory fails, and a peer
+        /// that breaks the rules can write into a sink for as long as it is registered.
+        const OPEN_READ_SINKS = 1 << 15;
     }
 }
 

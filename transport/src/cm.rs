@@ -8,7 +8,7 @@ use crate::datagram::DatagramPeer;
 use crate::error::{Error, Result};
 pub use crate::handle::CmId;
 use crate::handle::DeviceId;
-use crate::wc::WcStatus;
+use crate::wc::Failure;
 
 /// What both ends tell each other while connecting (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]
@@ -302,7 +302,7 @@ pub enum DisconnectCause {
     /// The path failed.
     Path(String),
     /// A work request failed.
-    WorkRequest(WcStatus),
+    WorkRequest(Failure),
 }
 
 impl fmt::Display for DisconnectCause {
@@ -314,7 +314,7 @@ impl fmt::Display for DisconnectCause {
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::TerminatedByPeer(what) => write!(f, "terminated by the peer: {what}"),
             Self::Path(why) => write!(f, "the path failed: {why}"),
-            Self::WorkRequest(status) => write!(f, "a work request failed: {status}"),
+            Self::WorkRequest(failure) => write!(f, "a work request failed: {failure}"),
         }
     }
 }

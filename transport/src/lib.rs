@@ -53,5 +53,5 @@ pub use provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
 pub use registrar::{Registrar, Registration};
 pub use station::Station;
-pub use wc::{WcOpcode, WcStatus, WorkCompletion};
+pub use wc::{Failure, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};

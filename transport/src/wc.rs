@@ -61,6 +61,30 @@ impl fmt::Display for WcStatus {
     }
 }
 
+/// Why a work request has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The status of its completion.
+    pub status: WcStatus,
+    /// The device's own code, which its vendor can explain; 0 where there is none.
+    pub vendor_error: u32,
+}
+
+impl From<WcStatus> for Failure {
+    fn from(status: WcStatus) -> Self {
+        Self { status, vendor_error: 0 }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.vendor_error {
+            0 => self.status.fmt(f),
+            code => write!(f, "{} (vendor error {code:#x})", self.status),
+        }
+    }
+}
+
 /// What completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -102,4 +126,30 @@ pub struct WorkCompletion {
     pub invalidated: Option<RemoteKey>,
     /// Sender of a received datagram.
     pub source: DatagramSource,
+}
+
+impl WorkCompletion {
+    /// Whether the work request is done, and if not, why it failed.
+    ///
+    /// # Errors
+    /// The status without success, with the device's own code.
+    #[inline]
+    pub const fn result(&self) -> Result<(), Failure> {
+        match self.status {
+            WcStatus::Success => Ok(()),
+            status => Err(Failure { status, vendor_error: self.vendor_error }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_the_vendor_calls_it() {
+        let failure = Failure { vendor_error: 0x88, ..WcStatus::RemoteAccessError.into() };
+        assert_eq!(failure.to_string(), "remote access error (vendor error 0x88)");
+        assert_eq!(Failure::from(WcStatus::Flushed).to_string(), "work request flushed");
+    }
 }

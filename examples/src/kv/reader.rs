@@ -1,6 +1,6 @@
 //! A client's reader of the table. It makes one RDMA Read after another until an entry arrives in one piece.
 
-use rdma_reactor::{ConnectionId, Context, Region, RegionOptions};
+use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
 
 use super::table::{HEADER, Slot};
 use super::wire::Hello;
@@ -13,8 +13,10 @@ const PATIENCE: u32 = 100_000;
 #[derive(Debug)]
 pub struct Reader {
     hello: Hello,
-    /// A copy of one slot: the target of the reads.
-    copy: Region,
+    /// The target of the reads.
+    sink: Region,
+    /// A copy of what was read. The peer could write the sink where the device opens it to the answer, as on iWARP adapters.
+    slot: Vec<u8>,
     key: Vec<u8>,
     /// Places of the key not looked at yet, the current one first.
     places: Vec<u64>,
@@ -40,8 +42,9 @@ impl Reader {
     /// # Errors
     /// No memory could be registered.
     pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: Hello) -> Result<Self, Failure> {
-        let copy = cx.register(conn, hello.geometry.slot_len(), &RegionOptions::new())?;
-        Ok(Self { hello, copy, key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
+        let len = hello.geometry.slot_len();
+        let sink = cx.register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;
+        Ok(Self { hello, sink, slot: vec![0; len], key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
     }
 
     /// Starts looking for a key. Call [`Reader::completed`] when the read has ended.
@@ -63,7 +66,7 @@ impl Reader {
         let len = self.hello.geometry.slot_len();
         let place = self.places.last().and_then(|&offset| self.hello.region.part(offset, len as u64));
         let place = place.ok_or_else(|| Failure::new("the server's table is smaller than it says"))?;
-        cx.read(conn, place, &mut self.copy, 0..len).map_err(Failure::new)?;
+        cx.read(conn, place, &mut self.sink, 0..len).map_err(Failure::new)?;
         Ok(())
     }
 
@@ -72,8 +75,8 @@ impl Reader {
     /// # Errors
     /// The next read was refused, or the entry is never in one piece.
     pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Found<'_>, Failure> {
-        let bytes = self.copy.bytes().ok_or_else(|| Failure::new("a read is still on its way"))?;
-        let value = match Slot::parse(bytes) {
+        self.sink.copy_to(0, &mut self.slot);
+        let value = match Slot::parse(&self.slot) {
             Slot::Empty => return Ok(Found::Nothing),
             Slot::Entry { key, value, .. } if key == self.key => Some(value.len()),
             Slot::Entry { .. } => {
@@ -96,6 +99,6 @@ impl Reader {
             return Ok(Found::NotYet);
         };
         let start = HEADER + self.key.len();
-        Ok(Found::Value(self.copy.bytes().map_or(&[], |bytes| &bytes[start..start + len])))
+        Ok(Found::Value(&self.slot[start..start + len]))
     }
 }

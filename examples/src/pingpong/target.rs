@@ -60,7 +60,8 @@ impl Target {
         let remote = lent
             .part(start as u64, size.into())
             .ok_or_else(|| Failure::new(format!("the peer has lent {} bytes where {size} are needed", lent.len)))?;
-        let local = cx.register(conn, len, &RegionOptions::new())?;
+        let access = if op == Op::Read { Access::READ_SINK } else { Access::empty() };
+        let local = cx.register(conn, len, &RegionOptions::new().allow(access))?;
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 

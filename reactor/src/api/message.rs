@@ -83,10 +83,11 @@ impl DetachedMessage {
         self.connection
     }
 
-    /// The memory it was fetched into; the message itself if it came in a buffer of the pool.
+    /// The memory that the message was fetched into. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, it is
+    /// a copy that is not registered.
     ///
     /// # Errors
-    /// The message, unchanged.
+    /// The message, unchanged, if it came in a buffer of the pool.
     pub fn into_region(mut self) -> Result<Region, Self> {
         match &mut self.content {
             Kept::Region(region) => region.take().map(|region| *region).ok_or(self),

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
 use super::effects::{Action, Effects, Event};
@@ -330,9 +330,9 @@ impl Connection {
 
     /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager
     /// is about to report the cause.
-    pub(super) fn work_request_failed(&mut self, status: WcStatus, env: &mut Env<'_>) {
-        let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(status));
-        let certainty = if status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
+    pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
+        let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
+        let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
         self.end(Ending::disconnect(reason), certainty, env);
     }
 
@@ -422,12 +422,25 @@ impl Connection {
         certain && self.outstanding() == 0
     }
 
+    /// Why an attempt to connect has failed, if another address may lead to the peer: not if the peer has said no, or the program
+    /// has given the attempt up.
+    pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
+        let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
+        match error {
+            ConnectError::Timeout
+            | ConnectError::Transport(_)
+            | ConnectError::Local(_)
+            | ConnectError::Unsupported { .. } => Some(error),
+            ConnectError::Rejected { .. } | ConnectError::Limit { .. } | ConnectError::Cancelled => None,
+        }
+    }
+
     /// Cleans up after the queue pair is gone: the sends that are left have failed. Returns the last callback, if there
     /// is one.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
-            self.end_send(Outcome::Failed(WcStatus::Flushed), env);
+            self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
         }
         self.fail_transfers(env);
         self.drop_early(env);

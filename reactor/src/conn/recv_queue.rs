@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rdma_transport::mr::RemoteKey;
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{RecvWr, SgeList};
 
 use super::credit::ReceiveWindow;
@@ -217,7 +217,7 @@ pub(super) struct Early {
 /// A receive that has completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
-    pub(crate) status: WcStatus,
+    pub(crate) result: Result<(), Failure>,
     /// Number of bytes that arrived.
     pub(crate) len: u32,
     /// Immediate data of a peer's write.
@@ -232,8 +232,8 @@ impl Connection {
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(buffer) = self.receives.complete(env.buffers, place) else { return false };
-        if !wc.status.is_success() {
-            self.receive_failed(buffer, wc.status, env);
+        if let Err(failure) = wc.result {
+            self.receive_failed(buffer, failure, env);
             return true;
         }
         if !cfg!(planted = "keepalive-is-deaf") {
@@ -316,16 +316,16 @@ impl Connection {
         }
     }
 
-    fn receive_failed(&mut self, buffer: Buffer, status: WcStatus, env: &mut Env<'_>) {
+    fn receive_failed(&mut self, buffer: Buffer, failure: Failure, env: &mut Env<'_>) {
         self.discard(buffer, env);
         // If the connection is not up yet, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
-            State::Connecting => status == WcStatus::Flushed,
+            State::Connecting => failure.status == WcStatus::Flushed,
             _ => false,
         };
         if !expected {
-            self.work_request_failed(status, env);
+            self.work_request_failed(failure, env);
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use rdma_transport::wc::WcStatus;
+use rdma_transport::wc::Failure;
 use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use super::credit::may_control;
@@ -660,9 +660,9 @@ impl Connection {
     /// Handles the completion of the send at position `sequence`, which also ends those before it. `false` if no such
     /// send is posted.
     #[inline]
-    pub(crate) fn sent(&mut self, sequence: u16, status: WcStatus, env: &mut Env<'_>) -> bool {
+    pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
-        let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
+        let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         if self.sends.has_answers() {
             self.sends.note_ends(count, last);
             while let Some(outcome) = self.sends.front_ended() {
@@ -679,8 +679,8 @@ impl Connection {
             // Messages and reads that are to be posted may have waited for a place.
             self.mark(env);
         }
-        if !status.is_success() {
-            self.work_request_failed(status, env);
+        if let Err(failure) = result {
+            self.work_request_failed(failure, env);
         }
         true
     }

@@ -316,7 +316,7 @@ impl Connection {
         self.discard_held(env);
         let Some(active) = &mut self.transfers.0 else { return };
         for outgoing in std::mem::take(&mut active.outgoing) {
-            self.end_offer(outgoing, Outcome::Failed(rdma_transport::wc::WcStatus::Flushed), env);
+            self.end_offer(outgoing, Outcome::Failed(rdma_transport::wc::WcStatus::Flushed.into()), env);
         }
     }
 

@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rdma_transport::QpAttr;
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, DisconnectCause};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::datagram::{Destination, GRH_LEN};
 use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::DeviceId;
 use rdma_transport::slab::{Key, Slab};
-use rdma_transport::wc::{WcStatus, WorkCompletion};
+use rdma_transport::wc::{Failure, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp};
 
 use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
@@ -313,26 +313,26 @@ impl Endpoints {
         let Work { endpoint, send } = Work::unpack(number);
         let known = match send {
             _ if self.all.get(endpoint).is_none() => false,
-            Some(sequence) => self.sent(driver, endpoint, sequence, wc.status),
+            Some(sequence) => self.sent(driver, endpoint, sequence, wc.result()),
             None => self.received(driver, endpoint, wc),
         };
         driver.counters().completions.stale += u64::from(!known);
     }
 
-    fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, status: WcStatus) -> bool {
+    fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, result: Result<(), Failure>) -> bool {
         let Some(endpoint) = self.all.get(key) else { return false };
         let Some(count) = endpoint.traffic.sends_ended_by(sequence) else {
-            log::warn!("{}: a completion of a datagram that is not posted ({status})", endpoint.id);
+            log::warn!("{}: a completion of a datagram that is not posted ({result:?})", endpoint.id);
             return false;
         };
-        let last = if status.is_success() { Outcome::Sent } else { Outcome::Failed(status) };
+        let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         for nth in 1..=count {
             // The datagrams before the last one have succeeded; they had no signal.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
         self.drop_unused_addresses(driver, key);
-        if !status.is_success() {
-            self.end(driver, key, work_request(status), true);
+        if let Err(failure) = result {
+            self.fail(driver, key, failure);
         } else if self.all.get(key).is_some_and(|endpoint| endpoint.blocked) {
             self.to_ask.push(key);
         }
@@ -355,9 +355,9 @@ impl Endpoints {
             log::warn!("{}: a completion of a receive that is not posted ({})", endpoint.id, wc.status);
             return false;
         };
-        if !wc.status.is_success() {
+        if let Err(failure) = wc.result() {
             endpoint.traffic.reposts.push(buffer);
-            self.end(driver, key, work_request(wc.status), true);
+            self.fail(driver, key, failure);
             return true;
         }
         let (endpoint, len) = (endpoint.id, wc.byte_len as usize);
@@ -466,6 +466,13 @@ impl Endpoints {
         }
     }
 
+    /// Ends an endpoint because one of its work requests has failed.
+    fn fail(&mut self, driver: &mut Driver, key: Key, failure: Failure) {
+        let Some(endpoint) = self.all.get(key) else { return };
+        let device = driver.device(endpoint.site.device).map(|device| device.name.clone()).unwrap_or_default();
+        self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
+    }
+
     /// Stops the sending of an endpoint that ends.
     fn hurry(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
@@ -513,7 +520,7 @@ impl Endpoints {
         self.destroy_ids_of(driver, key);
         // The queue pair is destroyed, so nothing touches the buffers from now on.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.traffic.sends.is_empty()) {
-            self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed));
+            self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
         self.cancel_lookups(driver, key);
         let Some(endpoint) = self.all.get(key) else { return };
@@ -562,8 +569,4 @@ fn drop_slabs(driver: &mut Driver, slabs: Vec<(LocalKey, MrId)>) {
     for (_, slab) in slabs {
         deregister(driver.provider_mut(), slab);
     }
-}
-
-fn work_request(status: WcStatus) -> DisconnectReason {
-    DisconnectReason::Transport(DisconnectCause::WorkRequest(status))
 }

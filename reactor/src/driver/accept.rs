@@ -12,7 +12,8 @@ use super::choose::Use;
 use super::data_path::post_own_receives;
 use super::drain::Drain;
 use super::fabric::Owner;
-use super::table::{Flush, Link, Place, Seat};
+use super::fallback::Fallback;
+use super::table::{Place, Seat};
 use crate::config::Framing;
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
@@ -71,8 +72,8 @@ impl Request {
 impl Driver {
     // Connecting.
 
-    /// Opens a connection.
-    pub(crate) fn connect(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
+    /// Opens a connection to the first of several addresses that lets itself be connected to.
+    pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         options.check()?;
         let ConnectOptions { private_data, framing, path, service } = options;
         if framing == Framing::Credits && private_data.len() > MAX_USER_PRIVATE_DATA {
@@ -84,13 +85,54 @@ impl Driver {
         if self.table.len() >= self.config.max_connections as usize {
             return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
         }
-        self.fabric.decide(peer, Use::Connect);
+        let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
+        self.fabric.decide(*first, Use::Connect);
         let deadline = self.now + self.config.connect_timeout;
-        let cm = self.fabric.provider.resolve_with(peer, &path, deadline)?;
+        let resolved = self.fabric.provider.resolve_with(*first, &path, deadline);
+        let mut fallback = Fallback::new(others, path);
+        let (peer, cm) = match resolved {
+            Ok(cm) => (*first, cm),
+            Err(error) => fallback.resolve_next(&mut *self.fabric.provider, deadline).ok_or(error)?,
+        };
         let id = self.insert(cm, peer, framing, service, Role::Active, private_data);
+        if let Some(seat) = self.table.get_mut(id) {
+            seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
+        }
         self.set_deadline(id, Some(deadline));
         self.ring();
         Ok(id)
+    }
+
+    /// Goes on with the next address of a connection whose attempt has failed and has left nothing on the device. `false` if
+    /// there is none, and the program is to be told of the end.
+    pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
+        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+            return false;
+        }
+        let deadline = self.now + self.config.connect_timeout;
+        let Self { table, fabric, config, now, .. } = self;
+        let Some(seat) = table.get_mut(id) else { return false };
+        let Some(error) = seat.conn.failed_attempt() else { return false };
+        // Completions that are still to come would be taken for those of the next attempt.
+        if seat.conn.outstanding() > 0 || !seat.allowance.backlog.is_empty() {
+            return false;
+        }
+        let Some(mut fallback) = seat.link.fallback.take() else { return false };
+        let Some((peer, cm)) = fallback.resolve_next(&mut *fabric.provider, deadline) else { return false };
+        log::info!("{id}: {}: {error}; {peer} is tried", seat.conn.peer());
+        let private_data = seat.conn.private_data().to_vec();
+        let mut conn = Connection::new(id, Role::Active, seat.conn.framing(), peer, private_data, config, *now);
+        conn.set_user(seat.conn.user());
+        let old = std::mem::replace(seat, Seat::new(conn, cm, seat.link.service));
+        seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
+        seat.link.regions.clone_from(&old.link.regions);
+        fabric.provider.destroy_id(old.link.cm, *now);
+        fabric.disown(old.link.cm);
+        fabric.own(cm, Owner::Connection(id));
+        self.revoke_regions_of(id);
+        self.vacate(old);
+        self.set_deadline(id, Some(deadline));
+        true
     }
 
     /// Adds a connection.
@@ -104,21 +146,9 @@ impl Driver {
         private_data: Vec<u8>,
     ) -> ConnectionId {
         let (config, now) = (&self.config, self.now);
-        let id = self.table.insert(|id| Seat {
-            conn: Connection::new(id, role, framing, peer, private_data, config, now),
-            link: Link {
-                cm,
-                service,
-                qp: None,
-                place: None,
-                timer: None,
-                regions: Vec::new(),
-                ending: false,
-                flush: Flush::Before,
-                suspect: None,
-            },
-            allowance: super::fair::Allowance::default(),
-        });
+        let id = self
+            .table
+            .insert(|id| Seat::new(Connection::new(id, role, framing, peer, private_data, config, now), cm, service));
         self.fabric.own(cm, Owner::Connection(id));
         if let Some(membership) = &mut self.membership {
             membership.gained();

@@ -1,13 +1,15 @@
 //! The ends of connections: deadlines, the flush of their queues, and stage 10, which finishes them.
 
+use rdma_transport::cm::DisconnectCause;
 use rdma_transport::slab::Key;
 
-use super::table::{Flush, Suspect};
+use super::table::{Flush, Seat, Suspect};
 use super::{Driver, Due};
 use crate::conn::effects::Event;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::Device;
+use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, Work};
 
 impl Driver {
@@ -169,7 +171,7 @@ impl Driver {
                 self.input(id, |conn, env| conn.leave(env));
             }
             let Some(over) = self.is_over(id) else { return false };
-            if over {
+            if over && !self.try_next_address(id) {
                 ended.push(id);
             }
             !over
@@ -227,7 +229,15 @@ impl Driver {
         fabric.disown(seat.link.cm);
         let last = self.input(id, |conn, env| conn.finish(env)).flatten();
         self.revoke_regions_of(id);
-        last
+        last.map(|event| self.with_device(id, event))
+    }
+
+    /// Names the device in the reason of an end that came from one of its work requests.
+    fn with_device(&self, id: ConnectionId, event: Event) -> Event {
+        let Event::Disconnected(reason) = &event else { return event };
+        let DisconnectReason::Transport(DisconnectCause::WorkRequest(failure)) = **reason else { return event };
+        let device = self.device_name(id).unwrap_or_default().into();
+        Event::Disconnected(Box::new(DisconnectReason::WorkRequest { device, failure }))
     }
 
     /// Drops a connection of which the program has not heard, and whose connection-manager id lives on.
@@ -241,10 +251,15 @@ impl Driver {
     /// Gives back all that a connection holds, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
-        let Some(mut seat) = self.table.remove(id) else { return };
+        let Some(seat) = self.table.remove(id) else { return };
         if let Some(membership) = &self.membership {
             membership.lost();
         }
+        self.vacate(seat);
+    }
+
+    /// Gives back all that a connection held on its device.
+    pub(super) fn vacate(&mut self, mut seat: Seat) {
         if let Some((timer, _)) = seat.link.timer.take() {
             self.timers.cancel(timer);
         }
@@ -254,6 +269,10 @@ impl Driver {
             let mark = device.mark(place.room.cq);
             match (seat.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
+                    if let Some(qp) = seat.link.qp {
+                        // What it has left in the completion queue is nobody's.
+                        shared.disown(qp);
+                    }
                     for wc in seat.allowance.backlog.drain(..) {
                         // The completion was polled and never handled.
                         if let Work::SharedRecv { place } = Work::of(wc.wr_id)

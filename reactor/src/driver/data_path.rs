@@ -176,12 +176,12 @@ impl Driver {
 #[inline]
 fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
     let taken = match work {
-        Work::Send { sequence, .. } => seat.conn.sent(sequence, wc.status, env),
+        Work::Send { sequence, .. } => seat.conn.sent(sequence, wc.result(), env),
         _ => {
             let place = if let Work::SharedRecv { place } = work { place } else { 0 };
             let written = wc.opcode == WcOpcode::RecvWriteWithImmediate && wc.status.is_success();
             let immediate = if written { wc.immediate } else { None };
-            let completed = Completed { status: wc.status, len: wc.byte_len, immediate, invalidated: wc.invalidated };
+            let completed = Completed { result: wc.result(), len: wc.byte_len, immediate, invalidated: wc.invalidated };
             seat.conn.received(place, &completed, env)
         }
     };

@@ -9,6 +9,7 @@ mod device_event;
 pub(crate) mod drain;
 pub(crate) mod fabric;
 pub(crate) mod fair;
+mod fallback;
 pub(crate) mod group;
 pub(crate) mod handover;
 mod large;
@@ -305,6 +306,12 @@ impl Driver {
             capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         Some(capabilities)
+    }
+
+    /// Name of the device that a connection is on.
+    pub(crate) fn device_name(&self, id: ConnectionId) -> Option<&str> {
+        let place = self.table.get(id)?.link.place?;
+        self.devices.get(place.device).map(|device| device.name.as_str())
     }
 
     /// Whether a connection is neither up nor ending yet.

@@ -55,7 +55,7 @@ impl Driver {
         let site = self.site(id)?;
         let (region, fresh) = self.registry.block(&mut *self.fabric.provider, &site, len, account)?;
         self.stats.messages.large_registrations += u64::from(fresh);
-        if account == Account::Copied
+        if self.registry.belongs_to(region.key(), id)
             && let Some(seat) = self.table.get_mut(id)
         {
             seat.link.regions.push(region.key());
@@ -177,6 +177,10 @@ impl Driver {
     ) -> Result<SendId, SendErrorKind> {
         let parts = locals.iter().map(|(region, range)| (&**region, range));
         self.check_parts(id, remote, parts)?;
+        let are_sinks = || locals.iter().all(|(region, _)| self.registry.is_sink(region.key()));
+        if self.has(id, Features::OPEN_READ_SINKS) && !are_sinks() {
+            return Err(SendErrorKind::NotASink);
+        }
         let places = locals.len();
         self.input(id, |conn, env| {
             conn.check_operation(places, false, env)?;

@@ -8,6 +8,7 @@ use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
 
 use super::fair::Allowance;
+use super::fallback::Fallback;
 use crate::conn::Connection;
 use crate::device::Room;
 use crate::device::cq::Mark;
@@ -22,12 +23,33 @@ pub(crate) struct Seat {
     pub(crate) allowance: Allowance,
 }
 
+impl Seat {
+    /// The seat of a connection that is on no device yet.
+    pub(super) fn new(conn: Connection, cm: CmId, service: Service) -> Self {
+        let link = Link {
+            cm,
+            service,
+            fallback: None,
+            qp: None,
+            place: None,
+            timer: None,
+            regions: Vec::new(),
+            ending: false,
+            flush: Flush::Before,
+            suspect: None,
+        };
+        Self { conn, link, allowance: Allowance::default() }
+    }
+}
+
 /// What the driver knows of a connection.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) cm: CmId,
     /// What its device is asked for.
     pub(super) service: Service,
+    /// What is tried when this attempt fails.
+    pub(super) fallback: Option<Fallback>,
     /// From when it is on a device until the queue pair was destroyed.
     pub(super) qp: Option<QpId>,
     /// Once it is on a device.
@@ -183,19 +205,8 @@ mod tests {
 
     fn seat(id: ConnectionId, config: &Config, now: Instant) -> Seat {
         let peer = ([127, 0, 0, 1], 1).into();
-        let link = Link {
-            cm: CmId(Key::new(0, 1)),
-            service: Service::default(),
-            qp: None,
-            place: None,
-            timer: None,
-            regions: Vec::new(),
-            ending: false,
-            flush: Flush::Before,
-            suspect: None,
-        };
         let conn = Connection::new(id, Role::Passive, Framing::Credits, peer, Vec::new(), config, now);
-        Seat { conn, link, allowance: Allowance::default() }
+        Seat::new(conn, CmId(Key::new(0, 1)), Service::default())
     }
 
     /// A slot has had a million connections and more: its first name still means none of them.

@@ -7,6 +7,7 @@
 //! long as the handle is borrowed.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::Range;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -134,7 +135,8 @@ impl Hold {
 pub(crate) enum Bytes {
     /// Nobody but the region has this memory.
     Own(Arc<Memory>),
-    /// The program has a share of this memory, and other processes may have it, too: it is never behind a reference.
+    /// Others may write this memory at any time: the program has a share of it, other processes have it mapped, or it is a sink of
+    /// Reads, which some devices open to peers for as long as it is registered. It is never behind a reference.
     Shared(Arc<Memory>),
     /// The memory is a device's, registered as a dma-buf at this address: only devices reach it.
     Device(u64),
@@ -171,11 +173,23 @@ impl RegionMemory {
         }
     }
 
-    /// A share of memory that is the region's own.
+    /// A copy that nobody else has a share in; `None` if nobody has a share in this memory either.
+    pub(crate) fn private_copy(&self) -> io::Result<Option<Self>> {
+        if matches!(self.bytes, Bytes::Own(_)) {
+            return Ok(None);
+        }
+        let mut own = Self::new(Bytes::Own(Arc::new(Memory::new(self.len)?)), self.len);
+        if let Some(bytes) = own.bytes_mut() {
+            self.copy_to(0, bytes);
+        }
+        Ok(Some(own))
+    }
+
+    /// A share of the memory.
     pub(crate) fn share(&self) -> Option<Arc<Memory>> {
         match &self.bytes {
-            Bytes::Own(memory) => Some(Arc::clone(memory)),
-            Bytes::Shared(_) | Bytes::Device(_) => None,
+            Bytes::Own(memory) | Bytes::Shared(memory) => Some(Arc::clone(memory)),
+            Bytes::Device(_) => None,
         }
     }
 
@@ -197,7 +211,7 @@ impl RegionMemory {
 
     /// Counts peers with these rights, if there are any, before the memory is registered with them.
     pub(crate) fn expose(&mut self, access: Access) -> Option<Hold> {
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::READ_SINK) {
             return Some(self.hold(Use::PeersWrite, None));
         }
         access.contains(Access::REMOTE_READ).then(|| self.hold(Use::PeersRead, None))

@@ -49,13 +49,19 @@ impl Material<'_> {
                 return Ok((registered, Bytes::Device(address), len));
             }
             Self::Prepared(memory, len, Some(registration)) => {
-                return Ok((provider.adopt(registration)?, Bytes::Own(memory), len));
+                return Ok((provider.adopt(registration)?, bytes(memory, access), len));
             }
             Self::Prepared(memory, len, None) => (memory, len),
         };
         memory.prefer_huge_pages();
-        Ok((provider.register_range(device, &memory, 0..len, access)?, Bytes::Own(memory), len))
+        Ok((provider.register_range(device, &memory, 0..len, access)?, bytes(memory, access), len))
     }
+}
+
+/// The bytes of memory that was made for a region. Those of a sink of Reads count as shared, because some devices open it to
+/// peers, and taking the remote key back does not close it.
+pub(super) fn bytes(memory: Arc<Memory>, access: Access) -> Bytes {
+    if access.contains(Access::READ_SINK) { Bytes::Shared(memory) } else { Bytes::Own(memory) }
 }
 
 /// Prepares memory of one device to be a region, on any thread: see [`crate::Context::region_maker`].

@@ -1,6 +1,7 @@
 //! Registered memory in the program's hands, and its name in the hands of peers.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,9 @@ impl RegionOptions {
     }
 
     /// Lets the peer read, write or do atomic operations. No right brings another one, and `LOCAL_WRITE` is always there.
+    ///
+    /// A region that is read into needs `Access::READ_SINK` on devices with `Features::OPEN_READ_SINKS`, which iWARP adapters
+    /// have. The bytes of such a region can be copied and not borrowed, on every device.
     #[must_use]
     pub const fn allow(mut self, access: Access) -> Self {
         self.access = self.access.union(access);
@@ -170,7 +174,7 @@ impl Region {
     }
 
     /// The bytes; `None` while an operation or a peer may write them, and always where they are not the region's alone
-    /// ([`crate::Context::register_memory`], [`crate::Context::register_dmabuf`]).
+    /// ([`crate::Context::register_memory`], [`crate::Context::register_dmabuf`], `Access::READ_SINK`).
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         self.memory.bytes()
@@ -226,6 +230,15 @@ impl Region {
             Refused::Lent => Lent,
             Refused::Outside => panic!("a word at {offset} of a region of {}", self.len()),
         })
+    }
+
+    /// Replaces memory that peers could write by a copy that nobody else can reach. Operations cannot use the copy, which is
+    /// registered nowhere.
+    pub(crate) fn make_private(&mut self) -> io::Result<()> {
+        if let Some(copy) = self.memory.private_copy()? {
+            (self.memory, self.device) = (copy, usize::MAX);
+        }
+        Ok(())
     }
 
     pub(crate) const fn key(&self) -> Key {

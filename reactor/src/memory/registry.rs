@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
+use rdma_transport::caps::Features;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId, RemoteKey};
 use rdma_transport::provider::{DeviceId, Provider};
@@ -10,13 +11,16 @@ use rdma_transport::qp::QpId;
 use rdma_transport::slab::{Key, Slab};
 
 use super::budget::Account;
-use super::cells::{Bytes, Hold, RegionMemory, Users};
+use super::cells::{Hold, RegionMemory, Users};
 use super::kept::{Block, Kept, Purpose};
-use super::material::Material;
+use super::material::{Material, bytes};
 use super::region::{Home, Region, RegionOptions, RemoteRegion};
 use crate::error::Error;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
+
+/// The rights by which a peer can reach a region. A sink of Reads is open to the peer that answers them.
+const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 
 /// A region as the reactor knows it.
 #[derive(Debug)]
@@ -128,8 +132,17 @@ impl Registry {
         len: usize,
         account: Account,
     ) -> Result<(Region, bool), Error> {
-        let peer = (account == Account::Copied).then_some(site.connection);
-        let access = if peer.is_some() { Access::LOCAL_WRITE | Access::REMOTE_READ } else { Access::LOCAL_WRITE };
+        let open_sinks = || {
+            let info = provider.device(site.device);
+            info.is_some_and(|info| info.capabilities.features.contains(Features::OPEN_READ_SINKS))
+        };
+        let access = match account {
+            Account::Copied => Access::LOCAL_WRITE | Access::REMOTE_READ,
+            _ if open_sinks() => Access::READ_SINK,
+            _ => Access::LOCAL_WRITE,
+        };
+        // A peer learns the key of an open sink from the Read that it answers.
+        let peer = access.intersects(PEERS).then_some(site.connection);
         let purpose = Purpose { device: site.device.0 as usize, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
@@ -141,7 +154,7 @@ impl Registry {
                 (memory, registered, true)
             }
         };
-        let memory = RegionMemory::new(Bytes::Own(memory), len);
+        let memory = RegionMemory::new(bytes(memory, access), len);
         Ok((self.add(site, registered, memory, access, peer, account), fresh))
     }
 
@@ -208,6 +221,16 @@ impl Registry {
     /// Whether a region is of this reactor, and still registered.
     pub(crate) fn knows(&self, region: &Region) -> bool {
         region.is_of(&self.home.dropped) && self.regions.get(region.key()).is_some()
+    }
+
+    /// Whether a region is for the peer of a connection alone.
+    pub(crate) fn belongs_to(&self, key: Key, id: ConnectionId) -> bool {
+        self.regions.get(key).is_some_and(|registration| registration.connection == Some(id))
+    }
+
+    /// Whether a region may be read into on every device.
+    pub(crate) fn is_sink(&self, key: Key) -> bool {
+        self.regions.get(key).is_some_and(|registration| registration.access.contains(Access::READ_SINK))
     }
 
     /// Whether the peer of a connection may read a region.
@@ -277,10 +300,9 @@ impl Registry {
     /// Keeps the memory of a message past one buffer for the next one. `None` if it is something else, somebody uses it still,
     /// or the peer has lost its right to it.
     pub(crate) fn retire(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
-        let whole = |registration: &&Registration| match registration.account {
-            Account::Program => false,
-            Account::Copied => registration.peers.is_some() && registration.connection.is_some(),
-            Account::Fetched => true,
+        let whole = |registration: &&Registration| {
+            let of_its_peer = registration.peers.is_some() && registration.connection.is_some();
+            registration.account != Account::Program && (of_its_peer || !registration.access.intersects(PEERS))
         };
         let unused = |registration: &&Registration| registration.users.is_dropped() && !registration.users.operate();
         let registration = self.regions.get_mut(key).filter(|it| whole(&&**it) && unused(&&**it))?;

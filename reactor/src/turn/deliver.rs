@@ -308,7 +308,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    fn fetched(&mut self, id: ConnectionId, region: Box<Region>) {
+    fn fetched(&mut self, id: ConnectionId, mut region: Box<Region>) {
+        if let Err(error) = region.make_private() {
+            log::warn!("{id}: memory for a copy of a message of {} bytes: {error}", region.len());
+            return self.driver.abort(id);
+        }
         let mut region = Some(region);
         let message = Message { connection: id, content: Content::Region(&mut region) };
         self.handler.on_recv(cx!(self), id, message);

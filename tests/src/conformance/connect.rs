@@ -169,3 +169,55 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     assert!(data.starts_with(b"as it is") && data[8..].iter().all(|&b| b == 0), "{data:?}");
     p.finish();
 }
+
+/// A port of the same host at which nothing listens: a listener had it a moment ago.
+fn deserted(p: &mut Pair, setup: &Setup) -> std::net::SocketAddr {
+    let listener = p.server.context().listen(setup.address).expect("listening");
+    let address = p.server.context().local_address(listener).expect("its address");
+    p.server.context().close_listener(listener);
+    address
+}
+
+/// Of several addresses the first one that answers is used, under one id. A refusal by the peer's word is final, and so is the
+/// program's own end of the attempt; when none is left, the program hears of the last.
+pub fn the_next_address_is_tried(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let (nobody, here) = ([deserted(&mut p, setup), deserted(&mut p, setup)], p.address);
+    let options = ConnectOptions::new().private_data(b"for each".to_vec());
+    let empty = p.client.context().connect_any(&[], options.clone());
+    assert!(matches!(empty, Err(Error::NoAddress)), "{empty:?}");
+
+    let conn =
+        p.client.context().connect_any(&[nobody[0], nobody[1], here, nobody[0]], options.clone()).expect("connecting");
+    p.client.context().set_user(conn, 77);
+    p.until("both sides are connected", |p| p.s.live() + p.c.live() == 2);
+    assert_eq!(p.c.events, [Event::Connect(conn, Vec::new())]);
+    assert_eq!(p.s.events[0], Event::Request(b"for each".to_vec()));
+    let cx = p.client.context();
+    assert_eq!((cx.peer_address(conn), cx.user(conn)), (Some(here), Some(77)));
+    assert!(cx.device(conn).is_some_and(|name| !name.is_empty()), "{:?}", cx.device(conn));
+    p.c.events.clear();
+
+    let last = p.client.context().connect_any(&nobody, options.clone()).expect("connecting");
+    let failed = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
+    p.until("the error", |p| failed(p) == 1);
+    assert!(matches!(p.c.events[0], Event::ConnectError(id, ConnectError::Transport(_)) if id == last), "{:?}", p.c);
+    assert_eq!(p.client.context().device(last), None);
+
+    p.s.decision = Decision::Reject(b"no".to_vec());
+    p.c.events.clear();
+    let asked = p.s.events.len();
+    p.client.context().connect_any(&[nobody[0], here, here], options.clone()).expect("connecting");
+    p.until("the refusal", |p| failed(p) == 1);
+    assert!(matches!(&p.c.events[0], Event::ConnectError(_, ConnectError::Rejected { .. })), "{:?}", p.c);
+    assert_eq!(p.s.events.len(), asked + 1, "it is asked once");
+
+    p.c.events.clear();
+    let given_up = p.client.context().connect_any(&[nobody[0], here], options).expect("connecting");
+    p.client.context().close(given_up);
+    p.until("the end", |p| failed(p) == 1);
+    assert_eq!(p.c.events, [Event::ConnectError(given_up, ConnectError::Cancelled)]);
+    p.c.events.clear();
+    p.client.context().close(conn);
+    p.until("the first one's end", |p| p.c.live() == 0);
+}

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
-    DeviceEvent, DisconnectReason, EndpointId, Handler, Immediate, MemoryStats, Message, Origin, Outcome, PeerId,
-    ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    DeviceEvent, DisconnectReason, EndpointId, Error, Handler, Immediate, MemoryStats, Message, Origin, Outcome,
+    PeerId, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
 };
+
+use crate::forward::Forward;
 
 /// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,8 @@ pub struct Setup {
     pub datagrams: bool,
     /// Number of receives that connections share, if they do.
     pub shared: Option<u32>,
+    /// Makes the reactors.
+    pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
 
 /// The amount of work in the tests of scale; an emulated machine gets less.
@@ -44,7 +48,21 @@ impl Setup {
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        Self { provider: ProviderChoice::Iwarp, address, scale, reads_anything: false, datagrams: false, shared: None }
+        Self {
+            provider: ProviderChoice::Iwarp,
+            address,
+            scale,
+            reads_anything: false,
+            datagrams: false,
+            shared: None,
+            reactor: Reactor::new,
+        }
+    }
+
+    /// The embedded provider as a device that reads into open sinks only.
+    #[must_use]
+    pub fn open_sinks() -> Self {
+        Self { reactor: |config| Ok(Forward::with_open_sinks(config)), ..Self::iwarp() }
     }
 
     /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
@@ -53,8 +71,21 @@ impl Setup {
     /// When there is no such device, because a test that needs it has failed.
     #[must_use]
     pub fn device(kind: &str) -> Self {
-        let name = format!("RDMA_{kind}_ADDR");
-        let address = std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
+        Self::at(&format!("RDMA_{kind}_ADDR"), kind)
+    }
+
+    /// The device that `tests/hardware-report.sh` names.
+    ///
+    /// # Panics
+    /// As [`Setup::device`].
+    #[must_use]
+    pub fn adapter() -> Self {
+        let kind = std::env::var("RDMA_ADAPTER_KIND").unwrap_or_default();
+        Self::at("RDMA_ADAPTER_ADDR", &kind)
+    }
+
+    fn at(name: &str, kind: &str) -> Self {
+        let address = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
         let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
         let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
         // The kernel's siw never asks for the right to read.
@@ -64,8 +95,9 @@ impl Setup {
             address: SocketAddr::new(ip, 0),
             scale,
             reads_anything,
-            datagrams: kind == "RXE",
+            datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
+            reactor: Reactor::new,
         }
     }
 
@@ -377,8 +409,8 @@ impl Pair {
     /// Two reactors, the first one listening.
     #[must_use]
     pub fn with_configs(setup: &Setup, server: Config, client: Config, s: Probe, c: Probe) -> Self {
-        let mut server = Reactor::new(server).expect("the server's reactor");
-        let client = Reactor::new(client).expect("the client's reactor");
+        let mut server = (setup.reactor)(server).expect("the server's reactor");
+        let client = (setup.reactor)(client).expect("the client's reactor");
         let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().local_address(listener).expect("the listener's address");
         Self { server, s, client, c, address }

@@ -31,7 +31,8 @@ macro_rules! conformance {
             $crate::conformance!(@tests $setup;
                 connect: exchanges_private_data, passive_side_may_speak_first, reject_carries_its_reason,
                     nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
-                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages;
+                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
+                    the_next_address_is_tried;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
                     too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing,
@@ -78,7 +79,8 @@ macro_rules! conformance {
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
-                connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages;
+                connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages,
+                    the_next_address_is_tried;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
                 close: close_in_every_callback, both_close_at_once, a_dropped_reactor_is_a_lost_peer;
@@ -88,6 +90,18 @@ macro_rules! conformance {
                 violations: rude_messages_end_their_connection, sending_without_credits_is_noticed,
                     a_peer_that_never_grants_is_given_up;
                 batch: a_forgotten_cork_stops_nothing;
+            );
+        }
+    };
+    // The tests that read the memory of peers.
+    (reads $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, rights_are_kept,
+                    careless_operations_are_refused, what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
+                    memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
+                    what_follows_registers_nothing, what_is_kept_is_bounded;
             );
         }
     };

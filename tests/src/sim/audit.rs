@@ -240,11 +240,11 @@ impl Pair {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
                 how & silent != 0 || (peer.closed.is_some() || self.trespass) && fabric.forgetful
             }
-            DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed)) => {
+            DisconnectReason::WorkRequest { failure, .. } if failure.status == WcStatus::Flushed => {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
-            DisconnectReason::Transport(_) => self.trespass,
+            DisconnectReason::Transport(_) | DisconnectReason::WorkRequest { .. } => self.trespass,
             _ => false,
         }
     }

@@ -262,7 +262,7 @@ impl<N: Net> Iwarp<N> {
             }
             Fault::WorkRequest(status) => {
                 let terminate = Some((TerminateCause::LOCAL_CATASTROPHIC, None));
-                self.end(key, DisconnectCause::WorkRequest(status), terminate, now);
+                self.end(key, DisconnectCause::WorkRequest(status.into()), terminate, now);
             }
         }
     }

@@ -66,6 +66,10 @@ pub(super) fn ask(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capab
     if ibv_reg_dmabuf_mr().is_some() && limits.driver == Driver::Other {
         capabilities.features |= Features::DMABUF;
     }
+    // Siw is the one iWARP device that does not look (drivers/infiniband/sw/siw/siw_qp_rx.c, siw_proc_rresp).
+    if limits.iwarp && limits.driver != Driver::Siw {
+        capabilities.features |= Features::OPEN_READ_SINKS;
+    }
     add_extended(device.context(), &mut capabilities);
     let port = port_attr(device.context(), port)?;
     if capabilities.features.contains(Features::DATAGRAMS) {

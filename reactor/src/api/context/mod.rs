@@ -65,7 +65,7 @@ impl Context<'_> {
     /// # Errors
     /// A limit is reached, or the provider refused at once; no callback follows.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
-        self.driver.connect(peer, ConnectOptions::default())
+        self.driver.connect(&[peer], ConnectOptions::default())
     }
 
     /// As [`Context::connect`], with options.
@@ -74,7 +74,19 @@ impl Context<'_> {
     /// As [`Context::connect`], when the private data is too long, an option is out of its range, or the provider cannot
     /// choose the source.
     pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
-        self.driver.connect(peer, options)
+        self.driver.connect(&[peer], options)
+    }
+
+    /// Opens a connection to the first of several addresses of a peer that lets itself be connected to, such as those of its
+    /// adapters: when one is refused, unreachable or silent for `Config::connect_timeout`, the next one is tried, under the same
+    /// id. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
+    /// address it was; or `on_connect_error`, with the error of the last one. With [`crate::ProviderChoice::Auto`], the first
+    /// address decides on the provider.
+    ///
+    /// # Errors
+    /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.
+    pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.connect(peers, options)
     }
 
     /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
@@ -133,6 +145,12 @@ impl Context<'_> {
     #[must_use]
     pub fn capabilities(&self, conn: ConnectionId) -> Option<Capabilities> {
         self.driver.capabilities(conn)
+    }
+
+    /// Name of the device that a connection is on, such as `mlx5_0`; `None` when the connection is gone or not on a device yet.
+    #[must_use]
+    pub fn device(&self, conn: ConnectionId) -> Option<&str> {
+        self.driver.device_name(conn)
     }
 
     // The reactor.

@@ -226,7 +226,8 @@ impl Device {
     }
 
     fn receive(&mut self, place: u16, status: WcStatus, len: u32, immediate: Option<u32>) {
-        let completed = Completed { status, len, immediate, invalidated: None };
+        let result = if status.is_success() { Ok(()) } else { Err(status.into()) };
+        let completed = Completed { result, len, immediate, invalidated: None };
         self.completions.push_back(Completion::Receive { place, completed });
     }
 
@@ -271,7 +272,7 @@ impl Device {
                     assert!(!fits || self.memory.copy_in(at, bytes.as_slice()));
                     self.receive(place, status, bytes.len as u32, None);
                     if !fits {
-                        self.go_down(DisconnectCause::WorkRequest(status));
+                        self.go_down(DisconnectCause::WorkRequest(status.into()));
                     }
                 }
             }

@@ -369,9 +369,12 @@ impl Side {
         let Some(completion) = self.device.completions.pop_front() else { return false };
         let now = self.now;
         let taken = match completion {
-            Completion::Send { sequence, status } => self.tell(|conn, env| conn.sent(sequence, status, env)),
+            Completion::Send { sequence, status } => {
+                let result = if status.is_success() { Ok(()) } else { Err(status.into()) };
+                self.tell(|conn, env| conn.sent(sequence, result, env))
+            }
             Completion::Receive { place, completed } => {
-                if completed.status.is_success() {
+                if completed.result.is_ok() {
                     self.arrivals += 1;
                     self.last_arrival = now;
                 }
@@ -409,7 +412,7 @@ impl Side {
         if over {
             self.finish();
             let reason = self.ended.as_ref().and_then(|ended| ended.reason.as_ref());
-            let guess = DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed));
+            let guess = DisconnectReason::Transport(DisconnectCause::WorkRequest(WcStatus::Flushed.into()));
             assert_ne!(reason, Some(&guess), "the connection manager knew better");
         }
         over

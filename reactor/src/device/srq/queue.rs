@@ -80,6 +80,13 @@ impl SharedReceives {
         self.owners[slot] = Some((qp, connection));
     }
 
+    /// No connection takes the receives of a queue pair any more.
+    pub(crate) fn disown(&mut self, qp: QpId) {
+        if self.owner(qp).is_some() {
+            self.owners[qp.0.slot() as usize] = None;
+        }
+    }
+
     /// The connection of a queue pair.
     #[inline]
     pub(crate) fn owner(&self, qp: QpId) -> Option<ConnectionId> {
