@@ -259,11 +259,19 @@ impl Connection {
     /// Whether a message may be queued now, as far as credits and places go.
     #[inline]
     fn room_for_message(&self) -> Result<(), Blocked> {
-        let credit = self.framing == Framing::Raw || self.tx.available_for_data() as usize > self.transfers.credits();
-        match (credit, self.has_place()) {
+        match (self.credits() > 0, self.has_place()) {
             (false, _) => Err(Blocked::Window),
             (_, false) => Err(Blocked::Queue),
             _ => Ok(()),
+        }
+    }
+
+    /// Number of messages that the peer's window takes now. Without credits there is no window.
+    #[inline]
+    fn credits(&self) -> usize {
+        match self.framing {
+            Framing::Credits => (self.tx.available_for_data() as usize).saturating_sub(self.transfers.credits()),
+            Framing::Raw => usize::MAX,
         }
     }
 
@@ -277,13 +285,7 @@ impl Connection {
         if !self.state.is_open() {
             return 0;
         }
-        let places = self.sends.room(self.transfers.places());
-        match self.framing {
-            Framing::Credits => {
-                places.min((self.tx.available_for_data() as usize).saturating_sub(self.transfers.credits()))
-            }
-            Framing::Raw => places,
-        }
+        self.sends.room(self.transfers.places()).min(self.credits())
     }
 
     /// Notes that a send was refused for want of room.
