@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -20,7 +20,7 @@ test: vm-setup ## All tests, about 13 minutes on two cores with what they build
 	$(MAKE) test-host instructions test-layout test-rdma
 
 # What needs a device is left to the guest.
-DEVICE_TESTS = rdma rdma_churn rdma_faults rdma_scale interop_siw misbehaviour_siw
+DEVICE_TESTS = adapter rdma rdma_churn rdma_faults rdma_queues rdma_scale interop_siw misbehaviour_siw
 HOST_TESTS = libraries $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device
@@ -98,6 +98,9 @@ test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, othe
 	tests/vm/pingpong.sh
 	@echo "steps repeated because the guest's kernel died of a known defect: $$(cat target/vm/kernel-defects 2>/dev/null | wc -l)"
 	@! test -s target/vm/kernel-defects || sort target/vm/kernel-defects | uniq -c
+
+hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
+	tests/hardware-report.sh $(REPORT)
 
 clean: ## Remove what was built
 	$(CARGO) clean

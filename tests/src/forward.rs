@@ -5,12 +5,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
-use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam, ListenOptions, PathOptions, ReadDepth, Retries};
+use rdma_reactor::transport::cm::{
+    CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions, ReadDepth, Retries,
+};
 use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
@@ -30,12 +32,14 @@ pub struct Health {
     arms: Arc<AtomicU32>,
     /// The device's code for the failure of the next completion; 0 if that one is to be as it is.
     failure: Arc<AtomicU32>,
+    /// The address of the first listener is about to move.
+    moves: Arc<AtomicBool>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         let ever = || Arc::new(AtomicU32::new(u32::MAX));
-        Self { polls: ever(), arms: ever(), failure: Arc::default() }
+        Self { polls: ever(), arms: ever(), failure: Arc::default(), moves: Arc::default() }
     }
 }
 
@@ -48,6 +52,11 @@ impl Health {
     /// Lets arming of completion queues fail after so many more times.
     pub fn fail_after_arms(&self, arms: u32) {
         self.arms.store(arms, Ordering::Relaxed);
+    }
+
+    /// Lets the address of the first listener move, as a bond does that fails over: the listener is told, and hears no more.
+    pub fn move_address(&self) {
+        self.moves.store(true, Ordering::Relaxed);
     }
 
     /// Lets the next completion be a failure with this code of the device.
@@ -117,6 +126,7 @@ pub struct Forward {
     record: Record,
     /// The keys of regions that may be read into.
     sinks: BTreeSet<u32>,
+    first_listener: Option<CmId>,
 }
 
 impl Forward {
@@ -154,7 +164,7 @@ impl Forward {
         let mut info = inner.device(DeviceId(0)).expect("its device").clone();
         limits(&mut info.capabilities);
         let parts = Parts {
-            provider: Box::new(Self { inner, info, health, record, sinks: BTreeSet::new() }),
+            provider: Box::new(Self { inner, info, health, record, sinks: BTreeSet::new(), first_listener: None }),
             poller: Box::new(MioPoller::new().expect("a poller")),
             clock: Box::new(SystemClock),
         };
@@ -193,7 +203,9 @@ unsafe impl Provider for Forward {
     }
     fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
         self.record.note(Asked::Listen(options.clone()));
-        self.inner.listen_with(address, backlog, options)
+        let listener = self.inner.listen_with(address, backlog, options)?;
+        self.first_listener.get_or_insert(listener);
+        Ok(listener)
     }
     fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
@@ -219,6 +231,12 @@ unsafe impl Provider for Forward {
         self.inner.destroy_id(id, now);
     }
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        if let Some(id) = self.first_listener
+            && self.health.moves.swap(false, Ordering::Relaxed)
+        {
+            self.inner.destroy_id(id, now);
+            return Ok(Some(CmEvent { id, kind: CmEventKind::AddressChange }));
+        }
         self.inner.next_cm_event(now)
     }
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {

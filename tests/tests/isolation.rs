@@ -45,6 +45,34 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     }
 }
 
+/// The listener of an address that moves to another device, as that of a bond does, is made anew, and the others stay.
+#[test]
+fn a_listener_follows_its_address() {
+    with_watchdog("a_listener_follows_its_address", || {
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
+        let health = Health::default();
+        p.server = Forward::reactor(Setup::iwarp().config(), Features::empty(), &health);
+        let mut listen = || {
+            let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
+            (listener, p.server.context().local_address(listener).expect("its address"))
+        };
+        let ((moving, moved), (_, other)) = (listen(), listen());
+        p.address = moved;
+        p.connect();
+        health.move_address();
+        p.address = other;
+        p.connect();
+        assert_eq!(p.server.context().local_address(moving), Some(moved), "under the same id");
+        p.address = moved;
+        p.connect();
+        assert_eq!(p.s.live(), 3, "connections stay");
+        p.server.context().close_listener(moving);
+        p.client.context().connect(moved).expect("connecting");
+        p.until("the refusal", |p| p.c.count(|event| matches!(event, Event::ConnectError(..))) == 1);
+        p.finish();
+    });
+}
+
 /// The reason of an end that comes from a device names the device and its code, which the vendor can explain.
 #[test]
 fn a_failed_work_request_says_what_the_device_calls_it() {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rdma_transport::cm::CmEventKind;
+use rdma_transport::cm::{CmEventKind, DisconnectCause};
 use rdma_transport::slab::Key;
 
 use super::endpoint::{Endpoint, Membership};
@@ -69,6 +69,10 @@ impl Endpoints {
                 }
             }
             CmEventKind::DeviceRemoval => self.end(driver, key, DisconnectReason::DeviceRemoved, true),
+            CmEventKind::AddressChange => {
+                let why = "the endpoint's address has moved to another device or port".into();
+                self.end(driver, key, DisconnectReason::Transport(DisconnectCause::Path(why)), true);
+            }
             CmEventKind::Disconnected(cause) => self.end(driver, key, DisconnectReason::Transport(cause), true),
             other => log::debug!("{id}: {other:?} ignored"),
         }

@@ -177,6 +177,7 @@ impl Driver {
             }
             (_, CmEventKind::ConnectRequest { .. }) => self.reject(cm, Framing::Raw, RejectReason::Busy, &[]),
             (Some(Owner::Listener(key)), CmEventKind::DeviceRemoval) => self.listener_lost(key),
+            (Some(Owner::Listener(key)), CmEventKind::AddressChange) => self.listener_moved(key),
             (Some(Owner::Connection(id)), kind) => self.cm_event(id, kind),
             // The event is late, or of no interest.
             _ => {}

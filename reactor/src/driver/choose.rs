@@ -37,10 +37,16 @@ pub(crate) fn for_address(address: SocketAddr, usage: Use) -> Option<Box<dyn Pro
     match devices::serving(address, usage) {
         Ok((provider, device)) => {
             log::info!("provider verbs: the device {device} serves {address}");
+            if address.ip().is_unspecified() && matches!(usage, Use::Listen) {
+                log::warn!(
+                    "{address} is listened on by the devices alone: clients over the loopback and over other networks need a \
+                     reactor with ProviderChoice::Iwarp"
+                );
+            }
             Some(provider)
         }
         Err(why) => {
-            log::info!("provider iwarp: {why}");
+            log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
             None
         }
     }

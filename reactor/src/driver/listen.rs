@@ -13,13 +13,13 @@ use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
 
-/// How often a listener whose device was removed looks whether it is back.
+/// How often a listener without an id tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// A place where connections come in.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// `None` while its device is away.
+    /// `None` while the address is on no device.
     cm: Option<CmId>,
     /// Where it listens, with its port.
     address: SocketAddr,
@@ -67,15 +67,30 @@ impl Driver {
 
     /// A listener's device was removed: what is left of it goes, so that the device can.
     pub(super) fn listener_lost(&mut self, key: Key) {
-        let Some(listener) = self.listeners.get_mut(key) else { return };
-        let Some(cm) = listener.cm.take() else { return };
-        log::warn!("the device of {} was removed: its listener waits for it to come back", listener.address);
-        self.fabric.disown(cm);
-        self.fabric.provider.destroy_id(cm, self.now);
-        self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+        if let Some(address) = self.stop_listening(key) {
+            log::warn!("the device of {address} was removed: its listener waits for it to come back");
+            self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+        }
     }
 
-    /// Listens again if the device is back, else looks again later.
+    /// The address of a listener has moved to another device or port, where a new id has to listen.
+    pub(super) fn listener_moved(&mut self, key: Key) {
+        if let Some(address) = self.stop_listening(key) {
+            log::warn!("{address} has moved to another device or port: its listener is made anew");
+            self.listen_again(key);
+        }
+    }
+
+    /// Destroys the id of a listener that is to listen again; returns the address, if there was an id.
+    fn stop_listening(&mut self, key: Key) -> Option<SocketAddr> {
+        let listener = self.listeners.get_mut(key)?;
+        let (cm, address) = (listener.cm.take()?, listener.address);
+        self.fabric.disown(cm);
+        self.fabric.provider.destroy_id(cm, self.now);
+        Some(address)
+    }
+
+    /// Listens again if the address is on a device, else tries again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
         let Some(listener) = self.listeners.get_mut(key) else { return };
         match self.fabric.provider.listen_with(listener.address, self.config.backlog, &listener.options.path) {

@@ -1,0 +1,58 @@
+//! The conformance suite, and the faults that need no root, on one device of any kind. `make hardware-report` names the device
+//! by one of its addresses, `RDMA_ADAPTER_ADDR`; without that every test fails.
+#![cfg(feature = "verbs")]
+
+use std::time::Duration;
+
+use rdma_reactor::{DisconnectReason, Reactor};
+use rdma_reactor_tests::conformance;
+use rdma_reactor_tests::conformance::Setup;
+use rdma_reactor_tests::conformance::harness::{Event, Probe, now, with_watchdog};
+use rdma_reactor_tests::device::{Peer, config};
+
+conformance!(adapter, rdma_reactor_tests::conformance::Setup::adapter());
+conformance!(shared adapter_shared, rdma_reactor_tests::conformance::Setup::adapter().shared(128));
+
+/// Number of connections that a fault hits.
+const HIT: usize = 8;
+
+/// A process that dies, and one that stands still, end each of their connections once, and the loop goes on.
+fn end_by(signal: &str, reason: &DisconnectReason) {
+    let mut reactor = Reactor::new(config()).expect("a reactor");
+    let mut probe = Probe::default();
+    let turn_until = |reactor: &mut Reactor, probe: &mut Probe, what: &str, enough: fn(&Probe) -> bool| {
+        let deadline = now() + Duration::from_secs(60);
+        while !enough(probe) {
+            assert!(now() < deadline, "not in time: {what}\n{probe:?}");
+            reactor.turn(probe, Some(Duration::from_millis(10))).expect("the loop goes on");
+        }
+    };
+    for _ in 0..2 {
+        let (peer, to) = Peer::serve(env!("CARGO_BIN_EXE_rdma-peer"), &[Setup::adapter().address]);
+        for _ in 0..HIT {
+            reactor.context().connect(to[0]).expect("connecting");
+        }
+        turn_until(&mut reactor, &mut probe, "all are up", |probe| probe.live() == HIT);
+        peer.signal(signal);
+        turn_until(&mut reactor, &mut probe, "all have ended", |probe| probe.live() == 0);
+        let ends: Vec<_> = probe
+            .events
+            .drain(..)
+            .filter_map(|event| if let Event::Disconnect(_, why) = event { Some(why) } else { None })
+            .collect();
+        assert_eq!(ends, vec![reason.clone(); HIT]);
+    }
+    reactor.shutdown(&mut probe, Duration::from_secs(10)).expect("the end");
+    let (all, free) = reactor.pool_levels();
+    assert_eq!(all, free, "buffers are missing");
+}
+
+#[test]
+fn a_peer_that_dies() {
+    with_watchdog("a_peer_that_dies", || end_by("KILL", &DisconnectReason::Peer));
+}
+
+#[test]
+fn a_peer_that_stands_still() {
+    with_watchdog("a_peer_that_stands_still", || end_by("STOP", &DisconnectReason::KeepaliveTimeout));
+}
