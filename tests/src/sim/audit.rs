@@ -233,8 +233,11 @@ impl Pair {
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
             DisconnectReason::Closed => peer.closed.is_some(),
-            // A close that runs out of time says no goodbye.
-            DisconnectReason::Lost => how != 0 || !peer.announced || peer.closed.is_some() && peer.failed,
+            // A close that runs out of time cuts off the sends that are left, and says no goodbye.
+            DisconnectReason::Lost => {
+                let cut_off = peer.failed || !peer.sends.is_empty();
+                how != 0 || !peer.announced || peer.closed.is_some() && cut_off
+            }
             // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);

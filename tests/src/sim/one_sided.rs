@@ -374,6 +374,6 @@ impl Program<'_> {
         self.audit.arrived(from, sequence);
         let kept = open && next.is_some_and(|(_, arrival)| arrival == Arrival::Immediate(value, len));
         self.state.check(kept, format_args!("{id}: immediate {value:#x} of {len} bytes, {next:?} was to come"));
-        self.look_at_memory(false);
+        self.look_at_shared(false);
     }
 }

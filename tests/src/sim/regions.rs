@@ -213,8 +213,14 @@ impl Program<'_> {
 
     /// Checks the memory of the node, its access and its content: all of it, or only regions with news.
     pub fn look_at_memory(&mut self, all: bool) {
+        self.look_at_own(all);
+        self.look_at_shared(all);
+    }
+
+    /// Checks the memory that operations of this node use. An operation may have ended a few callbacks before its own:
+    /// those of the same completion come first.
+    fn look_at_own(&mut self, all: bool) {
         let state = &mut *self.state;
-        let (now, _) = state.times();
         for (n, local) in &mut state.memories.locals {
             let (idle, readable) = (local.is_idle(), local.writers == 0);
             let look = readable && (all || state.rng.chance(10));
@@ -230,6 +236,12 @@ impl Program<'_> {
                 ));
             }
         }
+    }
+
+    /// Checks the memory that is shared with peers.
+    pub fn look_at_shared(&mut self, all: bool) {
+        let state = &mut *self.state;
+        let (now, _) = state.times();
         let mut expired = Vec::new();
         for (&number, own) in &mut state.memories.shared {
             let shared = &mut self.audit.memory[number];
