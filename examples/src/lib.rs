@@ -6,6 +6,7 @@ pub mod bench;
 pub mod doctor;
 pub mod embed;
 pub mod kv;
+pub mod mesh;
 pub mod metrics;
 pub mod pingpong;
 pub mod program;
