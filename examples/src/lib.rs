@@ -7,6 +7,8 @@ pub mod doctor;
 #[cfg(feature = "embed")]
 pub mod embed;
 pub mod kv;
+#[cfg(feature = "mesh")]
+pub mod mesh;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod pingpong;
