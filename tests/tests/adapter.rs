@@ -49,7 +49,7 @@ fn end_by(signal: &str, reason: &DisconnectReason) {
 
 #[test]
 fn a_peer_that_dies() {
-    with_watchdog("a_peer_that_dies", || end_by("KILL", &DisconnectReason::Peer));
+    with_watchdog("a_peer_that_dies", || end_by("KILL", &DisconnectReason::Lost));
 }
 
 #[test]
