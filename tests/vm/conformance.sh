@@ -2,7 +2,7 @@
 # Builds the device tests on the host and runs them in the guest, where the devices are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh verbs rdma rdma_scale)
+binaries=$(tests/vm/build.sh verbs rdma rdma_queues rdma_scale)
 
 script=''
 for binary in $binaries; do

@@ -113,6 +113,27 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
     p.finish();
 }
 
+/// A region whose pages are not pinned is one like any other where the device fetches pages on demand, and is refused by name
+/// elsewhere.
+pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
+    let (mut p, here, there) = connected(setup);
+    let options = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::ON_DEMAND);
+    let has = p.server.context().capabilities(there).expect("it is up").features.contains(Features::ON_DEMAND_PAGING);
+    println!("on-demand paging: {has}");
+    match p.server.context().register(there, LEN, &options) {
+        Ok(region) => {
+            assert!(has, "the device says that it has no such regions");
+            write(&mut p, here, &region, pattern(4, LEN));
+            assert_eq!(copy(&region), pattern(4, LEN));
+        }
+        Err(Error::Transport(TransportError::Unsupported { feature, .. })) => {
+            assert!(!has && feature.starts_with("on-demand paging"), "{feature}");
+        }
+        Err(other) => panic!("{other}"),
+    }
+    p.finish();
+}
+
 /// A dma-buf is a region where the device takes it, and a refusal by name elsewhere.
 pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     let (mut p, here, _) = connected(setup);

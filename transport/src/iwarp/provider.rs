@@ -269,6 +269,9 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
+        if access.contains(Access::ON_DEMAND) {
+            return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging" });
+        }
         let entropy = &mut self.entropy;
         let (id, stag) = self.resources.stags.register(memory, range, access, || {
             let mut bytes = [0; 4];

@@ -1,0 +1,132 @@
+//! How reactors use the queues and the memory of a device: completion vectors, one completion queue for all connections, and
+//! memory of large messages that is kept. On the kernel's siw and rxe; `make test-rdma` runs these tests.
+#![cfg(feature = "verbs")]
+
+use std::time::Duration;
+
+use rdma_reactor::{Config, Wait};
+use rdma_reactor_tests::conformance::Setup;
+use rdma_reactor_tests::conformance::harness::{Pair, Probe, now, pattern, with_watchdog};
+use rdma_reactor_tests::device::{Device, RXE, SIW};
+
+fn setup(device: Device) -> Setup {
+    Setup::device(&device.kind().to_uppercase())
+}
+
+fn pair(device: Device, config: Config, s: Probe) -> Pair {
+    Pair::new(&setup(device), config, s, Probe::default())
+}
+
+/// Every completion vector wakes a reactor that sleeps.
+fn each_vector_wakes_its_reactor(device: Device) {
+    let mut p = pair(device, setup(device).config(), Probe::default());
+    let conn = p.connect();
+    let vectors = p.client.context().capabilities(conn).expect("it is up").completion_vectors;
+    p.finish();
+    println!("{}: {vectors} completion vectors", device.kind());
+    assert!(vectors > 1, "one vector proves nothing: the guest has two processors");
+    for vector in 0..vectors {
+        let config = setup(device).config().completion_vector(Some(vector)).wait(Wait::Event);
+        let mut p = pair(device, config, Probe::echo());
+        let conn = p.connect();
+        for nth in 1..=200 {
+            p.client.context().send(conn, &[7; 100]).expect("room");
+            p.until("it is back", |p| p.c.received == nth);
+        }
+        p.finish();
+    }
+}
+
+/// All connections of a reactor complete on one queue, as long as the device's limit allows that.
+fn connections_share_one_completion_queue(device: Device) {
+    let before = device.resources();
+    let mut p = pair(device, setup(device).config(), Probe::echo());
+    for _ in 0..50 {
+        p.connect();
+    }
+    let grown = |kind: &str| device.resources()[kind] - before[kind];
+    println!("{}: {} completion queues for {} queue pairs", device.kind(), grown("cq"), grown("qp"));
+    assert_eq!((grown("cq"), grown("qp")), (2, 100), "a queue for each of the two reactors");
+    p.finish();
+}
+
+/// Messages of one length, sent one after another with the memory of earlier ones kept or not.
+struct Run {
+    pair: Pair,
+    conn: rdma_reactor::ConnectionId,
+    /// Seconds and registrations of each part of the run.
+    parts: Vec<(f64, u64)>,
+}
+
+impl Run {
+    fn new(device: Device, kept: bool) -> Self {
+        let config = setup(device).config().close_timeout(Duration::from_secs(60)).pool_idle(Duration::from_secs(600));
+        let mut pair = pair(device, if kept { config } else { config.transfer_cache(0) }, Probe::default());
+        (pair.s.large, pair.c.large) = (true, true);
+        (pair.s.record_messages, pair.c.record_messages) = (false, false);
+        let conn = pair.connect();
+        Self { pair, conn, parts: Vec::new() }
+    }
+
+    fn send(&mut self, message: &[u8], count: u64) {
+        let registered = |p: &Pair| [&p.client, &p.server].map(|side| side.stats().messages.large_registrations);
+        let (p, started) = (&mut self.pair, now());
+        let before: u64 = registered(p).iter().sum();
+        for _ in 0..count {
+            let sent = p.c.sent + 1;
+            p.client.context().send(self.conn, message).expect("room");
+            p.until("it has arrived and ended", |p| p.c.sent == sent && p.s.received == sent);
+        }
+        let after: u64 = registered(p).iter().sum();
+        self.parts.push((started.elapsed().as_secs_f64(), after - before));
+    }
+}
+
+/// The memory of earlier messages serves those that follow, which register nothing. Without that, each message registers
+/// memory on both sides. The two alternate in one run, and the times are printed.
+fn kept_memory_is_registered_once(device: Device) {
+    const ROUNDS: usize = 5;
+    for (len, count) in [(1 << 20, 16), (64 << 20, 1)] {
+        let message = pattern(1, len);
+        let mut runs = [true, false].map(|kept| Run::new(device, kept));
+        for _ in 0..=ROUNDS {
+            runs.iter_mut().for_each(|run| run.send(&message, count));
+        }
+        let messages = ROUNDS as u64 * count;
+        let steady = runs.each_ref().map(|run| &run.parts[1..]);
+        let registrations = steady.map(|parts| parts.iter().map(|part| part.1).sum::<u64>());
+        let rate = |parts: &[(f64, u64)]| {
+            let mut times: Vec<_> = parts.iter().map(|part| part.0).collect();
+            times.sort_by(f64::total_cmp);
+            count as f64 * (len >> 20) as f64 / times[times.len() / 2]
+        };
+        let [kept, fresh] = steady.map(rate);
+        println!(
+            "{}, {} MiB: kept {kept:.0} MiB/s, {:.2} registrations a message; not kept {fresh:.0} MiB/s, {:.2}; ratio {:.2}",
+            device.kind(),
+            len >> 20,
+            registrations[0] as f64 / messages as f64,
+            registrations[1] as f64 / messages as f64,
+            kept / fresh,
+        );
+        assert_eq!(registrations, [0, 2 * messages], "in {messages} messages of {len} bytes");
+        runs.into_iter().for_each(|run| run.pair.finish());
+    }
+}
+
+macro_rules! on_each_device {
+    ($($test:ident)*) => {
+        on_each_device!(@ siw SIW $($test)*);
+        on_each_device!(@ rxe RXE $($test)*);
+    };
+    (@ $name:ident $device:ident $($test:ident)*) => {
+        mod $name {
+            $(#[test]
+            fn $test() {
+                super::with_watchdog(stringify!($test), || super::$test(super::$device));
+            })*
+        }
+    };
+}
+
+on_each_device! { each_vector_wakes_its_reactor connections_share_one_completion_queue kept_memory_is_registered_once }
