@@ -7,6 +7,7 @@ pub mod doctor;
 #[cfg(feature = "embed")]
 pub mod embed;
 pub mod kv;
+pub mod mesh;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod pingpong;

@@ -1,0 +1,187 @@
+//! The messages between rank 0 and the others, as JSON: they are few, and a rank of another version is told apart by the
+//! [`super::hello`].
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest name that a rank may give, bytes. The rest is cut off.
+const MAX_NAME: usize = 64;
+/// Longest reason in a report, bytes. The rest is cut off.
+const MAX_REASON: usize = 300;
+
+/// The first report of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name of its host in the report.
+    pub host: String,
+    /// The address that others reach it at; `None`: it is on the host of rank 0, at the address that rank 0 has.
+    pub address: Option<IpAddr>,
+    /// The port that it listens on.
+    pub port: u16,
+    /// The provider that carries its connections.
+    pub provider: String,
+    /// The device that they use.
+    pub device: String,
+}
+
+/// The figure that two ranks measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Figure {
+    /// Half of a round trip.
+    Latency,
+    /// The rate of RDMA Writes, one way.
+    Bandwidth,
+}
+
+/// An order of rank 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Connect to the ranks that are there.
+    Connect {
+        /// One entry per rank; `None` for those that did not come.
+        ranks: Vec<Option<Entry>>,
+    },
+    /// Measure one pair.
+    Measure {
+        /// The number of the measurement.
+        task: u32,
+        /// The other rank.
+        peer: usize,
+        /// The figure.
+        figure: Figure,
+    },
+    /// Send to all ranks at once.
+    Load,
+    /// The run is over.
+    End,
+}
+
+/// Half of a round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median, us.
+    pub p50_us: f64,
+    /// 99th percentile, us.
+    pub p99_us: f64,
+    /// Number of round trips.
+    pub samples: u64,
+}
+
+/// The result of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Measured {
+    /// Half of a round trip.
+    Latency(Latency),
+    /// Gigabits per second towards the other rank.
+    Bandwidth(f64),
+}
+
+/// What one rank has received from another while all sent to all.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The sender.
+    pub from: usize,
+    /// Number of messages.
+    pub messages: u64,
+    /// Payload per second, gigabits.
+    pub gbit: f64,
+    /// Number of messages that were lost, came twice or out of order, or had a wrong content.
+    pub errors: u64,
+    /// The sender's last message came.
+    pub complete: bool,
+}
+
+/// A report to rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// The rank is there.
+    Joined(Entry),
+    /// The rank has connected to all ranks that it connects to, or has given up.
+    Connected {
+        /// Time that it took.
+        took: Duration,
+        /// Number of connects.
+        attempts: u64,
+        /// The ranks that it has no link to, with the reasons.
+        failed: Vec<(usize, String)>,
+        /// Largest amount of memory that this process has had so far, KiB.
+        memory_kib: u64,
+    },
+    /// The rank goes on connecting: the number of its links.
+    Progress(usize),
+    /// A measurement has ended.
+    Result {
+        /// Its number.
+        task: u32,
+        /// Its result, or the reason why there is none.
+        result: Result<Measured, String>,
+    },
+    /// A link has ended.
+    Lost {
+        /// The other rank.
+        peer: usize,
+        /// The reason.
+        why: String,
+    },
+    /// The time of the load is over.
+    Loaded {
+        /// One entry per rank that a message came from.
+        heard: Vec<Heard>,
+        /// Largest amount of memory that this process has had so far, KiB.
+        memory_kib: u64,
+    },
+}
+
+impl Report {
+    /// Reads a report. Names and reasons are cut to a length that a table can have, and lose what is not printable.
+    ///
+    /// # Errors
+    /// It is not a report, in words.
+    pub fn read(message: &[u8]) -> Result<Self, String> {
+        let mut report = serde_json::from_slice(message).map_err(|error| error.to_string())?;
+        match &mut report {
+            Self::Joined(entry) => {
+                for name in [&mut entry.host, &mut entry.provider, &mut entry.device] {
+                    tidy(name, MAX_NAME);
+                }
+            }
+            Self::Connected { failed, .. } => failed.iter_mut().for_each(|(_, why)| tidy(why, MAX_REASON)),
+            Self::Result { result: Err(why), .. } | Self::Lost { why, .. } => tidy(why, MAX_REASON),
+            Self::Progress(_) | Self::Result { .. } | Self::Loaded { .. } => {}
+        }
+        Ok(report)
+    }
+}
+
+fn tidy(text: &mut String, most: usize) {
+    let printable = text.chars().filter(|c| !c.is_control());
+    *text = printable
+        .scan(0, |len, c| {
+            *len += c.len_utf8();
+            (*len <= most).then_some(c)
+        })
+        .collect();
+}
+
+/// Writes an order or a report as a message.
+pub fn write(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("numbers and texts have a form in JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_survive_the_trip_and_texts_are_cut_to_what_is_printable() {
+        let latency = Latency { p50_us: 4.25, p99_us: 9.5, samples: 1000 };
+        let report = Report::Result { task: 7, result: Ok(Measured::Latency(latency)) };
+        assert_eq!(Report::read(&write(&report)), Ok(report));
+        let why = format!("a\n\u{1b}[31m{}", "é".repeat(1000));
+        let Ok(Report::Lost { why, peer: 3 }) = Report::read(&write(&Report::Lost { peer: 3, why })) else { panic!() };
+        assert!(why.starts_with("a[31mé") && why.len() <= MAX_REASON && why.len() > MAX_REASON - 2);
+        assert!(Report::read(b"{\"Nonsense\":1}").is_err() && Report::read(b"\xff").is_err());
+    }
+}

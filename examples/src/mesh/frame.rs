@@ -1,0 +1,160 @@
+//! The messages on a link. Each begins with its kind; all numbers are little-endian.
+
+use rdma_reactor::RemoteRegion;
+
+/// Length of the head of a message: `kind:1 | number:8`, bytes.
+pub const HEAD: usize = 9;
+/// Length of a message of the load, bytes.
+pub const LOAD: usize = 4096;
+
+const PING: u8 = 1;
+const PONG: u8 = 2;
+const BORROW: u8 = 3;
+const LENT: u8 = 4;
+const WRITTEN: u8 = 5;
+const SEEN: u8 = 6;
+const REFUSED: u8 = 7;
+const LOAD_ONE: u8 = 8;
+const LOAD_END: u8 = 9;
+
+/// A message on a link. The number of most messages is that of the measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// The peer is to send the same bytes back, as a pong.
+    Ping,
+    /// The answer to a ping.
+    Pong(u32),
+    /// The peer is to lend memory of this length, bytes.
+    Borrow(u32, u32),
+    /// The memory that the peer lends.
+    Lent(u32, RemoteRegion),
+    /// All writes before this message are done; the memory is not needed any more.
+    Written(u32),
+    /// The answer to that.
+    Seen(u32),
+    /// The peer cannot do what it was asked for, with the reason.
+    Refused(u32, String),
+    /// A message of the load with its number; `None` if its content is wrong.
+    Load(Option<u64>),
+    /// The end of the load, with the number of messages that were sent.
+    LoadEnd(u64),
+}
+
+fn head(kind: u8, number: u64) -> Vec<u8> {
+    [&[kind][..], &number.to_le_bytes()].concat()
+}
+
+impl Frame {
+    /// Writes a message; a ping has only its head.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Ping => head(PING, 0),
+            Self::Pong(task) => head(PONG, (*task).into()),
+            Self::Borrow(task, len) => [&head(BORROW, (*task).into())[..], &len.to_le_bytes()].concat(),
+            Self::Lent(task, region) => [&head(LENT, (*task).into())[..], &region.to_bytes()].concat(),
+            Self::Written(task) => head(WRITTEN, (*task).into()),
+            Self::Seen(task) => head(SEEN, (*task).into()),
+            Self::Refused(task, why) => [&head(REFUSED, (*task).into())[..], why.as_bytes()].concat(),
+            Self::Load(number) => {
+                let mut message = vec![0; LOAD];
+                fill_load(&mut message, number.unwrap_or_default());
+                message
+            }
+            Self::LoadEnd(count) => head(LOAD_END, *count),
+        }
+    }
+
+    /// Reads a message; `None` if it is none of these.
+    #[must_use]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let ([kind], rest) = message.split_first_chunk()?;
+        let (number, rest) = rest.split_first_chunk()?;
+        let number = u64::from_le_bytes(*number);
+        let task = number as u32;
+        Some(match *kind {
+            PING => Self::Ping,
+            PONG => Self::Pong(task),
+            BORROW => Self::Borrow(task, u32::from_le_bytes(*rest.first_chunk()?)),
+            LENT => Self::Lent(task, RemoteRegion::from_bytes(rest)?),
+            WRITTEN => Self::Written(task),
+            SEEN => Self::Seen(task),
+            REFUSED => Self::Refused(task, String::from_utf8_lossy(rest).into_owned()),
+            LOAD_ONE => {
+                let whole = message.len() == LOAD && rest.last_chunk() == Some(&number.to_le_bytes());
+                Self::Load(whole.then_some(number))
+            }
+            LOAD_END => Self::LoadEnd(number),
+            _ => return None,
+        })
+    }
+}
+
+/// Makes a ping of `size` bytes, at least [`HEAD`].
+#[must_use]
+pub fn ping(task: u32, size: usize) -> Vec<u8> {
+    let mut message = head(PING, task.into());
+    message.resize(size.max(HEAD), 0);
+    message
+}
+
+/// Turns the bytes of a ping into those of its answer.
+pub fn answer(ping: &mut [u8]) {
+    if let Some(kind) = ping.first_mut() {
+        *kind = PONG;
+    }
+}
+
+/// Writes a message of the load into a buffer of [`LOAD`] bytes: its number is at both ends.
+pub fn fill_load(buffer: &mut [u8], number: u64) {
+    let number = number.to_le_bytes();
+    if let Some((first, rest)) = buffer.split_first_mut() {
+        *first = LOAD_ONE;
+        if let Some(start) = rest.first_chunk_mut() {
+            *start = number;
+        }
+        if let Some(end) = rest.last_chunk_mut() {
+            *end = number;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_survive_the_trip_and_nonsense_does_not() {
+        let region = RemoteRegion { address: 1 << 40, len: 65_536, key: 9 };
+        let frames = [
+            Frame::Ping,
+            Frame::Pong(7),
+            Frame::Borrow(7, 65_536),
+            Frame::Lent(7, region),
+            Frame::Written(u32::MAX),
+            Frame::Seen(1),
+            Frame::Refused(1, "no memory".into()),
+            Frame::Load(Some(1 << 50)),
+            Frame::LoadEnd(3),
+        ];
+        for frame in frames {
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+        assert_eq!(Frame::decode(&[0; 20]), None);
+        assert_eq!(Frame::decode(&Frame::Ping.encode()[..8]), None);
+        assert_eq!(Frame::decode(&Frame::Lent(7, region).encode()[..20]), None);
+    }
+
+    #[test]
+    fn a_ping_becomes_its_answer_and_a_changed_load_is_noticed() {
+        let mut message = ping(5, 64);
+        assert_eq!((message.len(), Frame::decode(&message)), (64, Some(Frame::Ping)));
+        answer(&mut message);
+        assert_eq!(Frame::decode(&message), Some(Frame::Pong(5)));
+
+        let mut message = Frame::Load(Some(5)).encode();
+        message[LOAD - 8] ^= 1;
+        assert_eq!(Frame::decode(&message), Some(Frame::Load(None)));
+        assert_eq!(Frame::decode(&Frame::Load(Some(5)).encode()[..LOAD - 1]), Some(Frame::Load(None)));
+    }
+}

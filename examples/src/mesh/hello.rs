@@ -1,0 +1,72 @@
+//! The private data of a connect request: who connects, and what for.
+
+/// The name, and the version of the bytes that follow and of all messages.
+const MAGIC: [u8; 4] = *b"RMS\x01";
+
+/// The use of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Orders of rank 0 to another rank, and its reports.
+    Control,
+    /// A link of the mesh, with the number of the run that rank 0 has given to those that joined.
+    Link(u64),
+}
+
+/// The first word of a rank to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The rank that connects.
+    pub rank: usize,
+    /// The number of ranks that it knows of.
+    pub ranks: usize,
+    /// The use of the connection.
+    pub purpose: Purpose,
+}
+
+impl Hello {
+    /// Writes the private data: `magic:4 | rank:4 | ranks:4 | control:1 | run:8`, little-endian.
+    #[must_use]
+    pub fn encode(self) -> Vec<u8> {
+        let (kind, run) = match self.purpose {
+            Purpose::Control => (0, 0),
+            Purpose::Link(run) => (1, run),
+        };
+        let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
+        [&MAGIC[..], &number(self.rank), &number(self.ranks), &[kind], &run.to_le_bytes()].concat()
+    }
+
+    /// Reads private data; `None` if it is of another program or version, or the rank is none of the ranks.
+    #[must_use]
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        let (rank, rest) = data.strip_prefix(&MAGIC)?.split_first_chunk()?;
+        let (ranks, rest) = rest.split_first_chunk()?;
+        let ([kind], rest) = rest.split_first_chunk()?;
+        let run = u64::from_le_bytes(*rest.first_chunk()?);
+        let purpose = match kind {
+            0 => Purpose::Control,
+            1 => Purpose::Link(run),
+            _ => return None,
+        };
+        let (rank, ranks) = (u32::from_le_bytes(*rank) as usize, u32::from_le_bytes(*ranks) as usize);
+        (rank < ranks).then_some(Self { rank, ranks, purpose })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma_reactor::MAX_USER_PRIVATE_DATA;
+
+    #[test]
+    fn a_hello_survives_the_trip_and_nonsense_does_not() {
+        for purpose in [Purpose::Control, Purpose::Link(u64::MAX - 7)] {
+            let hello = Hello { rank: 3, ranks: 1000, purpose };
+            let bytes = hello.encode();
+            assert!(bytes.len() <= MAX_USER_PRIVATE_DATA);
+            assert_eq!(Hello::decode(&bytes), Some(hello));
+            assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), None);
+        }
+        assert_eq!(Hello::decode(&Hello { rank: 4, ranks: 4, purpose: Purpose::Control }.encode()), None);
+        assert_eq!(Hello::decode(b"RPP\x01 and the rest of it, long enough"), None);
+    }
+}

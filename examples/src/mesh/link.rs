@@ -1,0 +1,82 @@
+//! One link of the mesh, and this side's part in the measurements of the peer.
+
+use std::time::Instant;
+
+use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
+
+use super::frame::{self, Frame};
+use super::load::{Inbound, Outbound};
+use super::outbox::Outbox;
+use super::task::BLOCK;
+
+/// Largest number of answers that wait for a peer. One that asks and takes no answers is another program.
+const MAX_WAITING: usize = 64;
+
+/// A link of the mesh.
+#[derive(Debug)]
+pub struct Link {
+    /// The connection.
+    pub conn: ConnectionId,
+    /// Messages that wait for room.
+    pub outbox: Outbox,
+    /// The stream to the peer, while all send to all.
+    pub outbound: Outbound,
+    /// The stream from the peer.
+    pub inbound: Inbound,
+    /// Memory that the peer writes to.
+    lent: Option<Region>,
+}
+
+impl Link {
+    /// Makes a link of a connection that is up.
+    #[must_use]
+    pub fn new(conn: ConnectionId) -> Self {
+        Self { conn, outbox: Outbox::default(), outbound: Outbound::default(), inbound: Inbound::default(), lent: None }
+    }
+
+    /// Takes a message; returns it if it is an answer to a measurement of this side. `scratch` is memory for an answer.
+    pub fn take(
+        &mut self,
+        cx: &mut Context<'_>,
+        message: &[u8],
+        scratch: &mut Vec<u8>,
+        now: Instant,
+    ) -> Result<Option<Frame>, String> {
+        if self.outbox.len() > MAX_WAITING {
+            return Err(format!("{} answers wait for it", self.outbox.len()));
+        }
+        let frame = Frame::decode(message).ok_or_else(|| format!("an unknown message of {} bytes", message.len()))?;
+        match frame {
+            Frame::Ping => {
+                scratch.clear();
+                scratch.extend_from_slice(message);
+                frame::answer(scratch);
+                self.outbox.post(cx, self.conn, scratch);
+            }
+            Frame::Borrow(task, len) => {
+                let answer = match self.lend(cx, len) {
+                    Ok(lent) => Frame::Lent(task, lent),
+                    Err(why) => Frame::Refused(task, why),
+                };
+                self.outbox.post(cx, self.conn, &answer.encode());
+            }
+            Frame::Written(task) => {
+                self.lent = None;
+                self.outbox.post(cx, self.conn, &Frame::Seen(task).encode());
+            }
+            Frame::Load(number) => self.inbound.take(number, now),
+            Frame::LoadEnd(sent) => self.inbound.end(sent),
+            Frame::Pong(_) | Frame::Lent(..) | Frame::Seen(_) | Frame::Refused(..) => return Ok(Some(frame)),
+        }
+        Ok(None)
+    }
+
+    fn lend(&mut self, cx: &mut Context<'_>, len: u32) -> Result<rdma_reactor::RemoteRegion, String> {
+        if len != BLOCK {
+            return Err(format!("{len} bytes: this rank lends {BLOCK}"));
+        }
+        let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
+        let region = cx.register(self.conn, len as usize, &options).map_err(|error| error.to_string())?;
+        Ok(self.lent.insert(region).remote())
+    }
+}

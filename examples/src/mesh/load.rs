@@ -1,0 +1,118 @@
+//! The load of one link while all send to all: a stream of numbered messages out, and the audit of the stream that
+//! comes in.
+
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectionId, Context, SendBuffer};
+
+use super::control::Heard;
+use super::frame::{self, LOAD};
+
+/// The stream to a peer.
+#[derive(Debug, Default)]
+pub struct Outbound {
+    sent: u64,
+    /// The next message, which was refused.
+    refused: Option<SendBuffer>,
+}
+
+impl Outbound {
+    /// Sends as much as there is room for.
+    pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        loop {
+            let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return };
+            buffer.set_len(LOAD);
+            frame::fill_load(&mut buffer, self.sent);
+            match cx.send_buffer(conn, buffer) {
+                Ok(_) => self.sent += 1,
+                Err(error) => {
+                    self.refused = Some(error.buffer);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Number of messages sent.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// The audit of the stream that comes from a peer.
+#[derive(Clone, Debug, Default)]
+pub struct Inbound {
+    messages: u64,
+    /// The number that the next message has.
+    next: u64,
+    errors: u64,
+    /// The times of the first message and of the last.
+    span: Option<(Instant, Instant)>,
+    complete: bool,
+}
+
+impl Inbound {
+    /// Takes a message with its number, if its content was right.
+    pub fn take(&mut self, number: Option<u64>, now: Instant) {
+        self.messages += 1;
+        self.span = Some((self.span.map_or(now, |(first, _)| first), now));
+        if number != Some(self.next) {
+            self.errors += 1;
+        }
+        self.next = number.map_or(self.next, |number| number.wrapping_add(1));
+    }
+
+    /// Takes the end, with the number of messages that the peer has sent.
+    pub const fn end(&mut self, sent: u64) {
+        self.errors += self.messages.abs_diff(sent);
+        self.complete = true;
+    }
+
+    /// Whether the end has come.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// What rank 0 is told.
+    #[must_use]
+    pub fn heard(&self, from: usize) -> Heard {
+        let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
+        let bits = (self.messages.saturating_sub(1) * LOAD as u64 * 8) as f64;
+        let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
+        Heard { from, messages: self.messages, gbit, errors: self.errors, complete: self.complete }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn audit(numbers: &[Option<u64>], sent: u64) -> Heard {
+        let (mut inbound, start) = (Inbound::default(), Instant::now());
+        for (i, &number) in numbers.iter().enumerate() {
+            inbound.take(number, start + Duration::from_micros(i as u64 * 10));
+        }
+        inbound.end(sent);
+        inbound.heard(3)
+    }
+
+    #[test]
+    fn a_whole_stream_has_no_errors_and_a_rate() {
+        let heard = audit(&[Some(0), Some(1), Some(2)], 3);
+        assert_eq!((heard.messages, heard.errors, heard.complete), (3, 0, true));
+        // Two messages of 4 KiB in 20 us.
+        assert!((heard.gbit - 3.2768).abs() < 1e-9, "{heard:?}");
+        assert_eq!(audit(&[], 0).gbit, 0.0);
+    }
+
+    #[test]
+    fn every_error_is_counted() {
+        assert_eq!(audit(&[Some(0), Some(2)], 3).errors, 2, "one is missing: a gap, and one less than sent");
+        assert_eq!(audit(&[Some(0), Some(0), Some(1)], 2).errors, 2, "one came twice: no step, and one more than sent");
+        assert_eq!(audit(&[Some(1), Some(0)], 2).errors, 2, "two have changed places");
+        assert_eq!(audit(&[Some(0), None, Some(1)], 3).errors, 1, "a wrong content");
+        assert_eq!(audit(&[Some(0)], 5).errors, 4, "the rest never came");
+    }
+}

@@ -1,0 +1,239 @@
+//! The ways and the ranks that are worse than their like.
+//!
+//! A way is compared with the median of its row (the other ways from the same rank) and of its column (the other ways to
+//! the same rank), whichever is worse: if all ways of a rank are slow, the rank is odd, and none of its ways. Ways within
+//! a host are compared with such ways only, and ways between hosts with ways between hosts.
+
+use serde::Serialize;
+
+use super::control::Figure;
+use super::results::Results;
+
+/// A way that is worse than its like.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OddWay {
+    /// The rank that sends.
+    pub from: usize,
+    /// The rank that receives.
+    pub to: usize,
+    /// The figure that is odd.
+    pub figure: Figure,
+    /// How many times worse it is than the median of its row and column.
+    pub times: f64,
+}
+
+/// A rank with ways that are all worse than those of the other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OddRank {
+    /// The rank.
+    pub rank: usize,
+    /// The figure that is odd.
+    pub figure: Figure,
+    /// How many times worse its median is than that of the other ranks.
+    pub times: f64,
+}
+
+/// The judgement of all ways by one figure.
+#[derive(Clone, Debug)]
+pub struct Judgement {
+    figure: Figure,
+    ranks: usize,
+    /// How many times worse than expected each way is, by `from * ranks + to`.
+    times: Vec<Option<f64>>,
+    ranks_times: Vec<Option<f64>>,
+}
+
+/// The better one of the middle two, of an even number of costs.
+fn median(mut costs: Vec<f64>) -> Option<f64> {
+    let middle = costs.len().checked_sub(1)? / 2;
+    Some(*costs.select_nth_unstable_by(middle, f64::total_cmp).1)
+}
+
+impl Judgement {
+    /// Judges all ways by a figure.
+    #[must_use]
+    pub fn new(results: &Results, figure: Figure) -> Self {
+        let ranks = results.ranks();
+        let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
+        let within = |a: usize, b: usize| hosts[a] == hosts[b];
+        let mut times = vec![None; ranks * ranks];
+        let others = |rank: usize| (0..ranks).filter(move |&other| other != rank);
+        // Sorted once per row and column and kind: the median without one member is found by its place.
+        let sorted = |mut costs: Vec<f64>| {
+            costs.sort_unstable_by(f64::total_cmp);
+            costs
+        };
+        let lists = |inward: bool, kind: bool| -> Vec<Vec<f64>> {
+            let cost = |rank: usize, other: usize| {
+                if inward { results.cost(other, rank, figure) } else { results.cost(rank, other, figure) }
+            };
+            let list = |rank| others(rank).filter(move |&other| within(rank, other) == kind);
+            (0..ranks).map(|rank| sorted(list(rank).filter_map(|other| cost(rank, other)).collect())).collect()
+        };
+        for kind in [true, false] {
+            let (rows, columns) = (lists(false, kind), lists(true, kind));
+            for from in 0..ranks {
+                for to in others(from).filter(|&to| within(from, to) == kind) {
+                    let Some(cost) = results.cost(from, to, figure) else { continue };
+                    let expected = [without(&rows[from], cost), without(&columns[to], cost)];
+                    let expected = expected.into_iter().flatten().max_by(f64::total_cmp);
+                    times[from * ranks + to] = expected.map(|expected| cost / expected);
+                }
+            }
+        }
+        Self { figure, ranks, times, ranks_times: ranks_times(results, figure) }
+    }
+
+    /// How many times worse than expected a way is; `None` if its cost, or anything to compare it with, is not known.
+    #[must_use]
+    pub fn times(&self, from: usize, to: usize) -> Option<f64> {
+        self.times[from * self.ranks + to]
+    }
+
+    /// The ways that are more than `tolerance` times worse than expected. Latency is one figure for both ways.
+    pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddWay> {
+        let Self { figure, ranks, .. } = *self;
+        let once = move |&(from, to): &(usize, usize)| from != to && (from < to || figure == Figure::Bandwidth);
+        let ways = (0..ranks).flat_map(move |from| (0..ranks).map(move |to| (from, to))).filter(once);
+        ways.filter_map(move |(from, to)| {
+            let times = self.times(from, to).filter(|&times| times > tolerance)?;
+            Some(OddWay { from, to, figure, times })
+        })
+    }
+
+    /// The ranks with a median that is more than `tolerance` times worse than that of the others.
+    pub fn odd_ranks(&self, tolerance: f64) -> impl Iterator<Item = OddRank> {
+        let figure = self.figure;
+        self.ranks_times.iter().enumerate().filter_map(move |(rank, times)| {
+            let times = times.filter(|&times| times > tolerance)?;
+            Some(OddRank { rank, figure, times })
+        })
+    }
+}
+
+/// The median of a sorted list without one occurrence of `cost`.
+fn without(sorted: &[f64], cost: f64) -> Option<f64> {
+    let place = sorted.partition_point(|other| *other < cost);
+    let middle = sorted.len().checked_sub(2)? / 2;
+    Some(sorted[if middle < place { middle } else { middle + 1 }])
+}
+
+/// How many times worse the median of each rank is than the median of the other ranks'. A rank is judged by its ways
+/// between hosts, if it has any.
+fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
+    let ranks = results.ranks();
+    let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
+    let own = |rank: usize, between: bool| {
+        let peers = (0..ranks).filter(|&peer| peer != rank && (hosts[peer] != hosts[rank]) == between);
+        let costs = peers.flat_map(|peer| [results.cost(rank, peer, figure), results.cost(peer, rank, figure)]);
+        median(costs.flatten().collect())
+    };
+    let mut all = vec![None; ranks];
+    for between in [false, true] {
+        let medians: Vec<_> = (0..ranks).map(|rank| own(rank, between)).collect();
+        for rank in 0..ranks {
+            let others =
+                medians.iter().enumerate().filter(|(other, _)| *other != rank).filter_map(|(_, median)| *median);
+            if let (Some(own), Some(usual)) = (medians[rank], median(others.collect())) {
+                all[rank] = Some(own / usual);
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::control::{Entry, Latency, Measured};
+
+    /// Results with latencies, on one host per letter.
+    fn results(hosts: &str, us: impl Fn(usize, usize) -> f64) -> Results {
+        let ranks = hosts.len();
+        let mut results = Results::new(ranks);
+        for (rank, host) in hosts.chars().enumerate() {
+            let (provider, device) = ("iwarp".into(), "iwarp0".into());
+            results.member_mut(rank).entry =
+                Some(Entry { host: host.into(), address: None, port: 1, provider, device });
+        }
+        for a in 0..ranks {
+            for b in a + 1..ranks {
+                let latency = Latency { p50_us: us(a, b), p99_us: us(a, b), samples: 1 };
+                results.measured(a, b, Measured::Latency(latency));
+            }
+        }
+        results
+    }
+
+    fn odd(results: &Results) -> (Vec<(usize, usize)>, Vec<usize>) {
+        let judgement = Judgement::new(results, Figure::Latency);
+        let ways = judgement.odd_ways(3.0).map(|way| (way.from, way.to)).collect();
+        (ways, judgement.odd_ranks(3.0).map(|rank| rank.rank).collect())
+    }
+
+    #[test]
+    fn a_slow_link_is_odd_and_its_ranks_are_not() {
+        for hosts in ["abc", "abcd", "abcdefgh"] {
+            let slow = |a, b| if (a, b) == (1, 2) { 100.0 } else { 10.0 + b as f64 };
+            assert_eq!(odd(&results(hosts, slow)), (vec![(1, 2)], vec![]), "{hosts}");
+        }
+        let two = |a, b| if (a, b) == (1, 2) || (a, b) == (2, 3) { 100.0 } else { 10.0 };
+        assert_eq!(odd(&results("abcdef", two)), (vec![(1, 2), (2, 3)], vec![]));
+    }
+
+    #[test]
+    fn a_slow_rank_is_odd_and_its_links_are_not() {
+        let slow = |a, b| if a == 2 || b == 2 { 100.0 } else { 10.0 };
+        assert_eq!(odd(&results("abcd", slow)), (vec![], vec![2]));
+        assert_eq!(odd(&results("abcdefgh", slow)), (vec![], vec![2]));
+    }
+
+    #[test]
+    fn links_within_a_host_are_compared_with_their_like() {
+        let hosts = "aabb";
+        let near = |a: usize, b: usize| hosts.as_bytes()[a] == hosts.as_bytes()[b];
+        assert_eq!(odd(&results(hosts, |a, b| if near(a, b) { 1.0 } else { 10.0 })), (vec![], vec![]));
+        let slow = |a, b| {
+            if (a, b) == (0, 3) {
+                50.0
+            } else if near(a, b) {
+                1.0
+            } else {
+                10.0
+            }
+        };
+        assert_eq!(odd(&results(hosts, slow)), (vec![(0, 3)], vec![]));
+    }
+
+    #[test]
+    fn a_pair_alone_and_a_broken_link_are_not_judged() {
+        assert_eq!(odd(&results("ab", |_, _| 1000.0)), (vec![], vec![]));
+        let mut broken = results("abc", |a, b| if (a, b) == (0, 1) { 100.0 } else { 10.0 });
+        broken.fails(0, 1, "cut");
+        assert_eq!(odd(&broken), (vec![], vec![]));
+    }
+
+    #[test]
+    fn ways_have_directions() {
+        let mut all = Results::new(4);
+        for from in 0..4 {
+            for to in (0..4).filter(|&to| to != from) {
+                all.measured(from, to, Measured::Bandwidth(if (from, to) == (3, 1) { 1.0 } else { 10.0 }));
+            }
+        }
+        let odd: Vec<_> = Judgement::new(&all, Figure::Bandwidth).odd_ways(3.0).collect();
+        assert_eq!(odd, [OddWay { from: 3, to: 1, figure: Figure::Bandwidth, times: 10.0 }]);
+    }
+
+    #[test]
+    fn the_median_without_one_member_is_that_of_the_others() {
+        for list in [vec![1.0, 2.0], vec![1.0, 2.0, 3.0], vec![1.0, 1.0, 4.0, 9.0], vec![2.0, 3.0, 5.0, 7.0, 11.0]] {
+            for (i, &cost) in list.iter().enumerate() {
+                let mut others = list.clone();
+                others.remove(i);
+                assert_eq!(without(&list, cost), median(others), "{list:?} without {cost}");
+            }
+        }
+        assert_eq!((without(&[1.0], 1.0), without(&[], 1.0)), (None, None));
+    }
+}

@@ -1,0 +1,291 @@
+//! One process of the mesh on its reactor: callbacks go to the [`Member`] that every rank is, and to the [`Leader`] or the
+//! [`Follower`].
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_reactor::{
+    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Entropy, Handler, Message,
+    Outcome, SendId, TimerId,
+};
+
+use super::control::{Entry, Report};
+use super::follower::Follower;
+use super::hello::{Hello, Purpose};
+use super::leader::{self, Leader};
+use super::member::Member;
+use super::role::Role;
+use crate::pingpong::failure::Failure;
+
+/// Time between two looks at the clock while links come up, and later.
+const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+
+/// The part of a rank that only rank 0 has, or only the others.
+#[derive(Debug)]
+pub enum Part {
+    /// Rank 0.
+    Leader(Box<Leader>),
+    /// Another rank.
+    Follower(Follower),
+}
+
+/// One process of the mesh.
+pub struct Rank {
+    member: Member,
+    part: Part,
+    /// The address to listen on.
+    bind: SocketAddr,
+    /// The first report, without address and port.
+    entry: Entry,
+    entropy: Entropy,
+    /// The end of this process, once it is known.
+    end: Option<Result<(), Failure>>,
+}
+
+impl fmt::Debug for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rank").field("member", &self.member).field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
+fn draw(entropy: &mut Entropy) -> u64 {
+    let mut bytes = [0; 8];
+    entropy(&mut bytes);
+    u64::from_le_bytes(bytes)
+}
+
+impl Rank {
+    /// Makes a rank that listens on `bind`.
+    #[must_use]
+    pub const fn new(member: Member, part: Part, bind: SocketAddr, entry: Entry, entropy: Entropy) -> Self {
+        Self { member, part, bind, entry, entropy, end: None }
+    }
+
+    /// Begins.
+    ///
+    /// # Errors
+    /// Rank 0 cannot listen.
+    pub fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+        if let Part::Leader(leader) = &mut self.part {
+            self.member.enter(leader.run());
+            let entry = listen(cx, self.bind, self.entry.clone())?;
+            leader.report(0, Report::Joined(entry));
+        }
+        self.go_on(cx);
+        cx.set_timer(TICKS.0, 0);
+        Ok(())
+    }
+
+    /// Whether this process has nothing left to do.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Ends early, as the user asks.
+    pub fn interrupt(&mut self, cx: &mut Context<'_>) {
+        match &mut self.part {
+            Part::Leader(leader) => leader.interrupt(),
+            Part::Follower(_) => self.end = Some(Ok(())),
+        }
+        self.go_on(cx);
+    }
+
+    /// The end of the run: the leader with the results, if this is rank 0.
+    ///
+    /// # Errors
+    /// The reason why this rank could not go on.
+    pub fn finish(self) -> Result<Option<Box<Leader>>, Failure> {
+        self.end.unwrap_or(Ok(()))?;
+        match self.part {
+            Part::Leader(leader) => Ok(Some(leader)),
+            Part::Follower(_) => Ok(None),
+        }
+    }
+
+    /// Moves reports and orders on until there are none.
+    fn go_on(&mut self, cx: &mut Context<'_>) {
+        loop {
+            let reports = self.member.take_reports();
+            match &mut self.part {
+                Part::Leader(leader) => {
+                    for report in reports {
+                        leader.report(0, report);
+                    }
+                    let orders = leader.orders(cx);
+                    leader.tell();
+                    if leader.is_over() {
+                        self.end.get_or_insert(Ok(()));
+                    }
+                    if orders.is_empty() {
+                        break;
+                    }
+                    let root = leader::loopback(self.bind.ip());
+                    for order in orders {
+                        self.member.order(cx, order, root, &mut || draw(&mut self.entropy));
+                    }
+                }
+                Part::Follower(follower) => {
+                    for report in &reports {
+                        follower.report(cx, report);
+                    }
+                    if follower.is_dismissed() {
+                        self.end.get_or_insert(Ok(()));
+                    }
+                    break;
+                }
+            }
+        }
+        if self.end.is_some() {
+            cx.stop();
+        }
+    }
+
+    fn fail(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
+        if let Err(failure) = result {
+            self.end.get_or_insert(Err(failure));
+            cx.stop();
+        }
+    }
+}
+
+/// Listens, and completes the first report.
+fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<Entry, Failure> {
+    let cure = "choose another with --port or --bind";
+    let listener =
+        cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
+    let address = cx.local_address(listener).unwrap_or(bind);
+    entry.port = address.port();
+    // Rank 0 sees where a rank without an address of its own comes from.
+    entry.address = (!bind.ip().is_unspecified() && !bind.ip().is_loopback()).then_some(address.ip());
+    Ok(entry)
+}
+
+impl Handler for Rank {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        let Some(hello) = Hello::decode(request.private_data) else {
+            return Decision::Reject(b"rdma-mesh of another version".into());
+        };
+        match (hello.purpose, &self.part) {
+            (Purpose::Control, Part::Leader(leader)) => match leader.admit(hello) {
+                Ok(run) => Decision::AcceptWith(run),
+                Err(why) => Decision::Reject(why.into_bytes()),
+            },
+            (Purpose::Control, Part::Follower(_)) => Decision::Reject(b"this is not rank 0".into()),
+            (Purpose::Link(_), _) if self.member.admits(hello) => Decision::Accept,
+            (Purpose::Link(_), _) => Decision::Reject(b"another run".into()),
+        }
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let role = Role::decode(cx.user(conn).unwrap_or_default());
+        match (role, &mut self.part) {
+            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, &mut || draw(&mut self.entropy)),
+            (Role::Control(_), Part::Follower(follower)) => {
+                let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
+                self.member.enter(run);
+                match listen(cx, self.bind, self.entry.clone()) {
+                    Ok(entry) => follower.connected(cx, conn, entry),
+                    Err(failure) => self.fail(cx, Err(failure)),
+                }
+            }
+            (Role::Control(_), Part::Leader(_)) => {}
+            // The peer has opened it, and was admitted.
+            (Role::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
+                (Some(Hello { rank, purpose: Purpose::Control, .. }), Part::Leader(leader)) => {
+                    cx.set_user(conn, Role::Control(rank).encode());
+                    leader.joined(cx, rank, conn);
+                }
+                (Some(hello), _) if self.member.admits(hello) => {
+                    cx.set_user(conn, Role::Link(hello.rank).encode());
+                    self.member.link_up(cx, hello.rank, conn, &mut || draw(&mut self.entropy));
+                }
+                _ => cx.abort(conn),
+            },
+        }
+        self.go_on(cx);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (Role::Link(peer), _) => self.member.message(cx, peer, &message),
+            (Role::Control(rank), Part::Leader(leader)) => leader.message(cx, rank, conn, &message),
+            (Role::Control(_), Part::Follower(follower)) => match (follower.order(&message), follower.root()) {
+                (Ok(order), Some(root)) => {
+                    self.member.order(cx, order, root, &mut || draw(&mut self.entropy));
+                }
+                (Ok(_), None) => {}
+                (Err(failure), _) => self.fail(cx, Err(failure)),
+            },
+            (Role::None, _) => {}
+        }
+        self.go_on(cx);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if let Role::Link(peer) = Role::decode(cx.user(conn).unwrap_or_default()) {
+            self.member.sent(cx, peer, send.kind(), outcome);
+            self.go_on(cx);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (Role::Link(peer), _) => self.member.writable(cx, peer),
+            (Role::Control(rank), Part::Leader(leader)) => leader.writable(cx, rank),
+            (Role::Control(_), Part::Follower(follower)) => follower.writable(cx),
+            (Role::None, _) => {}
+        }
+        self.go_on(cx);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (Role::Link(peer), _) => self.member.link_down(peer, conn, &reason.to_string()),
+            (Role::Control(rank), Part::Leader(leader)) => leader.left(rank, conn, &reason),
+            (Role::Control(_), Part::Follower(follower)) => {
+                let left = follower.left(&reason);
+                self.fail(cx, left);
+            }
+            (Role::None, _) => {}
+        }
+        self.go_on(cx);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (Role::Link(peer), _) => {
+                self.member.connect_failed(cx, peer, &error.to_string(), &mut || draw(&mut self.entropy));
+            }
+            (Role::Control(_), Part::Follower(follower)) => {
+                let failed = follower.failed(&error, draw(&mut self.entropy));
+                self.fail(cx, failed);
+            }
+            _ => {}
+        }
+        self.go_on(cx);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        self.member.tick(cx, &mut || draw(&mut self.entropy));
+        match &mut self.part {
+            Part::Leader(leader) => leader.tick(),
+            Part::Follower(follower) => {
+                let tick = follower.tick(cx, draw(&mut self.entropy));
+                self.fail(cx, tick);
+            }
+        }
+        self.go_on(cx);
+        cx.set_timer(if self.member.is_connecting() { TICKS.0 } else { TICKS.1 }, 0);
+    }
+}
+
+/// The address to listen on for any peer, of the family of `root`.
+#[must_use]
+pub const fn anywhere(root: IpAddr) -> IpAddr {
+    match root {
+        IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+    }
+}

@@ -1,0 +1,208 @@
+//! What the user is told: the verdict, the worst pairs, the ranks that are odd or gone.
+
+use std::fmt::Write;
+
+use super::control::Figure;
+use super::odd::{Judgement, OddRank, OddWay};
+use super::results::{Pair, Results};
+
+/// The judgement of a run.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// What is known.
+    pub results: &'a Results,
+    /// Tolerance, as a factor.
+    pub tolerance: f64,
+    /// The judgement by latency.
+    pub latency: Judgement,
+    /// The judgement by bandwidth.
+    pub bandwidth: Judgement,
+    /// The ways that are worse than the tolerance.
+    pub odd_ways: Vec<OddWay>,
+    /// The ranks that are.
+    pub odd_ranks: Vec<OddRank>,
+}
+
+/// The name of a figure in a sentence.
+#[must_use]
+pub const fn name(figure: Figure) -> &'static str {
+    match figure {
+        Figure::Latency => "latency",
+        Figure::Bandwidth => "bandwidth",
+    }
+}
+
+/// A number with about three digits; a dash for none.
+fn number(value: Option<f64>) -> String {
+    match value {
+        None => "-".into(),
+        Some(value) if value < 9.995 => format!("{value:.2}"),
+        Some(value) if value < 99.95 => format!("{value:.1}"),
+        Some(value) => format!("{value:.0}"),
+    }
+}
+
+impl<'a> Report<'a> {
+    /// Judges the results of a run.
+    #[must_use]
+    pub fn new(results: &'a Results, tolerance: f64) -> Self {
+        let latency = Judgement::new(results, Figure::Latency);
+        let bandwidth = Judgement::new(results, Figure::Bandwidth);
+        let odd_ways = latency.odd_ways(tolerance).chain(bandwidth.odd_ways(tolerance)).collect();
+        let odd_ranks = latency.odd_ranks(tolerance).chain(bandwidth.odd_ranks(tolerance)).collect();
+        Self { results, tolerance, latency, bandwidth, odd_ways, odd_ranks }
+    }
+
+    /// Whether every pair works, and none is worse than the tolerance.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
+    }
+
+    fn broken(&self) -> usize {
+        self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
+    }
+
+    /// The things that are wrong with a pair, in words; empty if there are none.
+    #[must_use]
+    pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
+        let broken = self.results.pair(a, b).broken.iter().cloned();
+        let of_pair = |way: &&OddWay| (way.from, way.to) == (a, b) || (way.from, way.to) == (b, a);
+        let odd = self.odd_ways.iter().filter(of_pair).map(|way| {
+            let direction = match way.figure {
+                Figure::Latency => String::new(),
+                Figure::Bandwidth => format!(" from {} to {}", way.from, way.to),
+            };
+            format!("{}{direction} is {:.1} times worse than its row and column", name(way.figure), way.times)
+        });
+        broken.chain(odd).collect()
+    }
+
+    /// How bad a pair is: broken pairs come before all others.
+    fn badness(&self, a: usize, b: usize, pair: &Pair) -> f64 {
+        if pair.broken.is_some() {
+            return f64::INFINITY;
+        }
+        let times = [self.latency.times(a, b), self.bandwidth.times(a, b), self.bandwidth.times(b, a)];
+        times.into_iter().flatten().fold(0.0, f64::max)
+    }
+
+    /// The worst pairs, at most `most` of them, the worst first. Pairs of ranks that are gone have no row of their own.
+    #[must_use]
+    pub fn worst(&self, most: usize) -> Vec<(usize, usize)> {
+        let gone = |rank: usize| !self.results.members()[rank].is_here();
+        let mut pairs: Vec<_> = self
+            .results
+            .pairs()
+            .filter(|&(a, b, _)| !gone(a) && !gone(b))
+            .map(|(a, b, pair)| (self.badness(a, b, pair), a, b))
+            .collect();
+        pairs.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2).cmp(&(y.1, y.2))));
+        pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
+    }
+
+    /// The sentences about ranks that are gone or odd.
+    #[must_use]
+    pub fn about_ranks(&self) -> Vec<String> {
+        let members = self.results.members();
+        let gone = members.iter().enumerate().filter_map(|(rank, member)| {
+            let why = member.gone.as_ref()?;
+            Some(format!("rank {rank} on {} is gone: {why}", member.host()))
+        });
+        let odd = self.odd_ranks.iter().map(|odd| {
+            let (rank, host) = (odd.rank, members[odd.rank].host());
+            format!(
+                "rank {rank} on {host}: its {} is {:.1} times worse than that of the others",
+                name(odd.figure),
+                odd.times
+            )
+        });
+        gone.chain(odd).collect()
+    }
+
+    /// The tables, of at most `most` pairs.
+    #[must_use]
+    pub fn text(&self, most: usize) -> String {
+        let members = self.results.members();
+        let width = members.iter().map(|member| member.host().chars().count()).max().unwrap_or(0).max(4);
+        let mut text = format!(
+            "\n{:>5} {:width$} {:>5} {:width$} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  worst pairs first: what is odd\n",
+            "#rank", "host", "rank", "host", "p50[us]", "p99[us]", "Gb/s >", "Gb/s <", "load >", "load <"
+        );
+        for (a, b) in self.worst(most) {
+            let pair = self.results.pair(a, b);
+            let complaints = self.complaints(a, b);
+            let odd = if complaints.is_empty() { "-".into() } else { complaints.join("; ") };
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                text,
+                "{a:>5} {:width$} {b:>5} {:width$} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  {odd}",
+                members[a].host(),
+                members[b].host(),
+                number(pair.latency.map(|latency| latency.p50_us)),
+                number(pair.latency.map(|latency| latency.p99_us)),
+                number(pair.up.gbit),
+                number(pair.down.gbit),
+                number(pair.up.loaded_gbit),
+                number(pair.down.loaded_gbit),
+            );
+        }
+        for line in self.about_ranks() {
+            let _ = writeln!(text, "{line}");
+        }
+        let _ = writeln!(text, "\n{}", self.summary());
+        text
+    }
+
+    /// The verdict in one line.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let members = self.results.members();
+        let (ranks, pairs) = (members.len(), self.results.pairs().count());
+        let connected = members.iter().filter_map(|member| member.connected).max().unwrap_or_default();
+        let attempts: u64 = members.iter().map(|member| member.attempts).sum();
+        let memory = members.iter().filter_map(|member| member.memory_kib).max().unwrap_or(0);
+        let odd: std::collections::BTreeSet<_> =
+            self.odd_ways.iter().map(|way| (way.from.min(way.to), way.from.max(way.to))).collect();
+        format!(
+            "{ranks} ranks, {pairs} pairs: {} do not work, {} are more than {} times worse than their like, and {} ranks are; \
+             connected in {:.3} s with {attempts} connects; at most {:.1} MiB per rank",
+            self.broken(),
+            odd.len(),
+            self.tolerance,
+            self.odd_ranks.iter().map(|odd| odd.rank).collect::<std::collections::BTreeSet<_>>().len(),
+            connected.as_secs_f64(),
+            memory as f64 / 1024.0,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::sample;
+
+    #[test]
+    fn a_good_run_has_no_complaint() {
+        let results = sample::even(4);
+        let report = Report::new(&results, 3.0);
+        assert!(report.is_good());
+        assert!(report.about_ranks().is_empty() && report.complaints(0, 1).is_empty());
+        assert!(report.text(10).contains("4 ranks, 6 pairs: 0 do not work, 0 are more"), "{}", report.text(10));
+        assert_eq!(report.text(2).lines().filter(|line| line.trim_end().ends_with('-')).count(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_ranks_hosts_and_figures() {
+        let results = sample::faulty();
+        let report = Report::new(&results, 3.0);
+        assert!(!report.is_good());
+        let text = report.text(3);
+        let rows: Vec<_> = text.lines().skip(2).collect();
+        assert!(rows[0].contains(" 0 n0 ") && rows[0].contains(" 4 n4 ") && rows[0].contains("no connection: timeout"));
+        assert!(rows[1].contains(" 1 n1 ") && rows[1].contains(" 2 n2 ") && rows[1].contains("120 "), "{text}");
+        assert!(rows[1].contains("latency is 12.0 times worse than its row and column"), "{text}");
+        assert!(rows[1].contains("bandwidth from 2 to 1 is 10.0 times worse"), "{text}");
+        assert!(text.contains("rank 5 on n5 is gone: it does not answer"), "{text}");
+    }
+}

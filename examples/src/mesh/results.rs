@@ -1,0 +1,218 @@
+//! What is known of each rank and of each pair.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::control::{Entry, Figure, Heard, Latency, Measured};
+
+/// What is known of a rank.
+#[derive(Clone, Debug, Default)]
+pub struct Member {
+    /// Its first report; `None` if it did not come.
+    pub entry: Option<Entry>,
+    /// The reason why it is not there any more.
+    pub gone: Option<String>,
+    /// Time that it took to connect to all.
+    pub connected: Option<Duration>,
+    /// Number of its connects.
+    pub attempts: u64,
+    /// Largest amount of memory that it had, KiB.
+    pub memory_kib: Option<u64>,
+}
+
+impl Member {
+    /// Whether it is there.
+    #[must_use]
+    pub const fn is_here(&self) -> bool {
+        self.entry.is_some() && self.gone.is_none()
+    }
+
+    /// The name of its host.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.entry.as_ref().map_or("?", |entry| &entry.host)
+    }
+}
+
+/// What is known of one direction of a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Way {
+    /// The rate of RDMA Writes, Gbit/s.
+    pub gbit: Option<f64>,
+    /// The rate while all sent to all, Gbit/s.
+    pub loaded_gbit: Option<f64>,
+    /// Number of messages that arrived while all sent to all.
+    pub messages: u64,
+}
+
+/// What is known of a pair of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Pair {
+    /// Half of a round trip.
+    pub latency: Option<Latency>,
+    /// From the lower rank to the higher.
+    pub up: Way,
+    /// From the higher rank to the lower.
+    pub down: Way,
+    /// The first thing that did not work.
+    pub broken: Option<String>,
+}
+
+/// What is known of all ranks and pairs.
+#[derive(Clone, Debug)]
+pub struct Results {
+    members: Vec<Member>,
+    /// One entry per pair: those of rank 0 with 1, 2, ..., those of rank 1 with 2, 3, ...
+    pairs: Vec<Pair>,
+}
+
+impl Results {
+    /// Makes the results of a number of ranks, of which nothing is known.
+    #[must_use]
+    pub fn new(ranks: usize) -> Self {
+        Self { members: vec![Member::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    /// All ranks.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// One rank.
+    pub fn member_mut(&mut self, rank: usize) -> &mut Member {
+        &mut self.members[rank]
+    }
+
+    /// All pairs, the lower rank first.
+    pub fn pairs(&self) -> impl Iterator<Item = (usize, usize, &Pair)> {
+        let ranks = self.ranks();
+        let names = (0..ranks).flat_map(move |a| (a + 1..ranks).map(move |b| (a, b)));
+        names.zip(&self.pairs).map(|((a, b), pair)| (a, b, pair))
+    }
+
+    /// One pair of different ranks, in any order.
+    #[must_use]
+    pub fn pair(&self, a: usize, b: usize) -> &Pair {
+        &self.pairs[self.index(a, b)]
+    }
+
+    fn pair_mut(&mut self, a: usize, b: usize) -> &mut Pair {
+        let index = self.index(a, b);
+        &mut self.pairs[index]
+    }
+
+    fn index(&self, a: usize, b: usize) -> usize {
+        let (low, high) = (a.min(b), a.max(b));
+        low * (2 * self.ranks() - low - 1) / 2 + high - low - 1
+    }
+
+    /// One direction of a pair.
+    #[must_use]
+    pub fn way(&self, from: usize, to: usize) -> &Way {
+        let pair = self.pair(from, to);
+        if from < to { &pair.up } else { &pair.down }
+    }
+
+    fn way_mut(&mut self, from: usize, to: usize) -> &mut Way {
+        let pair = self.pair_mut(from, to);
+        if from < to { &mut pair.up } else { &mut pair.down }
+    }
+
+    /// The cost of a way by a figure: less is better. `None` if the figure is not known, or the pair does not work.
+    #[must_use]
+    pub fn cost(&self, from: usize, to: usize, figure: Figure) -> Option<f64> {
+        let pair = self.pair(from, to);
+        if pair.broken.is_some() {
+            return None;
+        }
+        match figure {
+            Figure::Latency => pair.latency.map(|latency| latency.p50_us),
+            Figure::Bandwidth => self.way(from, to).gbit.map(f64::recip),
+        }
+        .filter(|cost| cost.is_finite() && *cost > 0.0)
+    }
+
+    /// Notes a result.
+    pub fn measured(&mut self, from: usize, to: usize, measured: Measured) {
+        match measured {
+            Measured::Latency(latency) => self.pair_mut(from, to).latency = Some(latency),
+            Measured::Bandwidth(gbit) => self.way_mut(from, to).gbit = Some(gbit),
+        }
+    }
+
+    /// Notes what a rank has received while all sent to all.
+    pub fn heard(&mut self, by: usize, heard: &Heard) {
+        let way = self.way_mut(heard.from, by);
+        (way.loaded_gbit, way.messages) = (Some(heard.gbit), heard.messages);
+        let wrong = match (heard.errors, heard.complete, heard.messages) {
+            (0, true, 1..) => return,
+            (0, true, 0) => "no message arrived while all sent to all".into(),
+            (0, false, messages) => format!("the stream to rank {by} did not end; {messages} messages arrived"),
+            (errors, _, messages) => {
+                format!("{errors} of {messages} messages to rank {by} were lost, double, out of order or wrong")
+            }
+        };
+        self.fails(heard.from, by, &wrong);
+    }
+
+    /// Notes that a pair does not work. The first reason stays.
+    pub fn fails(&mut self, a: usize, b: usize, why: &str) {
+        self.pair_mut(a, b).broken.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Notes that a rank is gone, and all pairs of it that have a figure missing.
+    pub fn gone(&mut self, rank: usize, why: &str) {
+        self.members[rank].gone.get_or_insert_with(|| why.to_owned());
+        for peer in (0..self.ranks()).filter(|&peer| peer != rank) {
+            self.fails(rank, peer, &format!("rank {rank} is gone: {why}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pair_has_a_place_of_its_own() {
+        for ranks in 2..20 {
+            let mut results = Results::new(ranks);
+            for a in 0..ranks {
+                for b in (0..ranks).filter(|&b| b != a) {
+                    results.measured(a, b, Measured::Bandwidth((1 + a * 100 + b) as f64));
+                }
+            }
+            assert_eq!(results.pairs().count(), ranks * (ranks - 1) / 2);
+            for (a, b, pair) in results.pairs() {
+                assert_eq!(pair, results.pair(b, a));
+                assert_eq!(
+                    (pair.up.gbit, pair.down.gbit),
+                    (Some((1 + a * 100 + b) as f64), Some((1 + b * 100 + a) as f64))
+                );
+                assert_eq!(results.cost(b, a, Figure::Bandwidth), Some(1.0 / (1 + b * 100 + a) as f64));
+            }
+        }
+    }
+
+    #[test]
+    fn the_audit_of_a_load_has_four_outcomes() {
+        let heard = |errors, complete, messages| {
+            let mut results = Results::new(2);
+            results.heard(0, &Heard { from: 1, messages, gbit: 1.0, errors, complete });
+            assert_eq!(results.way(1, 0).messages, messages);
+            results.pair(0, 1).broken.clone()
+        };
+        assert_eq!(heard(0, true, 5), None);
+        assert!(heard(0, true, 0).unwrap().contains("no message"));
+        assert!(heard(0, false, 5).unwrap().contains("did not end"));
+        assert!(heard(2, true, 5).unwrap().starts_with("2 of 5"));
+    }
+}

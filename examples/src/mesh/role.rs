@@ -1,0 +1,47 @@
+//! The use of a connection, as the number that the reactor keeps with it.
+
+/// The use of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A connection that is coming up.
+    None,
+    /// Between rank 0 and this other rank.
+    Control(usize),
+    /// The link to this rank.
+    Link(usize),
+}
+
+impl Role {
+    /// The number for `Context::set_user`.
+    #[must_use]
+    pub const fn encode(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Control(rank) => (1 << 32) | rank as u64,
+            Self::Link(rank) => (2 << 32) | rank as u64,
+        }
+    }
+
+    /// The use that a number of `Context::user` means.
+    #[must_use]
+    pub const fn decode(number: u64) -> Self {
+        let rank = (number & 0xffff_ffff) as usize;
+        match number >> 32 {
+            1 => Self::Control(rank),
+            2 => Self::Link(rank),
+            _ => Self::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_survives_the_trip() {
+        for role in [Role::None, Role::Control(0), Role::Link(0), Role::Control(9_999), Role::Link(9_999)] {
+            assert_eq!(Role::decode(role.encode()), role);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One measurement, on the side that leads it. The other side answers pings and lends memory.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rdma_reactor::{ConnectionId, Context, Region, RegionOptions, RemoteRegion, SendErrorKind};
+
+use super::control::{Figure, Latency, Measured};
+use super::frame::{self, Frame};
+use super::outbox::Outbox;
+
+/// Length of a write, bytes.
+pub const BLOCK: u32 = 64 << 10;
+/// Number of writes on their way.
+const DEPTH: u32 = 8;
+/// Longest time of a latency measurement, of which many links have to wait for their turn.
+const LATENCY_TIME: Duration = Duration::from_secs(1);
+
+/// The extent of measurements.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Length of a ping, bytes.
+    pub size: usize,
+    /// Number of pings, if the time is long enough.
+    pub iterations: u64,
+    /// Time of the writes.
+    pub bandwidth: Duration,
+}
+
+/// A measurement.
+#[derive(Debug)]
+pub struct Task {
+    number: u32,
+    peer: usize,
+    until: Instant,
+    extent: Extent,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// The link is not up yet.
+    Waiting(Figure),
+    /// Pings: the times, how many do not count, the time of the last ping, and the end of all.
+    Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
+    /// The peer is to lend memory.
+    Borrowing,
+    /// Writes.
+    Writing { local: Region, remote: RemoteRegion, out: u32, blocks: u64, started: Instant },
+    /// The peer is to say that all has come. The memory stays until then, as the last writes may be under way.
+    Closing { bits: f64, started: Instant, _local: Region },
+}
+
+/// The end of a measurement.
+pub type Done = Result<Measured, String>;
+
+impl Task {
+    /// Makes a measurement that fails if it is not done at `until`.
+    #[must_use]
+    pub const fn new(number: u32, peer: usize, figure: Figure, extent: Extent, until: Instant) -> Self {
+        Self { number, peer, until, extent, work: Work::Waiting(figure) }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The rank at the other end.
+    #[must_use]
+    pub const fn peer(&self) -> usize {
+        self.peer
+    }
+
+    /// Whether its time is over.
+    #[must_use]
+    pub fn is_late(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+
+    /// Begins, as the link is up.
+    pub fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, outbox: &mut Outbox, now: Instant) {
+        let Work::Waiting(figure) = self.work else { return };
+        self.work = match figure {
+            Figure::Latency => {
+                let ping = frame::ping(self.number, self.extent.size);
+                outbox.post(cx, conn, &ping);
+                let times = Histogram::new(3).expect("three digits are a valid precision");
+                let warmup = self.extent.iterations / 10;
+                Work::Pinging { ping, times, warmup, sent_at: now, end: now + LATENCY_TIME }
+            }
+            Figure::Bandwidth => {
+                outbox.post(cx, conn, &Frame::Borrow(self.number, BLOCK).encode());
+                Work::Borrowing
+            }
+        };
+    }
+
+    /// Takes an answer.
+    pub fn answer(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        outbox: &mut Outbox,
+        frame: Frame,
+        now: Instant,
+    ) -> Option<Done> {
+        match (frame, &mut self.work) {
+            (Frame::Pong(task), Work::Pinging { ping, times, warmup, sent_at, end }) if task == self.number => {
+                if *warmup > 0 && now < *end {
+                    *warmup -= 1;
+                } else {
+                    let half = u64::try_from((now - *sent_at).as_nanos() / 2).unwrap_or(u64::MAX);
+                    // The histogram grows as needed. Times beyond its largest value count as that value.
+                    if times.record(half).is_err() {
+                        times.saturating_record(half);
+                    }
+                }
+                if times.len() >= self.extent.iterations || (now >= *end && !times.is_empty()) {
+                    let us = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+                    let latency = Latency { p50_us: us(0.5), p99_us: us(0.99), samples: times.len() };
+                    return Some(Ok(Measured::Latency(latency)));
+                }
+                outbox.post(cx, conn, ping);
+                *sent_at = now;
+                None
+            }
+            (Frame::Lent(task, remote), Work::Borrowing) if task == self.number => {
+                if remote.len != u64::from(BLOCK) {
+                    return Some(Err(format!("the peer lends {} bytes where {BLOCK} are needed", remote.len)));
+                }
+                match cx.register(conn, BLOCK as usize, &RegionOptions::new()) {
+                    Ok(local) => self.work = Work::Writing { local, remote, out: 0, blocks: 0, started: now },
+                    Err(error) => return Some(Err(format!("no memory to write from: {error}"))),
+                }
+                self.write(cx, conn)
+            }
+            (Frame::Seen(task), Work::Closing { bits, started, .. }) if task == self.number => {
+                Some(Ok(Measured::Bandwidth(*bits / (now - *started).as_secs_f64().max(1e-9) / 1e9)))
+            }
+            (Frame::Refused(task, why), _) if task == self.number => Some(Err(format!("the peer refused: {why}"))),
+            // An answer to a measurement that was given up.
+            _ => None,
+        }
+    }
+
+    /// Notes the end of a write, and goes on.
+    pub fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        outbox: &mut Outbox,
+        now: Instant,
+    ) -> Option<Done> {
+        let Work::Writing { out, blocks, started, .. } = &mut self.work else { return None };
+        *out = out.saturating_sub(1);
+        *blocks += 1;
+        if now - *started < self.extent.bandwidth {
+            return self.write(cx, conn);
+        }
+        let (bits, started) = ((*blocks + u64::from(*out)) as f64 * f64::from(BLOCK) * 8.0, *started);
+        // This message arrives after the writes before it.
+        outbox.post(cx, conn, &Frame::Written(self.number).encode());
+        if let Work::Writing { local, .. } = std::mem::replace(&mut self.work, Work::Borrowing) {
+            self.work = Work::Closing { bits, started, _local: local };
+        }
+        None
+    }
+
+    /// Posts as many writes as there is room for.
+    pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<Done> {
+        let Work::Writing { local, remote, out, .. } = &mut self.work else { return None };
+        while *out < DEPTH {
+            match cx.write(conn, *remote, local, 0..BLOCK as usize) {
+                Ok(_) => *out += 1,
+                Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed) => return None,
+                Err(error) => return Some(Err(format!("the device refuses to write: {error}"))),
+            }
+        }
+        None
+    }
+}

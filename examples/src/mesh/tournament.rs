@@ -1,0 +1,52 @@
+//! The order in which pairs are measured: the rounds of a round-robin tournament, by the circle method. In a round each
+//! rank is in one pair at most, so no link and no port is used twice at a time.
+
+/// Number of rounds in which all pairs of `ranks` meet.
+#[must_use]
+pub const fn rounds(ranks: usize) -> usize {
+    match ranks {
+        0 | 1 => 0,
+        even if even % 2 == 0 => even - 1,
+        odd => odd,
+    }
+}
+
+/// The pairs of a round, the lower rank first. An odd number of ranks leaves one of them out in each round.
+pub fn pairs(ranks: usize, round: usize) -> impl Iterator<Item = (usize, usize)> {
+    // One seat stays, and the others move on by one per round. With an odd number of ranks, the seat that stays is empty.
+    let seats = ranks + ranks % 2;
+    let others = seats.saturating_sub(1).max(1);
+    let at = move |place: usize| (round + place) % others;
+    (0..seats / 2)
+        .map(move |place| match place {
+            0 => (at(0), others),
+            _ => (at(place), at(others - place)),
+        })
+        .filter(move |&(a, b)| a < ranks && b < ranks)
+        .map(|(a, b)| (a.min(b), a.max(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn all_pairs_meet_once_and_nobody_plays_twice_in_a_round() {
+        for ranks in (0..=33).chain([200]) {
+            let mut met = BTreeSet::new();
+            for round in 0..rounds(ranks) {
+                let mut busy = BTreeSet::new();
+                let mut count = 0;
+                for (a, b) in pairs(ranks, round) {
+                    assert!(a < b && b < ranks, "{ranks} ranks: {a} and {b}");
+                    assert!(busy.insert(a) && busy.insert(b), "{ranks} ranks, round {round}: {a} and {b}");
+                    assert!(met.insert((a, b)), "{ranks} ranks: {a} and {b} meet twice");
+                    count += 1;
+                }
+                assert_eq!(count, ranks / 2, "{ranks} ranks, round {round}");
+            }
+            assert_eq!(met.len(), ranks * ranks.saturating_sub(1) / 2, "{ranks} ranks");
+        }
+    }
+}
