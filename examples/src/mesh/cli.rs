@@ -17,7 +17,7 @@ pub const DEFAULT_PORT: u16 = 18517;
 /// mpirun or an Indexed Job of Kubernetes, or by hand with --hosts and --rank. Rank 0 reports; its exit status is 0 if
 /// every pair works and none is worse than --tolerance.
 #[derive(Debug, Parser)]
-#[command(name = "rdma-mesh", version, about)]
+#[command(name = "rdma-mesh", version, about, args_override_self = true)]
 pub struct Cli {
     /// Number of this process, from 0 [default: the engine's]
     #[arg(long, value_name = "I")]

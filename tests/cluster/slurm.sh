@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# A Slurm of one machine: munge, a controller and two nodes on the loopback, in a folder of their own. Four ranks, started
+# by srun and by the batch script of examples/cluster. Everything is taken down again.
+. "$(dirname "$0")/lib.sh"
+work=$(mktemp -d) && chmod 755 "$work"
+export SLURM_CONF=$work/slurm.conf PATH=$PATH:/usr/sbin
+
+take_down() {
+    local file
+    for file in "$work"/*.pid; do
+        [ -s "$file" ] && kill "$(cat "$file")" 2>/dev/null
+    done
+    for _ in $(seq 50); do
+        pgrep -F "$work/slurmctld.pid" >/dev/null 2>&1 || break
+        sleep 0.1
+    done
+    rm -rf "$work"
+}
+trap take_down EXIT
+
+# Two clusters on one machine must not meet: munge has a socket, a key and a log in the folder, too.
+start_munge() {
+    dd if=/dev/urandom of="$work/munge.key" bs=128 count=1 2>/dev/null
+    chmod 600 "$work/munge.key"
+    timeout 20 munged --force --socket "$work/munge.socket" --key-file "$work/munge.key" --log-file "$work/munge.log" \
+        --pid-file "$work/munge.pid" --seed-file "$work/munge.seed"
+}
+
+free_ports() {
+    python3 -c "
+import socket
+sockets = [socket.socket() for _ in range($1)]
+for s in sockets: s.bind(('127.0.0.1', 0))
+print(*(s.getsockname()[1] for s in sockets))"
+}
+
+settings() {
+    local name
+    name=$(hostname)
+    read -r controller first second < <(free_ports 3)
+    cat >"$SLURM_CONF" <<C
+ClusterName=rdma-mesh
+SlurmctldHost=$name(127.0.0.1)
+SlurmctldPort=$controller
+AuthType=auth/munge
+AuthInfo=socket=$work/munge.socket
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation=$work/state
+SlurmdSpoolDir=$work/spool.%n
+SlurmctldPidFile=$work/slurmctld.pid
+SlurmdPidFile=$work/slurmd.%n.pid
+SlurmctldLogFile=$work/slurmctld.log
+SlurmdLogFile=$work/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+MpiDefault=none
+ReturnToService=2
+NodeName=n1 NodeHostname=$name NodeAddr=127.0.0.1 Port=$first CPUs=2
+NodeName=n2 NodeHostname=$name NodeAddr=127.0.0.1 Port=$second CPUs=2
+PartitionName=all Nodes=n1,n2 Default=YES OverSubscribe=FORCE:4 State=UP
+C
+    mkdir -p "$work/state" "$work/spool.n1" "$work/spool.n2"
+}
+
+start() {
+    settings && start_munge && slurmctld -c && slurmd -N n1 && slurmd -N n2 || return
+    for _ in $(seq 100); do
+        [ "$(sinfo -h -o %T 2>/dev/null)" = idle ] && [ "$(sinfo -h -o %D)" = 2 ] && return
+        sleep 0.1
+    done
+    sinfo -N -l
+    tail -n 20 "$work"/*.log
+    return 1
+}
+
+by_srun() {
+    rm -f "$out/srun.json"
+    timeout 120 srun -N2 -n4 "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/srun.json" && whole srun 4 n1 n2
+}
+
+by_batch() {
+    rm -f "$out/mesh.json"
+    # The script is the one that users copy; it takes the program and its options from the environment.
+    MESH=$mesh MESH_OPTIONS="${quick[*]} -p $(free_ports 1)" timeout 120 \
+        sbatch --wait -N2 --ntasks-per-node=2 --chdir="$out" --output="$work/batch.out" examples/cluster/mesh.sbatch
+    local status=$?
+    cat "$work/batch.out"
+    [ $status = 0 ] && whole mesh 4 n1 n2
+}
+
+# A rank that dies ends no other, as long as Slurm lets them live.
+with_a_dead_rank() {
+    rm -f "$out/dead.json"
+    # shellcheck disable=SC2016
+    timeout 120 srun -N2 -n4 --kill-on-bad-exit=0 sh -c '
+        if [ "$SLURM_PROCID" = 2 ]; then exec timeout --foreground -s KILL 4 "$@"; fi; exec "$@"' sh \
+        "$mesh" "${quick[@]}" -n 10000000 --silence 3 -p "$(free_ports 1)" --json "$out/dead.json"
+    # By then rank 2 has been killed in the middle of three seconds of latency, or later.
+    jq -e '(.good | not) and (.ranks[2].gone | test("has ended")) and all(.ranks[0,1,3]; .gone == null)
+        and all(.pairs[] | select(.a != 2 and .b != 2); .broken == null)' "$out/dead.json"
+}
+
+shown 'Slurm: munge, controller and two nodes start' start
+shown 'Slurm: 4 ranks on two nodes by srun' by_srun
+shown 'Slurm: 4 ranks by the batch script' by_batch
+shown 'Slurm: a killed rank is a row, the others finish' with_a_dead_rank
+exit $failed
