@@ -121,7 +121,7 @@ impl Leader {
     pub fn left(&mut self, rank: usize, conn: ConnectionId, reason: &DisconnectReason) {
         if self.controls[rank].take_if(|control| control.conn == conn).is_some() {
             let why = match reason {
-                DisconnectReason::Peer => "its process has ended".into(),
+                DisconnectReason::Closed | DisconnectReason::Lost => "its process has ended".into(),
                 DisconnectReason::KeepaliveTimeout => "it does not answer: stopped, or cut off".into(),
                 other => other.to_string(),
             };
