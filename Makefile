@@ -4,7 +4,7 @@ export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, tar
 	target/demo/rdma-pingpong demo --all --svg target/demo/latency.svg
 
 test: vm-setup ## All tests, about 13 minutes on two cores with what they build
-	$(MAKE) test-host instructions test-layout test-rdma
+	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
 DEVICE_TESTS = adapter rdma rdma_churn rdma_faults rdma_queues rdma_scale interop_siw misbehaviour_siw
@@ -96,11 +96,17 @@ test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, othe
 	tests/vm/faults.sh
 	tests/vm/small.sh
 	tests/vm/pingpong.sh
+	tests/vm/mesh.sh
 	@echo "steps repeated because the guest's kernel died of a known defect: $$(cat target/vm/kernel-defects 2>/dev/null | wc -l)"
 	@! test -s target/vm/kernel-defects || sort target/vm/kernel-defects | uniq -c
 
 hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
 	tests/hardware-report.sh $(REPORT)
+
+test-cluster: ## rdma-mesh under Slurm, Open MPI, MPICH and as Kubernetes starts it, and its page in a browser
+	tests/cluster/setup.sh
+	$(CARGO) build -p rdma-reactor-examples --bin rdma-mesh
+	timeout 900 tests/cluster/run.sh
 
 clean: ## Remove what was built
 	$(CARGO) clean

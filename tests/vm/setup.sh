@@ -8,7 +8,7 @@ RECIPE=1 # raise when the way the kernel directory is made changes
 SERIES=6.1
 PACKAGES="qemu-system-x86 busybox-static cpio xz-utils binutils kmod iproute2 util-linux procps
     rdma-core rdmacm-utils ibverbs-utils ibverbs-providers perftest libibverbs-dev librdmacm-dev
-    libclang-14-dev pkg-config valgrind libelf1 libssl3 make gcc libc6-dev"
+    libclang-14-dev pkg-config valgrind jq libelf1 libssl3 make gcc libc6-dev"
 
 usage() {
     cat <<'U'

@@ -12,6 +12,10 @@ use super::results::Results;
 const PANEL: f64 = 560.0;
 const MARGIN: f64 = 110.0;
 const TOP: f64 = 96.0;
+/// Narrowest room for a panel, which its legend needs.
+const NARROWEST: f64 = 330.0;
+/// Largest tolerance that the scale follows.
+const STEEPEST: f64 = 16.0;
 /// Widest square.
 const WIDEST: f64 = 44.0;
 /// Largest number of squares of a row. Each square stands for several ranks if there are more, and shows the worst pair.
@@ -80,8 +84,8 @@ fn median(results: &Results, figure: Figure) -> Option<f64> {
 pub fn svg(report: &Report<'_>) -> String {
     let results = report.results;
     let grid = Grid::new(results.ranks());
-    let panel = grid.width() + MARGIN;
-    let width = (2.0 * panel + MARGIN / 2.0).max(720.0);
+    let panel = grid.width().max(NARROWEST) + MARGIN;
+    let width = 2.0 * panel + MARGIN / 2.0;
     let height = TOP + grid.width() + 120.0;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
@@ -94,13 +98,13 @@ pub fn svg(report: &Report<'_>) -> String {
         let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{y}\">{}</text>", escape(&line));
     }
     draw_panel(&mut svg, report, Figure::Latency, grid, MARGIN);
-    draw_panel(&mut svg, report, Figure::Bandwidth, grid, (MARGIN + panel).max(width / 2.0 + MARGIN / 2.0));
+    draw_panel(&mut svg, report, Figure::Bandwidth, grid, MARGIN + panel);
     svg.push_str("</svg>\n");
     svg
 }
 
 fn draw_panel(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid, left: f64) {
-    let results = report.results;
+    let (results, tolerance) = (report.results, report.tolerance.min(STEEPEST));
     let median = median(results, figure);
     let state = |from: usize, to: usize| {
         if from == to {
@@ -108,7 +112,7 @@ fn draw_panel(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid,
         }
         match (results.pair(from, to).broken.is_some(), results.cost(from, to, figure), median) {
             (true, ..) => Square::Broken,
-            (false, Some(cost), Some(median)) => Square::Level(level(cost, median, report.tolerance)),
+            (false, Some(cost), Some(median)) => Square::Level(level(cost, median, tolerance)),
             _ => Square::Unknown,
         }
     };
@@ -148,7 +152,7 @@ fn draw_panel(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid,
     }
     outline_odd(svg, report, figure, grid, left);
     draw_labels(svg, results, grid, left);
-    draw_legend(svg, figure, median, report.tolerance, grid, left);
+    draw_legend(svg, figure, median, tolerance, grid, left);
     let _ = writeln!(
         svg,
         "<rect class=\"panel\" data-figure=\"{figure_name}\" x=\"{left:.1}\" y=\"{TOP:.1}\" width=\"{0:.1}\" height=\"{0:.1}\" \

@@ -65,7 +65,7 @@ impl Link {
                 self.outbox.post(cx, self.conn, &Frame::Seen(task).encode());
             }
             Frame::Load(number) => self.inbound.take(number, now),
-            Frame::LoadEnd(sent) => self.inbound.end(sent),
+            Frame::LoadEnd(sent) => self.inbound.end(sent, now),
             Frame::Pong(_) | Frame::Lent(..) | Frame::Seen(_) | Frame::Refused(..) => return Ok(Some(frame)),
         }
         Ok(None)

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The page of the heat map in a browser without a screen: the pointer goes to squares, and the text beside it is read back
+# and compared with the figures of the JSON.
+. "$(dirname "$0")/lib.sh"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+
+run_ranks() {
+    local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank
+    rm -f "$out"/page.*
+    for rank in 4 3 2 1; do
+        timeout 120 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" -p "$port" &
+    done
+    timeout 120 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" -p "$port" \
+        --json "$out/page.json" --html "$out/page.html" && wait && whole page 5
+}
+
+hover() {
+    timeout 120 python3 tests/cluster/hover.py "$out/page.html" "$out/page.json"
+}
+
+shown 'Page: five ranks' run_ranks
+shown 'Page: the hover text of every square in a browser' hover
+exit $failed

@@ -1,0 +1,267 @@
+//! The cost of connections, as slopes: memory and processor time per connection on each side, by the number of connections
+//! and of reactors, on the embedded provider over the loopback.
+//!
+//! - `rdma-scaling` prints the table of `docs/scaling.md`;
+//! - `rdma-scaling one SETTINGS CONNECTIONS REACTORS` prints one row;
+//! - `rdma-scaling serve SETTINGS REACTORS` is the other side of a row: it echoes, and tells its costs on each line that comes.
+//!
+//! Each side is a process of its own. The costs are memory and processor time, which other work on the machine changes little.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::error::Error;
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, Reactors,
+};
+
+/// Rounds of echoes on all connections.
+const ECHOES: u32 = 4;
+/// Length of an echo, bytes.
+const SIZE: usize = 64;
+/// Longest time of a row.
+const LIMIT: Duration = Duration::from_secs(300);
+/// Time that idle connections are watched.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Settings that a row is measured with.
+fn config(settings: &str) -> Result<Config, String> {
+    let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
+    let usual = usual.connect_timeout(Duration::from_secs(60)).handshake_timeout(Duration::from_secs(60));
+    // An adapter would pin all of it; here, untouched pages cost nothing.
+    let usual = usual.max_memory(64 << 30);
+    match settings {
+        "default" => Ok(usual),
+        "small" => Ok(usual.receive_depth(8).send_depth(8).buffer_size(1024)),
+        "shared" => Ok(usual.send_depth(8).buffer_size(1024).shared_receives(Some(32_768)).completion_queue(1 << 16)),
+        other => Err(format!("{other:?} are no settings: say default, small or shared")),
+    }
+}
+
+/// The costs of a process so far.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    memory_kib: u64,
+    cpu_ns: u64,
+}
+
+impl Cost {
+    fn now() -> std::io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let memory =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+        let mut cpu_ns = 0;
+        for task in std::fs::read_dir("/proc/self/task")? {
+            let schedstat = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            cpu_ns += schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(Self { memory_kib: memory.unwrap_or(0), cpu_ns })
+    }
+
+    fn since(self, before: Self) -> Self {
+        let memory_kib = self.memory_kib.saturating_sub(before.memory_kib);
+        Self { memory_kib, cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns) }
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.memory_kib, self.cpu_ns)
+    }
+}
+
+struct Echo;
+
+impl Handler for Echo {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        // There is room, because never more goes out than came in. The connection may be ending.
+        let _ = cx.send(conn, &message);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    connections: Vec<ConnectionId>,
+    echoes: u64,
+    failure: Option<String>,
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.connections.push(conn);
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.echoes += 1;
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.failure.get_or_insert(error.to_string());
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.failure.get_or_insert(reason.to_string());
+    }
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The server of a row. It ends with its standard input.
+fn serve(settings: &str, count: usize) -> Result<()> {
+    let settings = config(settings)?;
+    let mut reactors =
+        (0..count).map(|_| Reactor::new(settings.clone())).collect::<std::result::Result<Vec<_>, _>>()?;
+    let group = Reactors::of(&mut reactors);
+    let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into())?;
+    println!("{}", reactors[0].context().local_address(listener).ok_or("the listener is gone")?);
+    std::thread::scope(|scope| {
+        for mut reactor in reactors {
+            scope.spawn(move || reactor.run(&mut Echo).map_err(|error| eprintln!("rdma-scaling: {error}")));
+        }
+        for line in std::io::stdin().lines() {
+            line?;
+            println!("{}", Cost::now()?);
+        }
+        group.drain_all(Duration::from_millis(100));
+        Ok(())
+    })
+}
+
+/// The server as the client sees it.
+struct Server {
+    child: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Server {
+    fn start(settings: &str, reactors: usize) -> Result<(Self, SocketAddr)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve", settings, &reactors.to_string()]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut lines = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
+        let address = lines.next().ok_or("the server does not begin")??.parse()?;
+        Ok((Self { child, lines }, address))
+    }
+
+    fn cost(&mut self) -> Result<Cost> {
+        self.child.stdin.as_mut().ok_or("no pipe")?.write_all(b"\n")?;
+        let line = self.lines.next().ok_or("the server is gone")??;
+        let (memory, cpu) = line.split_once(' ').ok_or("no cost")?;
+        Ok(Cost { memory_kib: memory.parse()?, cpu_ns: cpu.parse()? })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It ends with its standard input.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Takes turns until something is so.
+fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !is_so(client) {
+        reactor.turn(client, Duration::from_millis(100))?;
+        if let Some(failure) = client.failure.take() {
+            return Err(format!("after {} connections: {failure}", client.connections.len()).into());
+        }
+        if start.elapsed() > LIMIT {
+            return Err(format!("not within {LIMIT:?}: {} connections", client.connections.len()).into());
+        }
+    }
+    Ok(())
+}
+
+/// One row of the table: all connections at once, then echoes on all of them, then nothing.
+fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
+    let (mut server, address) = Server::start(settings, reactors)?;
+    let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
+    let (here, there, start) = (Cost::now()?, server.cost()?, Instant::now());
+    for _ in 0..connections {
+        reactor.context().connect(address)?;
+    }
+    until(&mut reactor, &mut client, |client| client.connections.len() == connections)?;
+    let took = start.elapsed();
+    let (up_here, up_there) = (Cost::now()?.since(here), server.cost()?.since(there));
+    let echoing = (Cost::now()?, server.cost()?);
+    for echo in 1..=ECHOES {
+        for &conn in &client.connections {
+            reactor.context().send(conn, &[7; SIZE]).map_err(|error| format!("{conn}: {error}"))?;
+        }
+        until(&mut reactor, &mut client, |client| client.echoes == u64::from(echo) * connections as u64)?;
+    }
+    let echoed = (Cost::now()?.since(echoing.0), server.cost()?.since(echoing.1));
+    let after = (Cost::now()?.since(here), server.cost()?.since(there));
+    let idle = server.cost()?;
+    let quiet = Instant::now();
+    while quiet.elapsed() < IDLE {
+        reactor.turn(&mut client, Duration::from_millis(100))?;
+    }
+    let idle = server.cost()?.since(idle);
+    let per = |value: u64| value as f64 / connections as f64;
+    let per_echo = |cost: Cost| per(cost.cpu_ns) / f64::from(ECHOES) / 1e3;
+    Ok(format!(
+        "| {settings} | {reactors} | {connections} | {:.2} s | {:.0} us | {:.0} us | {:.1} KiB | {:.1} KiB | {:.1} us | {:.1} us | {:.3} % |",
+        took.as_secs_f64(),
+        per(up_here.cpu_ns) / 1e3,
+        per(up_there.cpu_ns) / 1e3,
+        per(after.0.memory_kib),
+        per(after.1.memory_kib),
+        per_echo(echoed.0),
+        per_echo(echoed.1),
+        idle.cpu_ns as f64 / IDLE.as_nanos() as f64 * 100.0,
+    ))
+}
+
+fn table() -> Result<()> {
+    println!(
+        "| settings | reactors | connections | all up after | connect | accept | memory, client | memory, server | echo, client | echo, server | idle server |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    let many = [10, 100, 1_000, 10_000];
+    let small = [1, 2].into_iter().flat_map(|reactors| many.map(|connections| ("small", connections, reactors)));
+    let rows = many.map(|connections| ("default", connections, 1)).into_iter().chain(small);
+    for (settings, connections, reactors) in rows.chain([10, 100, 1_000, 2_000, 5_000].map(|n| ("shared", n, 1))) {
+        // A process of its own, so that no row has the memory of another one.
+        let row = Command::new(std::env::current_exe()?)
+            .args(["one", settings, &connections.to_string(), &reactors.to_string()])
+            .output()?;
+        print!("{}", String::from_utf8_lossy(&row.stdout));
+        if !row.status.success() {
+            return Err(String::from_utf8_lossy(&row.stderr).into());
+        }
+    }
+    Ok(())
+}
+
+fn run() -> Result<()> {
+    rlimit::increase_nofile_limit(1 << 16)?;
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => table(),
+        ["serve", settings, reactors] => serve(settings, reactors.parse()?),
+        ["one", settings, connections, reactors] => {
+            println!("{}", row(settings, connections.parse()?, reactors.parse()?)?);
+            Ok(())
+        }
+        _ => Err("say nothing, one SETTINGS CONNECTIONS REACTORS, or serve SETTINGS REACTORS".into()),
+    }
+}
+
+fn main() -> ExitCode {
+    env_logger::init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rdma-scaling: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
