@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const IDLE: Duration = Duration::from_secs(3);
 
 /// Settings that a row is measured with.
-fn config(settings: &str) -> Result<Config, String> {
+fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
     let usual = usual.connect_timeout(Duration::from_secs(60)).handshake_timeout(Duration::from_secs(60));
     // An adapter would pin all of it; here, untouched pages cost nothing.
