@@ -85,6 +85,7 @@ pub struct Config {
     pub(crate) flush_timeout: Duration,
     pub(crate) pool_idle: Duration,
     pub(crate) crc: bool,
+    pub(crate) contain_panics: bool,
     pub(crate) allowed_peers: Option<Vec<IpNet>>,
     pub(crate) max_handshakes_per_peer: Option<usize>,
     pub(crate) request_grace: Duration,
@@ -125,6 +126,7 @@ impl Default for Config {
             flush_timeout: Duration::from_secs(1),
             pool_idle: Duration::from_secs(30),
             crc: true,
+            contain_panics: false,
             allowed_peers: None,
             max_handshakes_per_peer: None,
             request_grace: Duration::from_millis(500),
@@ -378,6 +380,18 @@ impl Config {
     #[must_use]
     pub const fn crc(mut self, on: bool) -> Self {
         self.crc = on;
+        self
+    }
+
+    /// Whether a panic of a callback ends its connection or endpoint, and not the turn. The connection ends as by
+    /// [`crate::Context::abort`], with `DisconnectReason::Internal` and the panic's text; a connect request is refused; a timer,
+    /// a descriptor, a message of another thread and an event of a device are done with. `Stats` counts the panics, and each has a
+    /// line in the log. What the handler has left half done in its own state is the handler's business. This needs
+    /// `panic = "unwind"`, the default of Rust. Default: off; a panic leaves the call of the reactor, which can only be dropped
+    /// then.
+    #[must_use]
+    pub const fn contain_panics(mut self, on: bool) -> Self {
+        self.contain_panics = on;
         self
     }
 

@@ -37,6 +37,9 @@ pub enum Error {
     /// The connection, listener, timer, endpoint or device is gone.
     #[error("the {0} is gone")]
     Gone(&'static str),
+    /// A callback has panicked in an earlier turn, and the program has caught the panic outside of the reactor.
+    #[error("a callback has panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
+    Panicked,
     /// The reactor was drained.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,

@@ -57,6 +57,8 @@ pub struct TurnStats {
     /// Largest number of such messages and sends taken in one turn. A large number means that the reactor's thread was
     /// held up before.
     pub remote_commands_max: u64,
+    /// Callbacks that panicked, see [`crate::Config::contain_panics`].
+    pub panics: u64,
 }
 
 /// Counters of the completion queues.

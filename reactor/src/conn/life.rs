@@ -341,6 +341,12 @@ impl Connection {
         self.end(Ending::disconnect(DisconnectReason::Internal(why)), Certainty::Guessed, env);
     }
 
+    /// Ends the connection because a callback of the program has panicked. Nothing is delivered to it any more.
+    pub(crate) fn panicked(&mut self, why: String, env: &mut Env<'_>) {
+        let ending = Ending::Disconnect { reason: DisconnectReason::Internal(why), delivers: false };
+        self.end(ending, Certainty::Known, env);
+    }
+
     /// Ends the connection because the peer has broken the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         log::warn!("{}: {} broke the protocol: {what}", self.id, self.about.peer);

@@ -81,9 +81,14 @@ impl Devices {
         })
     }
 
-    /// Takes the next device with a channel that is not watched yet.
-    pub(crate) fn next_fresh(&mut self) -> Option<DeviceId> {
-        self.fresh.pop()
+    /// The next device with a channel that is not watched yet.
+    pub(crate) fn fresh(&self) -> Option<DeviceId> {
+        self.fresh.last().copied()
+    }
+
+    /// Notes that the channel of that device is watched, or not needed any more.
+    pub(crate) fn watched(&mut self) {
+        self.fresh.pop();
     }
 
     #[inline]

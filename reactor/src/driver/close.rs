@@ -23,6 +23,12 @@ impl Driver {
         self.input(id, |conn, env| conn.abort(env));
     }
 
+    /// A callback for a connection has panicked.
+    pub(crate) fn panicked(&mut self, id: ConnectionId, why: String) {
+        self.input(id, |conn, env| conn.panicked(why, env));
+        self.table.note_ending();
+    }
+
     /// Ends what is on a device that has failed, and asks that device for nothing any more.
     pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::Error) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
@@ -120,8 +126,10 @@ impl Driver {
     fn flush_due(&mut self, id: ConnectionId) {
         let behind = self.has_unseen() || self.fair.is_behind() || self.queues.provider_pending;
         let Some(seat) = self.table.get_mut(id) else { return };
-        let place = seat.link.place;
-        let cq = place.and_then(|place| self.devices.get_mut(place.device)?.cqs.get_mut(place.room.cq));
+        // The queues of a device that has failed or is going are not looked at any more.
+        let device = seat.link.place.and_then(|place| Some((place, self.devices.get_mut(place.device)?)));
+        let cq =
+            device.filter(|(_, device)| !device.removed).and_then(|(place, device)| device.cqs.get_mut(place.room.cq));
         let waits = match (seat.link.flush, cq) {
             (Flush::Waiting(begun), Some(cq)) if behind => {
                 seat.link.flush = Flush::Late(begun, cq.mark());
@@ -204,9 +212,8 @@ impl Driver {
             return Some(true);
         }
         let place = seat.link.place?;
-        let Some(cq) = devices.get_mut(place.device).and_then(|device| device.cqs.get_mut(place.room.cq)) else {
-            return Some(true);
-        };
+        let Some(device) = devices.get_mut(place.device).filter(|device| !device.removed) else { return Some(true) };
+        let Some(cq) = device.cqs.get_mut(place.room.cq) else { return Some(true) };
         if cq.has_passed(begun) && seat.allowance.backlog.is_empty() {
             return Some(true);
         }
@@ -298,13 +305,15 @@ impl Driver {
     pub(crate) fn teardown(&mut self) {
         self.close_listeners();
         for id in self.table.ids() {
-            if let Some(seat) = self.table.get(id) {
-                let (cm, up) = (seat.link.cm, seat.link.qp.is_some());
-                if up && let Err(error) = self.fabric.provider.disconnect(cm, self.now) {
-                    log::debug!("{id}: disconnecting: {error}");
-                }
+            let Some(seat) = self.table.get(id) else { continue };
+            let (cm, up) = (seat.link.cm, seat.link.qp.is_some());
+            if up && let Err(error) = self.fabric.provider.disconnect(cm, self.now) {
+                log::debug!("{id}: disconnecting: {error}");
             }
-            self.finish(id);
+            // A connection without an owner of its id is finished: its last callback has panicked.
+            if self.fabric.owner(cm).is_some() {
+                self.finish(id);
+            }
             self.release(id);
         }
         self.effects.events.clear();

@@ -65,11 +65,12 @@ impl Fabric {
         self.fresh = true;
     }
 
-    /// Whether the provider's channel is to be watched; asked once.
-    pub(crate) const fn take_fresh(&mut self) -> bool {
-        std::mem::replace(&mut self.fresh, false)
+    /// Notes that the provider's channel is watched.
+    pub(super) const fn watched(&mut self) {
+        self.fresh = false;
     }
 
+    /// Whether the provider's channel is to be watched.
     #[inline]
     pub(crate) const fn is_fresh(&self) -> bool {
         self.fresh

@@ -1,6 +1,8 @@
 //! The completion queues and channels: which are polled, in which order, and when they are armed.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
 
 use rdma_transport::provider::{Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
@@ -94,23 +96,35 @@ impl Driver {
     }
 
     /// Watches the channels of a provider and of devices that came into use; whether connection-manager events are to be
-    /// asked for.
+    /// asked for. After an error the next call goes on with the channel that could not be watched.
     pub(super) fn watch_new_channels(&mut self) -> Result<bool, Error> {
-        let fresh = self.fabric.take_fresh();
+        let fresh = self.fabric.is_fresh();
         if fresh {
             // The provider before this one, if any, took its registration with its descriptor.
-            let fd = self.fabric.provider.cm_channel();
-            self.os.poller.register(fd, CM_CHANNEL, Interest::READABLE).map_err(Error::Poll)?;
+            self.watch(self.fabric.provider.cm_channel(), CM_CHANNEL)?;
+            self.fabric.watched();
         }
-        while let Some(device) = self.devices.next_fresh() {
-            if self.fabric.provider.device(device).is_none() {
-                continue; // It was removed again.
+        while let Some(id) = self.devices.fresh() {
+            // A device without information was removed again.
+            if self.fabric.provider.device(id).is_some() {
+                self.watch(self.fabric.provider.completion_channel(id)?, CM_CHANNEL + 1 + id.0 as usize)?;
             }
-            let fd = self.fabric.provider.completion_channel(device)?;
-            let token = CM_CHANNEL + 1 + device.0 as usize;
-            self.os.poller.register(fd, token, Interest::READABLE).map_err(Error::Poll)?;
+            self.devices.watched();
         }
         Ok(fresh)
+    }
+
+    /// Watches a channel. The channel of a device that was given up and is used again is still watched: it is watched anew, so
+    /// that what is ready there raises an edge.
+    fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
+        let poller = &mut self.os.poller;
+        let watched = match poller.register(fd, token, Interest::READABLE) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                poller.deregister(fd).and_then(|()| poller.register(fd, token, Interest::READABLE))
+            }
+            other => other,
+        };
+        watched.map_err(Error::Poll)
     }
 
     /// As [`Driver::poll_any`], but looks only if something has happened since all queues were seen empty. What a device has

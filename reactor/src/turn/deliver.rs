@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rdma_transport::slab::Key;
 
+use super::contain::{Of, call};
 use super::serve::Desk;
-use crate::api::context::Context;
 use crate::api::handler::{ConnectRequest, Decision, Handler};
 use crate::api::message::{Content, Message};
 use crate::conn::effects::{Arrived, Event};
@@ -43,11 +43,12 @@ pub(super) struct Delivery<'a, M, H: ?Sized> {
     pub(super) progressed: bool,
 }
 
-/// Makes the context of a callback.
-macro_rules! cx {
-    ($self:ident) => {
-        &mut Context { driver: $self.driver, endpoints: $self.endpoints }
-    };
+/// Makes a callback of the handler for a connection or an endpoint, or for nobody. `None`: it has panicked.
+macro_rules! callback {
+    ($self:ident.$name:ident($of:expr $(, $argument:expr)*)) => {{
+        let handler = &mut *$self.handler;
+        call((&mut *$self.driver, &mut *$self.endpoints), ($of, stringify!($name)), |cx| handler.$name(cx $(, $argument)*))
+    }};
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
@@ -74,7 +75,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 self.endpoints.end_on_device(self.driver, device);
             }
             if let Some(event) = told.event {
-                self.handler.on_device_event(cx!(self), &event);
+                callback!(self.on_device_event(Of::Nobody, &event));
             }
         }
         Ok(true)
@@ -83,8 +84,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Lets the program say which reactor takes a connection that a peer wants.
     fn place(&mut self, request: Request) {
         let request = if self.driver.asks_for_place(&request) {
-            let place = self.handler.on_place(cx!(self), told(&request));
-            self.driver.place(request, place)
+            match callback!(self.on_place(Of::Nobody, told(&request))) {
+                Some(place) => self.driver.place(request, place),
+                None => return self.driver.refuse(&request, &[]),
+            }
         } else {
             Some(request)
         };
@@ -96,10 +99,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Lets the program accept or refuse a connection that a peer wants with this reactor.
     fn answer(&mut self, request: Request) {
         let Some(request) = self.driver.screen(request) else { return };
-        match self.handler.on_connect_request(cx!(self), told(&request)) {
-            Decision::Accept => self.driver.accept(request, &[]),
-            Decision::AcceptWith(data) => self.driver.accept(request, &data),
-            Decision::Reject(data) => self.driver.refuse(&request, &data),
+        match callback!(self.on_connect_request(Of::Nobody, told(&request))) {
+            Some(Decision::Accept) => self.driver.accept(request, &[]),
+            Some(Decision::AcceptWith(data)) => self.driver.accept(request, &data),
+            Some(Decision::Reject(data)) => self.driver.refuse(&request, &data),
+            None => self.driver.refuse(&request, &[]),
         }
     }
 
@@ -179,7 +183,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             match due {
                 Due::Program(token) => {
                     let timer = TimerId::new(self.driver.tag(), key);
-                    self.handler.on_timer(cx!(self), timer, token);
+                    callback!(self.on_timer(Of::Nobody, timer, token));
                 }
                 Due::Guest(number) => self.endpoints.due(self.driver, number),
                 Due::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
@@ -200,7 +204,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 self.progressed = true;
                 self.driver.counters().turns.io_edges += 1;
                 let io = IoId::new(self.driver.tag(), key);
-                self.handler.on_io_ready(cx!(self), io, readiness);
+                callback!(self.on_io_ready(Of::Nobody, io, readiness));
             }
         }
     }
@@ -236,12 +240,12 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         self.desk.begin(self.driver);
         while let Some(message) = self.desk.next_message(self.driver) {
-            self.handler.on_wake(cx!(self), message);
+            callback!(self.on_wake(Of::Nobody, message));
         }
         self.progressed |= self.desk.end(self.driver);
         if let Some(deadline) = self.driver.begin_drain() {
             self.progressed = true;
-            self.handler.on_drain(cx!(self), deadline);
+            callback!(self.on_drain(Of::Nobody, deadline));
         }
         self.events();
     }
@@ -277,16 +281,18 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     #[inline]
     fn event(&mut self, id: ConnectionId, event: Event) {
-        match event {
-            Event::Message(arrived) => self.message(id, arrived),
-            Event::Sent { send, outcome } => self.handler.on_send_complete(cx!(self), id, send, outcome),
-            Event::Writable => self.handler.on_writable(cx!(self), id),
-            Event::Connected => self.handler.on_connect(cx!(self), id),
-            Event::Fetched(region) => self.fetched(id, region),
-            Event::Immediate(immediate) => self.handler.on_immediate(cx!(self), id, immediate),
-            Event::Disconnected(reason) => self.handler.on_disconnect(cx!(self), id, *reason),
-            Event::ConnectError(error) => self.handler.on_connect_error(cx!(self), id, *error),
-        }
+        let of = Of::Connection(id);
+        // A callback that has panicked is dealt with.
+        let _ = match event {
+            Event::Message(arrived) => return self.message(id, arrived),
+            Event::Sent { send, outcome } => callback!(self.on_send_complete(of, id, send, outcome)),
+            Event::Writable => callback!(self.on_writable(of, id)),
+            Event::Connected => callback!(self.on_connect(of, id)),
+            Event::Fetched(region) => return self.fetched(id, region),
+            Event::Immediate(immediate) => callback!(self.on_immediate(of, id, immediate)),
+            Event::Disconnected(reason) => callback!(self.on_disconnect(of, id, *reason)),
+            Event::ConnectError(error) => callback!(self.on_connect_error(of, id, *error)),
+        };
     }
 
     #[inline]
@@ -301,7 +307,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let Some((_, slabs, home)) = &self.lender else { return };
         let (start, end) = (start as usize, end as usize);
         let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, home };
-        self.handler.on_recv(cx!(self), id, Message { connection: id, content });
+        callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
         match buffer {
             Some(buffer) => self.driver.free_receive(device, buffer, shared),
             None => self.driver.keep_message(id),
@@ -315,44 +321,56 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let mut region = Some(region);
         let message = Message { connection: id, content: Content::Region(&mut region) };
-        self.handler.on_recv(cx!(self), id, message);
+        callback!(self.on_recv(Of::Connection(id), id, message));
     }
 
     #[cold]
     fn datagram_event(&mut self, event: DatagramEvent) {
         let tag = self.driver.tag();
         let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::new(u32::MAX, 0));
-        let handler = self.handler.datagrams();
+        let Self { driver, endpoints, handler, .. } = self;
+        let handler = handler.datagrams();
+        let parts = (&mut **driver, &mut **endpoints);
         match event {
             DatagramEvent::Datagram { endpoint, buffer, len, completion } => {
                 if let Some(handler) = handler
-                    && let Some(slabs) = self.endpoints.slabs_of(self.driver, key(endpoint))
+                    && let Some(slabs) = endpoints.slabs_of(driver, key(endpoint))
                     && let Some(datagram) = Datagram::of(&completion, slabs.bytes(&buffer, len))
                 {
-                    handler.on_datagram(cx!(self), endpoint, datagram);
+                    let of = (Of::Endpoint(endpoint), "on_datagram");
+                    call((driver, endpoints), of, |cx| handler.on_datagram(cx, endpoint, datagram));
                 }
-                self.endpoints.free(key(endpoint), buffer);
+                endpoints.free(key(endpoint), buffer);
             }
             DatagramEvent::Closed { endpoint, reason } => {
                 if let Some(handler) = handler {
-                    handler.on_endpoint_closed(cx!(self), endpoint, reason);
+                    let of = (Of::Endpoint(endpoint), "on_endpoint_closed");
+                    call((driver, endpoints), of, |cx| handler.on_endpoint_closed(cx, endpoint, reason));
                 }
-                self.endpoints.release(self.driver, key(endpoint));
+                endpoints.release(driver, key(endpoint));
             }
-            event => {
-                let Some(handler) = handler else { return };
-                match event {
-                    DatagramEvent::Sent { endpoint, send, outcome } => {
-                        handler.on_datagram_sent(cx!(self), endpoint, send, outcome);
-                    }
-                    DatagramEvent::Writable { endpoint } => handler.on_datagram_writable(cx!(self), endpoint),
-                    DatagramEvent::Peer { endpoint, address, found } => {
-                        handler.on_peer(cx!(self), endpoint, address, found);
-                    }
-                    DatagramEvent::Joined { endpoint, group, joined } => {
-                        handler.on_join(cx!(self), endpoint, group, joined);
-                    }
-                    DatagramEvent::Datagram { .. } | DatagramEvent::Closed { .. } => {}
+            DatagramEvent::Sent { endpoint, send, outcome } => {
+                if let Some(handler) = handler {
+                    let of = (Of::Endpoint(endpoint), "on_datagram_sent");
+                    call(parts, of, |cx| handler.on_datagram_sent(cx, endpoint, send, outcome));
+                }
+            }
+            DatagramEvent::Writable { endpoint } => {
+                if let Some(handler) = handler {
+                    let of = (Of::Endpoint(endpoint), "on_datagram_writable");
+                    call(parts, of, |cx| handler.on_datagram_writable(cx, endpoint));
+                }
+            }
+            DatagramEvent::Peer { endpoint, address, found } => {
+                if let Some(handler) = handler {
+                    call(parts, (Of::Endpoint(endpoint), "on_peer"), |cx| {
+                        handler.on_peer(cx, endpoint, address, found);
+                    });
+                }
+            }
+            DatagramEvent::Joined { endpoint, group, joined } => {
+                if let Some(handler) = handler {
+                    call(parts, (Of::Endpoint(endpoint), "on_join"), |cx| handler.on_join(cx, endpoint, group, joined));
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! The loop: one turn, stage by stage, in the order of `docs/loop.md`.
 
 mod adaptive;
+mod contain;
 mod deliver;
 mod group;
 mod serve;
@@ -111,13 +112,13 @@ impl<M> Reactor<M> {
             timers_pending: false,
         };
         reactor.driver.watch_channels()?;
+        reactor.driver.leave_turn();
         Ok(reactor)
     }
 
     /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
     /// turn, and the reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {
-        self.driver.leave_turn();
         self.driver.set_now(self.waiting.now());
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
@@ -158,7 +159,9 @@ impl<M> Reactor<M> {
     /// connections open; a reactor that was drained takes no turn any more.
     ///
     /// # Errors
-    /// The poller or the provider as a whole failed. A connection that fails is reported to the handler instead.
+    /// The poller or the provider as a whole failed; a connection that fails is reported to the handler instead. Nothing is
+    /// lost by it, and the program may go on with another turn. [`Error::Panicked`] after a callback has panicked and the
+    /// program has caught that: then the reactor can only be dropped, see [`Config::contain_panics`].
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !self.driver.take_stop() && !self.driver.is_drained() {
             self.turn_once(handler, None)?;
@@ -214,8 +217,21 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Takes one turn. `docs/loop.md` describes the stages and their order.
+    /// Takes one turn, unless a panic has ended the last one in the middle: then nobody knows what was left undone.
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+        if self.driver.is_in_turn() {
+            return Err(Error::Panicked);
+        }
+        self.driver.enter_turn(self.waiting.now());
+        let progressed = self.stages(handler, timeout);
+        self.waiting.end_turn(&mut self.driver);
+        self.driver.leave_turn();
+        Ok(Turn { progressed: progressed?, more: self.has_more() })
+    }
+
+    /// Takes the stages of a turn; `docs/loop.md` describes them and their order. Whether something moved on. What a failed
+    /// stage has left is done in the next turn.
+    fn stages<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<bool, Error> {
         self.begin()?;
         // 1. spin  2. arm  3. wait
         let more = self.has_more();
@@ -244,15 +260,11 @@ impl<M> Reactor<M> {
         delivery.ends();
         // 11. flush
         delivery.flush();
-        let progressed = delivery.progressed;
-        self.waiting.end_turn(&mut self.driver);
-        self.driver.leave_turn();
-        Ok(Turn { progressed, more: self.has_more() })
+        Ok(delivery.progressed)
     }
 
     /// Begins a turn: work that was queued outside of a turn is posted before anything sleeps.
     fn begin(&mut self) -> Result<(), Error> {
-        self.driver.enter_turn(self.waiting.now());
         self.driver.counters().turns.taken += 1;
         self.cm_pending |= self.driver.watch_channels()?;
         self.driver.flush();

@@ -295,14 +295,19 @@ impl<N: Net> Iwarp<N> {
 
     fn read_reply(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        if let Err(error) = endpoint.send_frame(&mut self.net) {
-            log::debug!("cannot send the MPA request: {error}");
-        }
+        let sent = endpoint.send_frame(&mut self.net);
         let (State::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else { return };
         let peer = *peer;
         let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
-            Ok(None) => return,
+            Ok(None) => {
+                // Without the request there will be no answer. What the peer has sent before counts more than this error.
+                if let Err(error) = sent {
+                    let failure = attempt.failure(&error);
+                    self.fail(key, Some(failure), None, now);
+                }
+                return;
+            }
             Err(ConnectFailure::PeerClosed)
                 if self.config.retry_v1 && attempt.terms.revision > 1 && attempt.reader.is_untouched() =>
             {

@@ -1,0 +1,79 @@
+//! A callback, and the panic that it may end in: [`Config::contain_panics`](crate::Config::contain_panics).
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::api::context::Context;
+use crate::datagram::table::Endpoints;
+use crate::driver::Driver;
+use crate::error::DisconnectReason;
+use crate::id::{ConnectionId, EndpointId};
+
+/// The one that a callback is made for, who ends if the callback panics.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Of {
+    Connection(ConnectionId),
+    Endpoint(EndpointId),
+    /// A timer, a descriptor, a request, a device or another thread: the callback is all that there is of it.
+    Nobody,
+}
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connection(id) => write!(f, " for {id}"),
+            Self::Endpoint(id) => write!(f, " for {id}"),
+            Self::Nobody => Ok(()),
+        }
+    }
+}
+
+/// Makes a callback. `None`: it has panicked, and that is dealt with.
+#[inline]
+pub(super) fn call<R>(
+    (driver, endpoints): (&mut Driver, &mut Endpoints),
+    (of, name): (Of, &'static str),
+    callback: impl FnOnce(&mut Context<'_>) -> R,
+) -> Option<R> {
+    if driver.config().contain_panics {
+        contained((driver, endpoints), (of, name), callback)
+    } else {
+        Some(callback(&mut Context { driver, endpoints }))
+    }
+}
+
+#[cold]
+fn contained<R>(
+    (driver, endpoints): (&mut Driver, &mut Endpoints),
+    (of, name): (Of, &'static str),
+    callback: impl FnOnce(&mut Context<'_>) -> R,
+) -> Option<R> {
+    // A callback changes the reactor through its context only, and no method of that calls back: the panic is in none of them.
+    let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
+    match made {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            let why = format!("{name} panicked: {}", text(&*panic));
+            // What a program panics with may panic when it is dropped.
+            std::mem::forget(panic);
+            log::error!("{why}{of}");
+            driver.counters().turns.panics += 1;
+            match of {
+                Of::Connection(id) => driver.panicked(id, why),
+                Of::Endpoint(id) => {
+                    if let Some(key) = id.key(driver.tag()) {
+                        endpoints.end(driver, key, DisconnectReason::Internal(why), true);
+                    }
+                }
+                Of::Nobody => {}
+            }
+            None
+        }
+    }
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("without a text")
+}
