@@ -1,11 +1,9 @@
-//! A provider in front of the embedded one, which can lack features, have other limits, write down its calls, and fail.
+//! A provider in front of another one, which can lack features, have other limits, write down its calls, and fail.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -17,65 +15,13 @@ use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
-use rdma_reactor::transport::qp::{QpAttr, QpId};
+use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
 use rdma_reactor::transport::wc::{WcStatus, WorkCompletion};
 use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
-/// The calls that a device serves until it fails. Clones belong to the same device.
-#[derive(Clone, Debug)]
-pub struct Health {
-    /// Number of times that completion queues can still be polled.
-    polls: Arc<AtomicU32>,
-    /// Number of times that completion queues can still be armed.
-    arms: Arc<AtomicU32>,
-    /// The device's code for the failure of the next completion; 0 if that one is to be as it is.
-    failure: Arc<AtomicU32>,
-    /// The address of the first listener is about to move.
-    moves: Arc<AtomicBool>,
-}
-
-impl Default for Health {
-    fn default() -> Self {
-        let ever = || Arc::new(AtomicU32::new(u32::MAX));
-        Self { polls: ever(), arms: ever(), failure: Arc::default(), moves: Arc::default() }
-    }
-}
-
-impl Health {
-    /// Lets polls of completion queues fail after so many more.
-    pub fn fail_after_polls(&self, polls: u32) {
-        self.polls.store(polls, Ordering::Relaxed);
-    }
-
-    /// Lets arming of completion queues fail after so many more times.
-    pub fn fail_after_arms(&self, arms: u32) {
-        self.arms.store(arms, Ordering::Relaxed);
-    }
-
-    /// Lets the address of the first listener move, as a bond does that fails over: the listener is told, and hears no more.
-    pub fn move_address(&self) {
-        self.moves.store(true, Ordering::Relaxed);
-    }
-
-    /// Lets the next completion be a failure with this code of the device.
-    pub fn fail_completion(&self, code: u32) {
-        self.failure.store(code, Ordering::Relaxed);
-    }
-}
-
-/// Counts a call, or fails it if there were enough.
-fn count(left: &AtomicU32, call: &'static str) -> Result<()> {
-    match left.load(Ordering::Relaxed) {
-        u32::MAX => Ok(()),
-        0 => Err(Error::io(call, io::Error::other("the device is ill"))),
-        some => {
-            left.store(some - 1, Ordering::Relaxed);
-            Ok(())
-        }
-    }
-}
+use crate::gate::{Call, Failure, Gate};
 
 /// A setting that has arrived at the provider.
 #[derive(Clone, Debug)]
@@ -120,9 +66,9 @@ const fn service(param: &ConnectParam<'_>) -> (Retries, ReadDepth) {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Forward {
-    inner: Iwarp<TcpNet>,
+    inner: Box<dyn Provider>,
     info: DeviceInfo,
-    health: Health,
+    gate: Gate,
     record: Record,
     /// The keys of regions that may be read into.
     sinks: BTreeSet<u32>,
@@ -130,13 +76,13 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Makes a reactor on this provider.
+    /// Makes a reactor on a provider in front of the embedded one.
     ///
     /// # Panics
     /// When the system has no descriptors left, or a setting is out of its range.
     #[must_use]
-    pub fn reactor(config: Config, lacks: Features, health: &Health) -> Reactor {
-        Self::open(config, |capabilities| capabilities.features.remove(lacks), health.clone(), Record::default())
+    pub fn reactor(config: Config, lacks: Features, gate: &Gate) -> Reactor {
+        Self::open(config, |capabilities| capabilities.features.remove(lacks), gate.clone(), Record::default())
     }
 
     /// A reactor on a device that reads into open sinks only, as irdma and cxgb4 do on iWARP.
@@ -146,7 +92,7 @@ impl Forward {
     #[must_use]
     pub fn with_open_sinks(config: Config) -> Reactor {
         let limits = |capabilities: &mut Capabilities| capabilities.features |= Features::OPEN_READ_SINKS;
-        Self::open(config, limits, Health::default(), Record::default())
+        Self::open(config, limits, Gate::default(), Record::default())
     }
 
     /// A reactor on one that writes down what it is asked for, on a device with other limits.
@@ -155,24 +101,83 @@ impl Forward {
     /// As [`Forward::reactor`].
     #[must_use]
     pub fn recording(config: Config, limits: impl FnOnce(&mut Capabilities), record: &Record) -> Reactor {
-        Self::open(config, limits, Health::default(), record.clone())
+        Self::open(config, limits, Gate::default(), record.clone())
     }
 
-    fn open(config: Config, limits: impl FnOnce(&mut Capabilities), health: Health, record: Record) -> Reactor {
+    /// Puts a gate in front of a provider with one device.
+    ///
+    /// # Panics
+    /// When `inner` has no device.
+    #[must_use]
+    pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
+        let info = inner.device(DeviceId(0)).expect("its device").clone();
+        Self { inner, info, gate, record: Record::default(), sinks: BTreeSet::new(), first_listener: None }
+    }
+
+    fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
         let net = TcpNet::new().expect("the channels");
         let inner = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
-        let mut info = inner.device(DeviceId(0)).expect("its device").clone();
-        limits(&mut info.capabilities);
+        let mut provider = Self { record, ..Self::gated(Box::new(inner), gate) };
+        limits(&mut provider.info.capabilities);
         let parts = Parts {
-            provider: Box::new(Self { inner, info, health, record, sinks: BTreeSet::new(), first_listener: None }),
+            provider: Box::new(provider),
             poller: Box::new(MioPoller::new().expect("a poller")),
             clock: Box::new(SystemClock),
         };
         Reactor::with_parts(config, parts).expect("a reactor")
     }
+
+    /// Counts a call, and fails it if it is to fail.
+    fn pass(&self, call: Call, name: &'static str) -> Result<()> {
+        match self.gate.pass(call) {
+            None => Ok(()),
+            Some(failure) => Err(Error::io(name, failure.system()).on(&self.info.name)),
+        }
+    }
+
+    fn pass_memory(&self, bytes: usize) -> Result<()> {
+        match self.gate.pass(Call::Register) {
+            None => Ok(()),
+            Some(failure) => Err(Error::Memory { bytes, source: failure.system() }),
+        }
+    }
+
+    /// Counts a call that posts `chain`, and lets it fail if it is to fail; `post` takes what is posted then.
+    fn post<W>(
+        &mut self,
+        (call, name, queue): (Call, &'static str, &'static str),
+        chain: &[W],
+        post: impl FnOnce(&mut dyn Provider, &[W]) -> std::result::Result<(), PostError>,
+    ) -> std::result::Result<(), PostError> {
+        let Some(failure) = self.gate.pass(call) else { return post(&mut *self.inner, chain) };
+        let posted = match failure {
+            Failure::Errno(_) | Failure::Full => 0,
+            Failure::LastErrno(_) | Failure::LastFull => chain.len().saturating_sub(1),
+        };
+        if posted > 0 {
+            post(&mut *self.inner, &chain[..posted])?;
+        }
+        let error = match failure {
+            Failure::Full | Failure::LastFull => Error::QueueFull { queue, depth: chain.len() as u32 },
+            _ => Error::io(name, failure.system()).on(&self.info.name),
+        };
+        Err(PostError { posted, error })
+    }
+
+    /// Notes an id that was made.
+    fn opened(&self, id: CmId) -> CmId {
+        self.gate.note(|objects| objects.ids += 1);
+        id
+    }
+
+    fn registered(&self, region: MemoryRegion) -> MemoryRegion {
+        self.gate.note(|objects| objects.regions += 1);
+        region
+    }
 }
 
-// SAFETY: every call is forwarded to the provider inside, and answers are passed on as they are.
+// SAFETY: calls are forwarded to the provider inside, and answers are passed on as they are. A call that fails here is not
+// forwarded, so nothing is posted, registered or destroyed by it, and of a chain just the part is posted that the error names.
 unsafe impl Provider for Forward {
     fn name(&self) -> &'static str {
         "forward"
@@ -184,6 +189,7 @@ unsafe impl Provider for Forward {
         self.inner.cm_channel()
     }
     fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
+        self.pass(Call::CompletionChannel, "ibv_create_comp_channel")?;
         self.inner.completion_channel(device)
     }
     fn next_deadline(&self) -> Option<Instant> {
@@ -193,54 +199,71 @@ unsafe impl Provider for Forward {
         self.inner.progress(now, drive)
     }
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.inner.listen(address, backlog)
+        self.listen_with(address, backlog, &ListenOptions::default())
     }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         self.inner.local_address(id)
     }
     fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        self.inner.resolve(peer, deadline)
+        self.resolve_with(peer, &PathOptions::default(), deadline)
     }
     fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
         self.record.note(Asked::Listen(options.clone()));
+        if let Some(failure) = self.gate.pass(Call::Listen) {
+            return Err(Error::Listen { address, source: failure.system() });
+        }
         let listener = self.inner.listen_with(address, backlog, options)?;
         self.first_listener.get_or_insert(listener);
-        Ok(listener)
+        Ok(self.opened(listener))
     }
     fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
-        self.inner.resolve_with(peer, options, deadline)
+        self.pass(Call::Resolve, "rdma_resolve_addr")?;
+        self.inner.resolve_with(peer, options, deadline).map(|id| self.opened(id))
     }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         let (retries, depth) = service(param);
         self.record.note(Asked::Connect(retries, depth));
+        self.pass(Call::Connect, "rdma_connect")?;
         self.inner.connect(id, param)
     }
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
         let (retries, depth) = service(param);
         self.record.note(Asked::Accept(retries, depth));
+        self.pass(Call::Accept, "rdma_accept")?;
         self.inner.accept(id, param, now)
     }
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.inner.reject(id, private_data, now)
+        self.pass(Call::Reject, "rdma_reject")?;
+        self.inner.reject(id, private_data, now)?;
+        self.gate.note(|objects| objects.ids -= 1);
+        Ok(())
     }
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
+        self.pass(Call::Disconnect, "rdma_disconnect")?;
         self.inner.disconnect(id, now)
     }
     fn destroy_id(&mut self, id: CmId, now: Instant) {
+        self.gate.note(|objects| objects.ids -= 1);
         self.inner.destroy_id(id, now);
     }
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        self.pass(Call::NextCmEvent, "rdma_get_cm_event")?;
         if let Some(id) = self.first_listener
-            && self.health.moves.swap(false, Ordering::Relaxed)
+            && self.gate.takes_move()
         {
             self.inner.destroy_id(id, now);
             return Ok(Some(CmEvent { id, kind: CmEventKind::AddressChange }));
         }
-        self.inner.next_cm_event(now)
+        let event = self.inner.next_cm_event(now)?;
+        if let Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) = event {
+            self.opened(id);
+        }
+        Ok(event)
     }
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        self.inner.register(device, memory, access)
+        self.pass_memory(memory.len())?;
+        self.inner.register(device, memory, access).map(|region| self.registered(region))
     }
     fn register_range(
         &mut self,
@@ -250,23 +273,29 @@ unsafe impl Provider for Forward {
         access: Access,
     ) -> Result<MemoryRegion> {
         self.record.note(Asked::Register(access));
-        let registered = self.inner.register_range(device, memory, range, access)?;
+        self.pass_memory(range.len())?;
+        let region = self.inner.register_range(device, memory, range, access)?;
         if access.contains(Access::READ_SINK) {
-            self.sinks.insert(registered.local_key.0);
+            self.sinks.insert(region.local_key.0);
         }
-        Ok(registered)
+        Ok(self.registered(region))
+    }
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        self.pass(Call::Deregister, "ibv_dereg_mr")?;
+        self.inner.deregister(region)?;
+        self.gate.note(|objects| objects.regions -= 1);
+        Ok(())
     }
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
+        self.pass(Call::Restrict, "ibv_bind_mw")?;
         self.inner.restrict(region, qp)
     }
     fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.pass(Call::Invalidate, "ibv_dereg_mr")?;
         self.inner.invalidate(region)
     }
-    fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.inner.deregister(region)
-    }
     fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        self.inner.create_cq(device, entries)
+        self.create_cq_on(device, entries, 0)
     }
     fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
         if vector >= self.info.capabilities.completion_vectors {
@@ -274,17 +303,46 @@ unsafe impl Provider for Forward {
             return Err(Error::OutOfRange { what: "completion vector", value: vector.into(), range });
         }
         self.record.note(Asked::CompletionQueue(entries, vector));
-        self.inner.create_cq(device, entries)
+        self.pass(Call::CreateCq, "ibv_create_cq")?;
+        let cq = self.inner.create_cq(device, entries)?;
+        self.gate.note(|objects| objects.completion_queues += 1);
+        Ok(cq)
     }
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.inner.destroy_cq(cq)
+        self.pass(Call::DestroyCq, "ibv_destroy_cq")?;
+        self.inner.destroy_cq(cq)?;
+        self.gate.note(|objects| objects.completion_queues -= 1);
+        Ok(())
     }
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.record.note(Asked::QueuePair(*attr));
+        self.pass(Call::CreateQp, "rdma_create_qp")?;
         self.inner.create_qp(id, attr)
     }
+    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
+        self.pass(Call::CreateSrq, "ibv_create_srq")?;
+        let srq = self.inner.create_srq(device, max_wr)?;
+        self.gate.note(|objects| objects.shared_queues += 1);
+        Ok(srq)
+    }
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
+        self.inner.destroy_srq(srq)?;
+        self.gate.note(|objects| objects.shared_queues -= 1);
+        Ok(())
+    }
+    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
+        self.record.note(Asked::QueuePair(*attr));
+        self.pass(Call::CreateQp, "rdma_create_qp")?;
+        self.inner.create_qp_with_srq(id, attr, srq)
+    }
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        self.inner.post_recv(qp, chain)
+        let what = (Call::PostRecv, "ibv_post_recv", "receive");
+        self.post(what, chain, |inner, chain| inner.post_recv(qp, chain))
+    }
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let what = (Call::PostSrqRecv, "ibv_post_srq_recv", "shared receive");
+        self.post(what, chain, |inner, chain| inner.post_srq_recv(srq, chain))
     }
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
         if self.info.capabilities.features.contains(Features::OPEN_READ_SINKS) {
@@ -292,25 +350,36 @@ unsafe impl Provider for Forward {
             let open = |wr: &SendWr| wr.sges.as_slice().iter().all(|sge| self.sinks.contains(&sge.local_key().0));
             assert!(reads.all(open), "a Read into a region that is no sink");
         }
-        self.inner.post_send(qp, chain)
+        let what = (Call::PostSend, "ibv_post_send", "send");
+        self.post(what, chain, |inner, chain| inner.post_send(qp, chain))
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        count(&self.health.polls, "ibv_poll_cq")?;
+        self.pass(Call::PollCq, "ibv_poll_cq")?;
         let polled = self.inner.poll_cq(cq, max, out)?;
         if polled > 0
-            && let code @ 1.. = self.health.failure.load(Ordering::Relaxed)
             && let Some(last) = out.last_mut()
+            && let Some(code) = self.gate.takes_completion()
         {
-            self.health.failure.store(0, Ordering::Relaxed);
             (last.status, last.vendor_error) = (WcStatus::LocalProtectionError, code);
         }
         Ok(polled)
     }
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        count(&self.health.arms, "ibv_req_notify_cq")?;
+        self.pass(Call::ReqNotify, "ibv_req_notify_cq")?;
         self.inner.req_notify(cq)
     }
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        self.pass(Call::NextCompletionEvent, "ibv_get_cq_event")?;
         self.inner.next_completion_event(device)
+    }
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.inner.last_heard(qp)
+    }
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.inner.has_unread(qp)
+    }
+    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
+        self.pass(Call::EnableExtensions, "ibv_modify_qp")?;
+        self.inner.enable_extensions(qp)
     }
 }

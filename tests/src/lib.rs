@@ -5,6 +5,8 @@ pub mod conformance;
 pub mod device;
 pub mod ends;
 pub mod forward;
+pub mod gate;
+pub mod life;
 pub mod pcap;
 pub mod peer;
 pub mod sim;

@@ -3,20 +3,16 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectionId, Context, Handler, Message, Parts, Reactor, Region, RegionOptions, RemoteRegion, SendErrorKind,
+    Config, ConnectionId, Context, Handler, Message, Region, RegionOptions, RemoteRegion, SendErrorKind,
 };
-use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
-use rdma_reactor_tests::sim::net::SimNet;
-use rdma_reactor_tests::sim::poller::{SimClock, SimPoller, virtual_ns};
-use rdma_reactor_tests::sim::rng::Rng;
-use rdma_reactor_tests::sim::swarm::{FaultOptions, NetOptions};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::poller::virtual_ns;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
-use rdma_reactor_tests::sim::trace::Trace;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const PINGS: usize = 400;
 /// Time that the server's callback takes, ns.
@@ -69,85 +65,26 @@ impl Handler for Ping {
     }
 }
 
-fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
-    let mut entropy = Rng::new(node as u64, "entropy");
-    let net = SimNet::new(node, Arc::clone(fabric));
-    let provider = Iwarp::new(IwarpConfig::default(), net, Box::new(move |bytes: &mut [u8]| entropy.fill(bytes)));
-    let parts = Parts {
-        provider: Box::new(provider.expect("default settings")),
-        poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),
-        clock: Box::new(SimClock(Arc::clone(fabric))),
-    };
-    Reactor::with_parts(config, parts).expect("settings in range")
-}
-
-/// A reactor, its program, and whether it has more to do.
-type Node = (Reactor, Box<dyn Handler>, bool);
-
-/// A network of three nodes on which nothing goes wrong.
-fn network() -> Shared {
-    let net = NetOptions {
-        segment: 1448,
-        latency: (20_000, 20_000),
-        buffer: 1 << 20,
-        short_write: 0,
-        interrupted: 0,
-        shred: 0,
-        spurious: 0,
-        poll_cut: 0,
-        exhausted: 0,
-        lost_connect: 0,
-        tick: 100,
-    };
-    let faults = FaultOptions { every: 0, kinds: Vec::new() };
-    Arc::new(Mutex::new(Fabric::new(1, 3, net, faults, Trace::new(0))))
-}
-
-/// Runs the nodes until a condition holds of the first one; those in `dead` do nothing.
-fn run(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&Node) -> bool, dead: &[usize]) {
-    for _ in 0..10_000_000 {
-        if done(&nodes[0]) {
-            return;
-        }
-        let now = lock(fabric).now();
-        let mut idle = true;
-        let mut next = lock(fabric).next();
-        for (node, (reactor, handler, more)) in nodes.iter_mut().enumerate().filter(|(node, _)| !dead.contains(node)) {
-            let due = reactor.next_deadline().map(virtual_ns);
-            if *more || lock(fabric).is_runnable(node, true) || due.is_some_and(|due| due <= now) {
-                lock(fabric).seen(node);
-                *more = reactor.turn(&mut **handler, Duration::ZERO).expect("a turn").more;
-                idle = false;
-            }
-            next = next.into_iter().chain(due).min();
-        }
-        if idle {
-            lock(fabric).advance(next.expect("something is to come"));
-        }
-    }
-    panic!("not in 10,000,000 rounds: {what}");
-}
-
 /// Measures the 99th percentile of the echo's time, ns, with or without a flood next to it, and the number of
 /// completions that waited.
 fn p99(config: &Config, flood: bool) -> (u64, u64) {
-    let fabric = network();
+    let fabric = network(3);
     let times = Ping::default();
-    let mut nodes: Vec<Node> = vec![
-        (reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric))), true),
-        (reactor(1, &fabric, config.clone()), Box::new(times.clone()), true),
-        (reactor(2, &fabric, config.clone()), Box::new(Flood), true),
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric)))),
+        Node::new(reactor(1, &fabric, config.clone()), Box::new(times.clone())),
+        Node::new(reactor(2, &fabric, config.clone()), Box::new(Flood)),
     ];
-    nodes[0].0.context().listen(address(0, 7471)).expect("a free port");
-    for (reactor, ..) in &mut nodes[1..if flood { 3 } else { 2 }] {
-        reactor.context().connect(address(0, 7471)).expect("a peer");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for node in &mut nodes[1..if flood { 3 } else { 2 }] {
+        node.reactor.context().connect(address(0, 7471)).expect("a peer");
     }
-    run(&fabric, &mut nodes, "all echoes", |_| times.0.borrow().len() >= PINGS, &[]);
+    until(&fabric, &mut nodes, "all echoes", |_| times.0.borrow().len() >= PINGS);
     let mut times = times.0.borrow_mut();
     // Echoes from before the flood was up do not count.
     let times = &mut times[20..];
     times.sort_unstable();
-    (times[times.len() * 99 / 100], nodes[0].0.stats().completions.deferred)
+    (times[times.len() * 99 / 100], nodes[0].reactor.stats().completions.deferred)
 }
 
 /// A client that writes nothing to the peer's memory, all the time. It needs no credit and no right for that.
@@ -176,21 +113,22 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
     let config = config.keepalive(Duration::from_millis(10), TIMEOUT);
     let floods: [fn() -> Box<dyn Handler>; 2] = [|| Box::new(Flood), || Box::<EmptyWrites>::default()];
     for flood in floods {
-        let fabric = network();
-        let mut nodes: Vec<Node> = vec![
-            (reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric))), true),
-            (reactor(1, &fabric, config.clone()), Box::new(Ping::default()), true),
-            (reactor(2, &fabric, config.clone()), flood(), true),
+        let fabric = network(3);
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric)))),
+            Node::new(reactor(1, &fabric, config.clone()), Box::new(Ping::default())),
+            Node::new(reactor(2, &fabric, config.clone()), flood()),
         ];
-        nodes[0].0.context().listen(address(0, 7471)).expect("a free port");
-        for (reactor, ..) in &mut nodes[1..] {
-            reactor.context().connect(address(0, 7471)).expect("a peer");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        for node in &mut nodes[1..] {
+            node.reactor.context().connect(address(0, 7471)).expect("a peer");
         }
-        run(&fabric, &mut nodes, "both are up", |node| node.0.stats().connections.connected == 2, &[]);
+        until(&fabric, &mut nodes, "both are up", |nodes| nodes[0].reactor.stats().connections.connected == 2);
         let died = lock(&fabric).now();
-        run(&fabric, &mut nodes, "a peer is given up", |node| node.0.stats().connections.disconnected > 0, &[1]);
+        nodes[1].dead = true;
+        until(&fabric, &mut nodes, "a peer is given up", |nodes| nodes[0].reactor.stats().connections.disconnected > 0);
         let took = Duration::from_nanos(lock(&fabric).now() - died);
-        let stats = nodes[0].0.stats().connections;
+        let stats = nodes[0].reactor.stats().connections;
         assert_eq!((stats.keepalive_timeouts, stats.current), (1, 1), "the flood is alive: {stats:?}");
         println!("given up after {took:?}");
         // The first question is due after 10 ms, and the flush of a queue pair takes a moment.

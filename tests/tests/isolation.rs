@@ -9,26 +9,27 @@ use rdma_reactor::{
     SendErrorKind, Wait,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
-use rdma_reactor_tests::forward::{Forward, Health};
+use rdma_reactor_tests::forward::Forward;
+use rdma_reactor_tests::gate::{Call, Gate};
 
 fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
     probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
 }
 
 /// A completion queue that cannot be polled, or cannot be armed, costs the connections of its device. The reactor goes
-/// on: its timers fire, and it can be shut down.
+/// on: its timers fire, the device serves new connections when it is well again, and the reactor can be shut down.
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
-    let breaks: [fn(&Health, u32); 2] = [Health::fail_after_polls, Health::fail_after_arms];
+    let breaks = [Call::PollCq, Call::ReqNotify];
     // Some polls look for work before sleeping, and others take the work.
-    for (breaks, calls) in breaks.into_iter().flat_map(|breaks| (0..8).map(move |calls| (breaks, calls))) {
+    for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).flush_timeout(Duration::from_millis(20));
             let mut p = Pair::new(&Setup::iwarp(), config.clone(), Probe::default(), Probe::default());
-            let health = Health::default();
-            p.client = Forward::reactor(config, Features::empty(), &health);
+            let gate = Gate::default();
+            p.client = Forward::reactor(config, Features::empty(), &gate);
             let conn = p.connect();
-            breaks(&health, calls);
+            gate.break_after(call, more);
             p.client.context().set_timer(Duration::from_millis(5), 7);
             // This traffic gives the reactor something to poll for, and a reason to arm.
             while disconnect(&p.c).is_none() {
@@ -40,6 +41,13 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             assert_eq!(disconnect(&p.c), Some(DisconnectReason::DeviceRemoved));
             p.until("the timer", |p| p.c.count(|event| *event == Event::Timer(7)) == 1);
             p.until("the peer knows", |p| p.s.live() == 0);
+            gate.heal();
+            p.until("its last connection is gone", |p| p.client.stats().connections.current == 0);
+            p.s.events.clear();
+            p.c = Probe::default();
+            let conn = p.connect();
+            p.client.context().send(conn, b"well again").expect("room");
+            p.until("the message", |p| p.s.received > 0);
             p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("nothing is left to wait for");
         });
     }
@@ -50,8 +58,8 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
 fn a_listener_follows_its_address() {
     with_watchdog("a_listener_follows_its_address", || {
         let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
-        let health = Health::default();
-        p.server = Forward::reactor(Setup::iwarp().config(), Features::empty(), &health);
+        let gate = Gate::default();
+        p.server = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let mut listen = || {
             let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
             (listener, p.server.context().local_address(listener).expect("its address"))
@@ -59,7 +67,7 @@ fn a_listener_follows_its_address() {
         let ((moving, moved), (_, other)) = (listen(), listen());
         p.address = moved;
         p.connect();
-        health.move_address();
+        gate.move_address();
         p.address = other;
         p.connect();
         assert_eq!(p.server.context().local_address(moving), Some(moved), "under the same id");
@@ -78,11 +86,11 @@ fn a_listener_follows_its_address() {
 fn a_failed_work_request_says_what_the_device_calls_it() {
     with_watchdog("a_failed_work_request_says_what_the_device_calls_it", || {
         let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
-        let health = Health::default();
-        p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &health);
+        let gate = Gate::default();
+        p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let conn = p.connect();
         let device = p.client.context().device(conn).expect("it is on a device").to_owned();
-        health.fail_completion(0x51);
+        gate.fail_completion(0x51);
         p.client.context().send(conn, b"in vain").expect("room");
         p.until("the end", |p| disconnect(&p.c).is_some());
         let failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{Config, ConnectError, Reactor, RejectReason};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
-use rdma_reactor_tests::forward::{Forward, Health};
+use rdma_reactor_tests::forward::Forward;
+use rdma_reactor_tests::gate::Gate;
 
 /// Measures the pool of a server with `count` idle connections, bytes.
 fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
@@ -42,7 +43,7 @@ fn idle_connections_take_less_memory() {
 }
 
 fn without_shared_queues(config: Config) -> Reactor {
-    Forward::reactor(config, Features::SHARED_RECEIVE_QUEUE, &Health::default())
+    Forward::reactor(config, Features::SHARED_RECEIVE_QUEUE, &Gate::default())
 }
 
 /// On a device without shared receive queues, a connect fails with the provider and the missing feature, and a listener

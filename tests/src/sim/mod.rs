@@ -16,6 +16,7 @@
 //! | [`audit`], [`memory`] | the books of both ends of every connection, and of the bytes that peers reach |
 //! | [`threads`] | what other threads say to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
+//! | [`quiet`] | a network without faults, for tests that write their own history |
 //! | [`run`] | many worlds, and the report of one that failed |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
 
@@ -29,6 +30,7 @@ pub mod net;
 pub mod one_sided;
 pub mod poller;
 pub mod program;
+pub mod quiet;
 pub mod regions;
 pub mod rng;
 pub mod run;

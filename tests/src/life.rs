@@ -1,0 +1,347 @@
+//! A program whose connections live through everything once, and check it: messages, memory that the peer writes and reads,
+//! messages past one buffer in both directions, timers, and a close. Others are asked for an echo over and over.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Access, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Handler, Immediate, Message,
+    Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, TimerId,
+};
+
+/// Length of a message past one buffer, bytes.
+const LARGE: usize = 5_000;
+/// Bytes that are written to and read from the peer.
+const PART: usize = 8;
+/// Pause before an end and between two echoes.
+const PAUSE: Duration = Duration::from_millis(5);
+const TOLD: u32 = 77;
+
+/// What a connection is for. The side that opens the connection decides, and tells the other in its private data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// It lives through everything, and ends.
+    Life,
+    /// It asks for an echo every few milliseconds, until [`Book::quiet`] is set.
+    Ping,
+}
+
+impl Kind {
+    const fn name(self) -> &'static [u8] {
+        match self {
+            Self::Life => b"life",
+            Self::Ping => b"ping",
+        }
+    }
+}
+
+/// How a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// `on_disconnect`.
+    Disconnected(DisconnectReason),
+    /// `on_connect_error`.
+    NotConnected(ConnectError),
+}
+
+/// A connection that is over.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// What it was for.
+    pub kind: Kind,
+    /// This side had opened it.
+    pub opened_here: bool,
+    /// It had come to its end in order: all that it is for was done.
+    pub done: bool,
+    /// How it ended.
+    pub how: How,
+}
+
+/// Something that a connection is about to do.
+#[derive(Clone, Copy, Debug)]
+enum Want {
+    Offer,
+    Write,
+    Read,
+    Large,
+    Bye,
+    Ask,
+    Echo(u64),
+}
+
+#[derive(Debug)]
+struct Talk {
+    kind: Kind,
+    opened_here: bool,
+    up: bool,
+    done: bool,
+    wants: VecDeque<Want>,
+    /// Sends that were accepted and have not completed.
+    sends: BTreeSet<SendId>,
+    read: Option<SendId>,
+    region: Option<Region>,
+    remote: Option<RemoteRegion>,
+    told: bool,
+    echoes: u64,
+}
+
+impl Talk {
+    const fn new(kind: Kind, opened_here: bool) -> Self {
+        Self {
+            kind,
+            opened_here,
+            up: false,
+            done: false,
+            wants: VecDeque::new(),
+            sends: BTreeSet::new(),
+            read: None,
+            region: None,
+            remote: None,
+            told: false,
+            echoes: 0,
+        }
+    }
+}
+
+/// What a node has lived through.
+#[derive(Debug, Default)]
+pub struct Book {
+    talks: BTreeMap<ConnectionId, Talk>,
+    /// Connections that are over, in the order of their ends.
+    pub ended: Vec<Ended>,
+    /// Calls that failed at once.
+    pub refused: Vec<String>,
+    /// Echoes that came back.
+    pub echoes: u64,
+    /// The connections that ask for echoes are to end.
+    pub quiet: bool,
+    timers: BTreeMap<TimerId, ConnectionId>,
+}
+
+impl Book {
+    /// Number of connections of a kind that are not over.
+    #[must_use]
+    pub fn open(&self, kind: Kind) -> usize {
+        self.talks.values().filter(|talk| talk.kind == kind).count()
+    }
+}
+
+/// The program of a node. Clones are of the same node.
+#[derive(Clone, Debug, Default)]
+pub struct Program(pub Rc<RefCell<Book>>);
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 % 251) as u8).collect()
+}
+
+impl Program {
+    /// Opens a connection. A refusal is noted.
+    pub fn open(&self, cx: &mut Context<'_>, peer: SocketAddr, kind: Kind) {
+        let mut book = self.0.borrow_mut();
+        match cx.connect_with(peer, ConnectOptions::new().private_data(kind.name())) {
+            Ok(id) => drop(book.talks.insert(id, Talk::new(kind, true))),
+            Err(error) => book.refused.push(error.to_string()),
+        }
+    }
+
+    fn with<R>(&self, conn: ConnectionId, act: impl FnOnce(&mut Talk) -> R) -> R {
+        let mut book = self.0.borrow_mut();
+        act(book.talks.get_mut(&conn).expect("a callback of a connection that is over or never was"))
+    }
+
+    /// Notes that a call was refused for good, and gives the connection up.
+    fn give_up(&self, cx: &mut Context<'_>, conn: ConnectionId, why: &str) {
+        self.0.borrow_mut().refused.push(why.to_owned());
+        self.with(conn, |talk| talk.wants.clear());
+        cx.close(conn);
+    }
+
+    fn region(&self, cx: &mut Context<'_>, conn: ConnectionId, access: Access) -> Result<RemoteRegion, Error> {
+        let mut region = cx.register(conn, 2 * PART, &RegionOptions::new().allow(access))?;
+        region.copy_from(PART, &pattern(PART)).expect("nobody has it");
+        let remote = region.remote();
+        self.with(conn, |talk| talk.region = Some(region));
+        Ok(remote)
+    }
+
+    /// Does what a connection is about to do, as far as there is room.
+    fn act(&self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while let Some(want) = self.with(conn, |talk| talk.wants.front().copied()) {
+            match self.try_one(cx, conn, want) {
+                Ok(send) => self.with(conn, |talk| {
+                    talk.wants.pop_front();
+                    assert!(talk.sends.insert(send), "{send:?} names two sends");
+                    match want {
+                        Want::Read => talk.read = Some(send),
+                        Want::Bye => talk.done = true,
+                        _ => {}
+                    }
+                    if matches!(want, Want::Bye) {
+                        cx.close(conn);
+                    }
+                }),
+                Err(SendErrorKind::WouldBlock(_)) => return,
+                Err(error) => return self.give_up(cx, conn, &error.to_string()),
+            }
+        }
+    }
+
+    fn try_one(&self, cx: &mut Context<'_>, conn: ConnectionId, want: Want) -> Result<SendId, SendErrorKind> {
+        let mut book = self.0.borrow_mut();
+        let talk = book.talks.get_mut(&conn).expect("it is not over");
+        let part =
+            |talk: &Talk, at: u64| talk.remote.and_then(|remote| remote.part(at, PART as u64)).expect("it has come");
+        match want {
+            Want::Offer => {
+                let mut message = vec![b'o'];
+                message.extend(talk.region.as_ref().expect("it was registered").remote().to_bytes());
+                cx.send(conn, &message)
+            }
+            Want::Write => {
+                let (remote, region) = (part(talk, 0), talk.region.as_ref().expect("it was registered"));
+                cx.write_with_immediate(conn, remote, region, PART..2 * PART, TOLD)
+            }
+            Want::Read => {
+                let remote = part(talk, PART as u64);
+                cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
+            }
+            Want::Large => cx.send(conn, &pattern(LARGE)),
+            Want::Bye => cx.send(conn, b"b"),
+            Want::Ask => cx.send(conn, &[&b"p"[..], &talk.echoes.to_le_bytes()].concat()),
+            Want::Echo(number) => cx.send(conn, &[&b"p"[..], &number.to_le_bytes()].concat()),
+        }
+    }
+
+    fn want(&self, cx: &mut Context<'_>, conn: ConnectionId, wants: &[Want]) {
+        self.with(conn, |talk| talk.wants.extend(wants));
+        self.act(cx, conn);
+    }
+
+    fn over(&self, conn: ConnectionId, how: How) {
+        let mut book = self.0.borrow_mut();
+        let talk = book.talks.remove(&conn).expect("a connection ends once");
+        assert!(talk.sends.is_empty(), "{conn}: {} sends never completed", talk.sends.len());
+        let Talk { kind, opened_here, done, .. } = talk;
+        book.ended.push(Ended { kind, opened_here, done, how });
+    }
+
+    fn pause(&self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let timer = cx.set_timer(PAUSE, 0);
+        self.0.borrow_mut().timers.insert(timer, conn);
+    }
+}
+
+impl Handler for Program {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let kind = if cx.private_data(conn) == Kind::Ping.name() { Kind::Ping } else { Kind::Life };
+        let talk = |book: &mut Book| {
+            let talk = book.talks.entry(conn).or_insert_with(|| Talk::new(kind, false));
+            assert!(!std::mem::replace(&mut talk.up, true), "a connection comes up once");
+            (talk.kind, talk.opened_here)
+        };
+        let talk = talk(&mut self.0.borrow_mut());
+        match talk {
+            (Kind::Life, true) => match self.region(cx, conn, Access::REMOTE_READ | Access::REMOTE_WRITE) {
+                Ok(_) => self.want(cx, conn, &[Want::Offer]),
+                Err(error) => self.give_up(cx, conn, &error.to_string()),
+            },
+            (Kind::Ping, true) => self.want(cx, conn, &[Want::Ask]),
+            (_, false) => {}
+        }
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let (opened_here, told) = self.with(conn, |talk| (talk.opened_here, talk.told));
+        match (message[0], message.len()) {
+            (b'o', _) => {
+                let remote = RemoteRegion::from_bytes(&message[1..]).expect("a region's name");
+                self.with(conn, |talk| talk.remote = Some(remote));
+                match self.region(cx, conn, Access::LOCAL_WRITE) {
+                    Ok(_) => self.want(cx, conn, &[Want::Write, Want::Read]),
+                    Err(error) => self.give_up(cx, conn, &error.to_string()),
+                }
+            }
+            (b'p', _) if opened_here => {
+                let number = u64::from_le_bytes(message[1..].try_into().expect("8 bytes"));
+                self.with(conn, |talk| {
+                    assert_eq!(number, talk.echoes, "echoes come in order, once");
+                    talk.echoes += 1;
+                });
+                self.0.borrow_mut().echoes += 1;
+                self.pause(cx, conn);
+            }
+            (b'p', _) => {
+                let number = u64::from_le_bytes(message[1..].try_into().expect("8 bytes"));
+                self.with(conn, |talk| talk.done = true);
+                self.want(cx, conn, &[Want::Echo(number)]);
+            }
+            (b'b', _) => self.with(conn, |talk| talk.done = true),
+            (_, LARGE) => {
+                assert!(message[..] == pattern(LARGE), "the bytes of a large message");
+                if opened_here {
+                    assert!(told, "the peer has written before");
+                    self.want(cx, conn, &[Want::Large]);
+                } else {
+                    self.pause(cx, conn);
+                }
+            }
+            other => panic!("a message of nobody: {other:?}"),
+        }
+    }
+
+    fn on_immediate(&mut self, _: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {
+        assert_eq!((immediate.value, immediate.len as usize), (TOLD, PART));
+        self.with(conn, |talk| {
+            let mut bytes = [0; PART];
+            talk.region.as_ref().expect("it was registered").copy_to(0, &mut bytes);
+            assert_eq!(bytes[..], pattern(PART)[..], "what the peer wrote");
+            talk.told = true;
+        });
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        let read = self.with(conn, |talk| {
+            assert!(talk.sends.remove(&send), "{send:?} completes once");
+            talk.read == Some(send) && outcome.is_sent()
+        });
+        if read {
+            self.with(conn, |talk| {
+                let mut bytes = [0; PART];
+                talk.region.as_ref().expect("it was registered").copy_to(0, &mut bytes);
+                assert_eq!(bytes[..], pattern(PART)[..], "what was read from the peer");
+            });
+            self.want(cx, conn, &[Want::Large]);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.act(cx, conn);
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.over(conn, How::Disconnected(reason));
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        assert!(self.with(conn, |talk| talk.opened_here && !talk.up), "only what this side opened, and never came up");
+        self.over(conn, How::NotConnected(error));
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        let conn = self.0.borrow_mut().timers.remove(&timer).expect("a timer fires once");
+        let quiet = self.0.borrow().quiet;
+        let talk = self.0.borrow().talks.get(&conn).map(|talk| talk.kind);
+        match talk {
+            Some(Kind::Life) => self.want(cx, conn, &[Want::Bye]),
+            Some(Kind::Ping) if quiet => {
+                self.with(conn, |talk| talk.done = true);
+                cx.close(conn);
+            }
+            Some(Kind::Ping) => self.want(cx, conn, &[Want::Ask]),
+            None => {} // The connection has ended meanwhile.
+        }
+    }
+}

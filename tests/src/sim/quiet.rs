@@ -1,0 +1,129 @@
+//! A network on which nothing goes wrong, for tests that write their own history: nodes on virtual time, each of which gets a
+//! turn when it is due.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_reactor::{Config, Error, Handler, Parts, Reactor};
+use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+
+use super::fabric::{Fabric, Shared, lock};
+use super::net::SimNet;
+use super::poller::{SimClock, SimPoller, virtual_ns};
+use super::rng::Rng;
+use super::swarm::{FaultOptions, MS, NetOptions};
+use super::trace::Trace;
+
+/// Number of steps that a history may take.
+const STEPS: u64 = 10_000_000;
+
+/// A network of `nodes` nodes.
+#[must_use]
+pub fn network(nodes: usize) -> Shared {
+    let net = NetOptions {
+        segment: 1448,
+        latency: (20_000, 20_000),
+        buffer: 1 << 20,
+        short_write: 0,
+        interrupted: 0,
+        shred: 0,
+        spurious: 0,
+        poll_cut: 0,
+        exhausted: 0,
+        lost_connect: 0,
+        tick: 100,
+    };
+    let faults = FaultOptions { every: 0, kinds: Vec::new() };
+    Arc::new(Mutex::new(Fabric::new(1, nodes, net, faults, Trace::new(0))))
+}
+
+/// The randomness of a node.
+#[must_use]
+pub fn entropy(node: usize) -> rdma_reactor::Entropy {
+    let mut rng = Rng::new(node as u64, "entropy");
+    Box::new(move |bytes: &mut [u8]| rng.fill(bytes))
+}
+
+/// What the reactor of a node runs on: the embedded provider, over the sockets of the network.
+///
+/// # Panics
+/// When the default settings are refused.
+#[must_use]
+pub fn parts(node: usize, fabric: &Shared) -> Parts {
+    let net = SimNet::new(node, Arc::clone(fabric));
+    let provider = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
+    Parts {
+        provider: Box::new(provider),
+        poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),
+        clock: Box::new(SimClock(Arc::clone(fabric))),
+    }
+}
+
+/// The reactor of a node.
+///
+/// # Panics
+/// When a setting is out of its range.
+#[must_use]
+pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
+    Reactor::with_parts(config, parts(node, fabric)).expect("settings in range")
+}
+
+/// A node: its reactor, its program, and whether the last turn left something to do.
+#[allow(missing_debug_implementations, reason = "a program is anything")]
+pub struct Node {
+    /// The reactor.
+    pub reactor: Reactor,
+    /// The program.
+    pub handler: Box<dyn Handler>,
+    /// The last turn has left something to do.
+    pub more: bool,
+    /// The node takes no turns.
+    pub dead: bool,
+}
+
+impl Node {
+    /// A node that is due for its first turn.
+    #[must_use]
+    pub fn new(reactor: Reactor, handler: Box<dyn Handler>) -> Self {
+        Self { reactor, handler, more: true, dead: false }
+    }
+}
+
+/// Gives each node that is due one turn. If none is, time passes until something happens, or a millisecond if nothing is to
+/// come.
+///
+/// # Errors
+/// The first turn that failed, with the number of its node, which is due again. The nodes behind it have had no turn.
+pub fn step(fabric: &Shared, nodes: &mut [Node]) -> Result<(), (usize, Error)> {
+    let now = lock(fabric).now();
+    let mut idle = true;
+    let mut next = lock(fabric).next();
+    for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.dead) {
+        let due = node.reactor.next_deadline().map(virtual_ns);
+        if node.more || lock(fabric).is_runnable(index, true) || due.is_some_and(|due| due <= now) {
+            lock(fabric).seen(index);
+            node.more = true;
+            node.more = node.reactor.turn(&mut *node.handler, Duration::ZERO).map_err(|error| (index, error))?.more;
+            idle = false;
+        }
+        next = next.into_iter().chain(due).min();
+    }
+    if idle {
+        lock(fabric).advance(next.map_or(now + MS, |next| next.max(now + 1)));
+    }
+    Ok(())
+}
+
+/// Steps until a condition holds.
+///
+/// # Panics
+/// When a turn fails, and when the condition does not hold after ten million steps.
+pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&[Node]) -> bool) {
+    for _ in 0..STEPS {
+        if done(nodes) {
+            return;
+        }
+        step(fabric, nodes).unwrap_or_else(|(node, error)| panic!("{what}: a turn of node {node}: {error}"));
+    }
+    panic!("not in {STEPS} steps: {what}");
+}

@@ -1,0 +1,407 @@
+//! Every fallible call below a reactor fails once, with each error that it can have, at each place of a scripted life. The life
+//! is that of a server and client of two peers: it listens, connections come up both ways and live through everything
+//! ([`rdma_reactor_tests::life`]), while another connection is asked for echoes. Callbacks panic in the same way.
+//!
+//! After each failure: nothing panics or hangs; each connection has ended once, with a true reason; connections that the failed
+//! call was not for have gone on; new connections work; and nothing is left.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectError, DisconnectReason, Error, Parts, Reactor, Wait};
+use rdma_reactor_tests::forward::Forward;
+use rdma_reactor_tests::gate::handler::GatedHandler;
+use rdma_reactor_tests::gate::net::GatedNet;
+use rdma_reactor_tests::gate::poller::GatedPoller;
+use rdma_reactor_tests::gate::{Call, Failure, Gate, Objects};
+use rdma_reactor_tests::life::{Book, How, Kind, Program};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::net::SimNet;
+use rdma_reactor_tests::sim::poller::{SimClock, SimPoller};
+use rdma_reactor_tests::sim::quiet::{Node, entropy, network, reactor, step};
+use rdma_reactor_tests::sim::tcp::address;
+use rdma_transport::cm::{ConnectFailure, DisconnectCause};
+use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+
+use Failure::{Errno, Full, LastErrno, LastFull};
+
+/// The node under test, a peer whose connections live through everything, and a neighbour that asks for echoes.
+const UNDER_TEST: usize = 0;
+const PEER: usize = 1;
+const NEIGHBOUR: usize = 2;
+/// Time that reactors have to drain, although nothing is left to be drained.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Virtual time in which a round has to be over, ns.
+const PATIENCE: u64 = 30_000_000_000;
+/// Virtual time in which the ends that a failure brings have begun, ns.
+const CALM: u64 = 200_000_000;
+/// Steps that a round may take.
+const STEPS: u32 = 300_000;
+
+fn port(node: usize) -> SocketAddr {
+    address(node, 7471)
+}
+
+fn config(shared: Option<u32>) -> Config {
+    let ms = Duration::from_millis;
+    Config::default()
+        .wait(Wait::Event)
+        .buffer_size(1024)
+        .max_message(64 * 1024)
+        .receive_depth(8)
+        .send_depth(8)
+        .completion_queue(64 + shared.unwrap_or(0))
+        .shared_receives(shared)
+        .connect_timeout(ms(3_000))
+        .handshake_timeout(ms(2_000))
+        .close_timeout(ms(1_000))
+        .flush_timeout(ms(50))
+        .transfer_timeout(ms(2_000))
+        .keepalive(ms(1_000), ms(3_000))
+        .contain_panics(true)
+}
+
+/// What a failed call may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cost {
+    /// Nothing that a program sees.
+    Nothing,
+    /// One connection, or a call of the program that says so.
+    One,
+    /// The connections of the device.
+    Device,
+    /// The turn, which says so. The next one goes on.
+    Turn,
+}
+
+/// The errors of a call (the manual pages of librdmacm, libibverbs and the system calls), and what each may cost.
+#[rustfmt::skip]
+const FAILURES: &[(Call, &[Failure], Cost)] = &[
+    (Call::Listen, &[Errno(libc::EADDRINUSE), Errno(libc::EADDRNOTAVAIL), Errno(libc::ENOMEM), Errno(libc::ENODEV)], Cost::Nothing),
+    (Call::Resolve, &[Errno(libc::ENOMEM), Errno(libc::EMFILE), Errno(libc::ENODEV), Errno(libc::ENETUNREACH)], Cost::One),
+    (Call::Connect, &[Errno(libc::EINVAL), Errno(libc::ENOMEM), Errno(libc::EIO), Errno(libc::EBUSY)], Cost::One),
+    (Call::Accept, &[Errno(libc::EINVAL), Errno(libc::ENOMEM), Errno(libc::EIO), Errno(libc::ECONNRESET)], Cost::One),
+    (Call::Reject, &[Errno(libc::EINVAL), Errno(libc::ENOTCONN)], Cost::One),
+    (Call::Disconnect, &[Errno(libc::EINVAL), Errno(libc::ENOTCONN), Errno(libc::EIO)], Cost::Nothing),
+    (Call::NextCmEvent, &[Errno(libc::ENOMEM), Errno(libc::EIO), Errno(libc::ENODEV)], Cost::Turn),
+    (Call::CompletionChannel, &[Errno(libc::ENOMEM), Errno(libc::EMFILE)], Cost::Turn),
+    (Call::Register, &[Errno(libc::ENOMEM), Errno(libc::EAGAIN), Errno(libc::EPERM), Errno(libc::EINVAL)], Cost::One),
+    (Call::Deregister, &[Errno(libc::EBUSY), Errno(libc::EINVAL), Errno(libc::EIO)], Cost::Nothing),
+    (Call::Restrict, &[Errno(libc::EINVAL), Errno(libc::ENOMEM)], Cost::One),
+    (Call::Invalidate, &[Errno(libc::EBUSY), Errno(libc::EINVAL), Errno(libc::EIO)], Cost::Nothing),
+    (Call::CreateCq, &[Errno(libc::ENOMEM), Errno(libc::EINVAL), Errno(libc::EMFILE)], Cost::One),
+    (Call::DestroyCq, &[Errno(libc::EBUSY), Errno(libc::EIO)], Cost::Nothing),
+    (Call::CreateQp, &[Errno(libc::ENOMEM), Errno(libc::EINVAL), Errno(libc::EPERM), Errno(libc::EAGAIN)], Cost::One),
+    (Call::CreateSrq, &[Errno(libc::ENOMEM), Errno(libc::EINVAL), Errno(libc::ENOSYS)], Cost::One),
+    (Call::DestroySrq, &[Errno(libc::EBUSY), Errno(libc::EIO)], Cost::Nothing),
+    (Call::PostRecv, &[Errno(libc::EINVAL), Errno(libc::EIO), LastErrno(libc::EIO), Full, LastFull], Cost::One),
+    (Call::PostSend, &[Errno(libc::EINVAL), Errno(libc::EIO), LastErrno(libc::EIO), Full, LastFull], Cost::One),
+    (Call::PostSrqRecv, &[Errno(libc::EINVAL), Errno(libc::EIO), LastErrno(libc::EIO), Full, LastFull], Cost::Device),
+    (Call::PollCq, &[Errno(libc::EIO), Errno(libc::EINVAL)], Cost::Device),
+    (Call::ReqNotify, &[Errno(libc::EIO), Errno(libc::EINVAL)], Cost::Device),
+    (Call::NextCompletionEvent, &[Errno(libc::EIO), Errno(libc::EBADF)], Cost::Device),
+    (Call::EnableExtensions, &[Errno(libc::EINVAL)], Cost::Nothing),
+    (Call::NetPoll, &[Errno(libc::EBADF), Errno(libc::ENOMEM)], Cost::Turn),
+    (Call::NetListen, &[Errno(libc::EADDRINUSE), Errno(libc::EACCES), Errno(libc::EMFILE), Errno(libc::ENOBUFS)], Cost::Nothing),
+    (Call::NetAccept, &[Errno(libc::EMFILE), Errno(libc::ENFILE), Errno(libc::ENOBUFS), Errno(libc::ENOMEM), Errno(libc::ECONNABORTED), Errno(libc::EPERM), Errno(libc::EPROTO), Errno(libc::EINTR)], Cost::Nothing),
+    (Call::NetConnect, &[Errno(libc::EMFILE), Errno(libc::EADDRNOTAVAIL), Errno(libc::ENETUNREACH), Errno(libc::EACCES), Errno(libc::EPERM), Errno(libc::ENOBUFS)], Cost::One),
+    (Call::NetConnected, &[Errno(libc::ECONNREFUSED), Errno(libc::ETIMEDOUT), Errno(libc::EHOSTUNREACH)], Cost::One),
+    (Call::NetPromote, &[Errno(libc::ENOMEM), Errno(libc::ENOSPC)], Cost::One),
+    (Call::NetLocalAddress, &[Errno(libc::ENOBUFS)], Cost::Nothing),
+    (Call::NetMaxSegment, &[Errno(libc::ENOPROTOOPT), Errno(libc::EINVAL)], Cost::One),
+    (Call::NetRecv, &[Errno(libc::ECONNRESET), Errno(libc::ETIMEDOUT), Errno(libc::ENOMEM), Errno(libc::EHOSTUNREACH)], Cost::One),
+    (Call::NetSend, &[Errno(libc::EPIPE), Errno(libc::ECONNRESET), Errno(libc::ETIMEDOUT), Errno(libc::ENOBUFS), Errno(libc::EHOSTUNREACH)], Cost::One),
+    (Call::PollerRegister, &[Errno(libc::ENOMEM), Errno(libc::ENOSPC)], Cost::Turn),
+    (Call::PollerWait, &[Errno(libc::EBADF), Errno(libc::EINVAL)], Cost::Turn),
+    (Call::Callback, &[Errno(libc::EIO)], Cost::One),
+];
+
+/// The world of one life.
+struct World {
+    fabric: Shared,
+    nodes: Vec<Node>,
+    programs: Vec<Program>,
+    /// Turns of the node under test that failed.
+    turns_failed: Vec<String>,
+}
+
+fn under_test(fabric: &Shared, gate: &Gate, config: &Config) -> Result<Reactor, Error> {
+    let net = GatedNet::new(SimNet::new(UNDER_TEST, Arc::clone(fabric)), gate.clone());
+    let inner = Iwarp::new(IwarpConfig::default(), net, entropy(UNDER_TEST)).expect("default settings");
+    let poller = GatedPoller::new(SimPoller::new(UNDER_TEST, Arc::clone(fabric)), gate.clone());
+    let parts = Parts {
+        provider: Box::new(Forward::gated(Box::new(inner), gate.clone())),
+        poller: Box::new(poller),
+        clock: Box::new(SimClock(Arc::clone(fabric))),
+    };
+    Reactor::with_parts(config.clone(), parts)
+}
+
+impl World {
+    fn new(config: &Config, gate: &Gate) -> Self {
+        let mut world = Self { fabric: network(3), nodes: Vec::new(), programs: Vec::new(), turns_failed: Vec::new() };
+        for node in 0..3 {
+            let program = Program::default();
+            let reactor = if node == UNDER_TEST {
+                under_test(&world.fabric, gate, config).or_else(|error| {
+                    world.turns_failed.push(error.to_string());
+                    under_test(&world.fabric, gate, config)
+                })
+            } else {
+                Ok(reactor(node, &world.fabric, config.clone()))
+            };
+            let reactor = reactor.expect("one call fails");
+            let gate = if node == UNDER_TEST { gate.clone() } else { Gate::default() };
+            world.nodes.push(Node::new(reactor, Box::new(GatedHandler::new(program.clone(), gate))));
+            world.programs.push(program);
+        }
+        for node in 0..2 {
+            let mut cx = world.nodes[node].reactor.context();
+            if let Err(error) = cx.listen(port(node)) {
+                assert_eq!(node, UNDER_TEST, "{error}");
+                cx.listen(port(node)).expect("one call fails");
+            }
+        }
+        world
+    }
+
+    fn open(&mut self, from: usize, to: usize, kind: Kind) {
+        self.programs[from].open(&mut self.nodes[from].reactor.context(), port(to), kind);
+    }
+
+    fn books(&self, kind: Kind) -> usize {
+        self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
+    }
+
+    /// Steps until a condition holds, in bounded virtual time and a bounded number of steps.
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let end = lock(&self.fabric).now() + PATIENCE;
+        for _ in 0..STEPS {
+            if done(self) {
+                return;
+            }
+            assert!(lock(&self.fabric).now() < end, "{what}: not in 30 s: {:#?}", self.state());
+            if let Err((node, error)) = step(&self.fabric, &mut self.nodes) {
+                assert_eq!(node, UNDER_TEST, "{what}: {error}");
+                self.turns_failed.push(error.to_string());
+            }
+        }
+        panic!("{what}: not in {STEPS} steps: {:#?}", self.state());
+    }
+
+    fn state(&self) -> Vec<std::cell::Ref<'_, Book>> {
+        self.programs.iter().map(|program| program.0.borrow()).collect()
+    }
+
+    /// Two lives, one each way, from beginning to end.
+    fn round(&mut self, what: &str) {
+        self.open(PEER, UNDER_TEST, Kind::Life);
+        self.open(UNDER_TEST, PEER, Kind::Life);
+        self.until(what, |world| world.books(Kind::Life) == 0);
+    }
+
+    /// Ends what is left.
+    fn end(&mut self) {
+        for program in &self.programs {
+            program.0.borrow_mut().quiet = true;
+        }
+        self.until("the neighbour's end", |world| world.books(Kind::Ping) == 0);
+        for node in &mut self.nodes {
+            node.reactor.context().drain(PAUSE);
+        }
+        self.until("drained", |world| world.nodes.iter().all(|node| node.reactor.is_drained()));
+    }
+
+    /// Connections that did not come to their ends in order, on each node.
+    fn undone(&self) -> usize {
+        let of = |program: &Program| {
+            let book = program.0.borrow();
+            book.refused.len().max(book.ended.iter().filter(|ended| !ended.done).count())
+        };
+        self.programs.iter().map(of).max().unwrap_or(0)
+    }
+
+    fn reasons(&self) -> String {
+        let of = |program: &Program| {
+            let book = program.0.borrow();
+            let ended: Vec<_> = book.ended.iter().filter(|ended| !ended.done).map(|ended| &ended.how).collect();
+            format!("{ended:?} {:?}", book.refused)
+        };
+        self.programs.iter().map(of).collect::<Vec<_>>().join(" | ")
+    }
+}
+
+/// Lives one life in which one call fails, if any; returns the number of calls, by kind.
+fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
+    let gate = Gate::default();
+    if let Some((call, nth, failure, _)) = fault {
+        gate.fail_nth(call, nth, failure);
+    }
+    let mut world = World::new(config, &gate);
+    world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
+    world.round("the first round");
+    let echoes = |world: &World| world.programs[NEIGHBOUR].0.borrow().echoes;
+    let before = echoes(&world);
+    world.until("the neighbour's echoes", |world| {
+        let open = world.books(Kind::Ping);
+        open == 0 || open == 2 && world.programs[NEIGHBOUR].0.borrow().echoes > before + 5
+    });
+    // A device that has failed takes no connections until its old ones are gone.
+    let calm = lock(&world.fabric).now() + CALM;
+    world.until("the ends", |world| {
+        let open = world.programs[UNDER_TEST].0.borrow().open(Kind::Ping);
+        lock(&world.fabric).now() > calm && world.nodes[UNDER_TEST].reactor.stats().connections.current == open
+    });
+    let (failed, undone) = (gate.failed() > 0, world.undone());
+    if let Some((call, _, _, cost)) = fault.filter(|_| failed) {
+        match cost {
+            Cost::Nothing | Cost::Turn => assert_eq!(undone, 0, "nothing ends: {}", world.reasons()),
+            Cost::One => assert!(undone <= 1, "one connection: {}", world.reasons()),
+            Cost::Device => {}
+        }
+        // The embedded provider looks at the sockets of connections again when it could not.
+        let may_fail = usize::from(cost == Cost::Turn);
+        let must_fail = if call == Call::NetPoll { 0 } else { may_fail };
+        assert!((must_fail..=may_fail).contains(&world.turns_failed.len()), "{:?}", world.turns_failed);
+        // The second round is perfect.
+        if world.books(Kind::Ping) == 0 {
+            world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
+        }
+        world.round("the second round");
+        assert_eq!(world.undone(), undone, "service afterwards: {}", world.reasons());
+    } else {
+        assert_eq!(undone, 0, "{}", world.reasons());
+        world.round("the second round");
+    }
+    world.end();
+    check_truth(&world, fault);
+    for node in &world.nodes {
+        let (all, free) = node.reactor.pool_levels();
+        let stats = node.reactor.stats();
+        assert_eq!(all, free, "buffers: {stats:?}");
+        assert_eq!((stats.connections.current, stats.memory.regions), (0, 0), "{stats:?}");
+        assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "{stats:?}");
+    }
+    let World { fabric, nodes, .. } = world;
+    drop(nodes);
+    assert_eq!(lock(&fabric).sockets(), 0, "sockets");
+    let left = gate.objects();
+    let undestroyed = left.ids.abs() + left.regions.abs() + left.completion_queues.abs() + left.shared_queues.abs();
+    // What could not be destroyed is left, and the completion queue that a shared receive queue uses with it.
+    let allowed = match fault {
+        Some((Call::Deregister | Call::DestroyCq, ..)) => 1,
+        Some((Call::DestroySrq, ..)) => 2,
+        _ => 0,
+    };
+    assert!(undestroyed <= allowed, "{left:?}");
+    gate.counts()
+}
+
+/// A panic that leaves the turn in any callback, and takes the reactors with it while it unwinds, leaves nothing behind.
+#[test]
+fn dropped_in_an_unwind() {
+    let config = config(None).contain_panics(false);
+    for nth in 0.. {
+        let gate = Gate::default();
+        gate.fail_nth(Call::Callback, nth, Errno(libc::EIO));
+        let mut world = World::new(&config, &gate);
+        let fabric = Arc::clone(&world.fabric);
+        let life = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
+            world.round("the first round");
+            world.round("the second round");
+            world.end();
+        }));
+        assert_eq!(life.is_err(), gate.failed() == 1, "callback {nth} has panicked");
+        // The id of a connect request that the program was asked about goes with the provider.
+        let Objects { ids, regions, completion_queues, shared_queues } = gate.objects();
+        assert!((0..=1).contains(&ids), "{ids} ids after a panic of callback {nth}");
+        assert_eq!((regions, completion_queues, shared_queues), (0, 0, 0), "after a panic of callback {nth}");
+        assert_eq!(lock(&fabric).sockets(), 0, "after a panic of callback {nth}");
+        if life.is_ok() {
+            assert!(nth > 30, "{nth} callbacks in a whole life");
+            return;
+        }
+    }
+}
+
+/// A program that catches the panic of a callback outside of the reactor cannot go on with the reactor.
+#[test]
+fn a_turn_that_a_panic_has_ended_is_the_last() {
+    let config = config(None).contain_panics(false);
+    let gate = Gate::default();
+    gate.fail_nth(Call::Callback, 3, Errno(libc::EIO));
+    let mut world = World::new(&config, &gate);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.round("a round")));
+    assert!(panicked.is_err() && gate.failed() == 1, "a callback has panicked");
+    let node = &mut world.nodes[UNDER_TEST];
+    let again = node.reactor.turn(&mut *node.handler, Duration::ZERO);
+    assert!(matches!(again, Err(Error::Panicked)), "{again:?}");
+    let again = node.reactor.run(&mut *node.handler);
+    assert!(matches!(again, Err(Error::Panicked)), "{again:?}");
+}
+
+/// The reasons that the node under test was given are those of the failure.
+fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
+    let Some((_, _, failure, cost)) = fault else { return };
+    let text = failure.system().to_string();
+    let names = |why: &str| [&text, "queue is full", "no memory for a message"].iter().any(|text| why.contains(*text));
+    let book = world.programs[UNDER_TEST].0.borrow();
+    for ended in book.ended.iter().filter(|ended| !ended.done) {
+        let is_true = match &ended.how {
+            // The program has given the connection up, because it was told of the failure.
+            How::Disconnected(DisconnectReason::Local) => book.refused.iter().any(|why| names(why)),
+            How::Disconnected(DisconnectReason::DeviceRemoved) => cost == Cost::Device,
+            How::NotConnected(ConnectError::Local(why)) if cost == Cost::Device => names(why) || why.contains("device"),
+            How::Disconnected(DisconnectReason::Internal(why)) | How::NotConnected(ConnectError::Local(why)) => {
+                names(why)
+            }
+            How::Disconnected(DisconnectReason::Transport(DisconnectCause::Path(why)))
+            | How::NotConnected(ConnectError::Transport(
+                ConnectFailure::System(why) | ConnectFailure::Unreachable(why),
+            )) => names(why),
+            // What the network says of the peer.
+            How::Disconnected(DisconnectReason::Lost)
+            | How::NotConnected(ConnectError::Transport(ConnectFailure::Refused | ConnectFailure::PeerClosed)) => {
+                matches!(failure, Errno(libc::ECONNRESET | libc::EPIPE | libc::ECONNREFUSED))
+            }
+            How::NotConnected(ConnectError::Timeout) => matches!(failure, Errno(libc::ETIMEDOUT)),
+            _ => false,
+        };
+        assert!(is_true, "the reason: {:?}", ended.how);
+    }
+}
+
+/// The lives to live: all, or the one that `FAIL_ONCE` names, as `PostSend 3 1` does.
+fn every_call_fails_once(config: &Config) {
+    let only = std::env::var("FAIL_ONCE").ok();
+    let counts = live(config, None);
+    println!("calls: {counts:?}");
+    let mut lives = 0;
+    for &(call, failures, cost) in FAILURES {
+        for nth in 0..counts.get(&call).copied().unwrap_or(0) {
+            for (which, &failure) in failures.iter().enumerate() {
+                let name = format!("{call:?} {nth} {which}");
+                if only.as_ref().is_none_or(|only| *only == name) {
+                    let failed = std::panic::catch_unwind(|| live(config, Some((call, nth, failure, cost)))).is_err();
+                    assert!(!failed, "{failure:?}; again by FAIL_ONCE='{name}'");
+                    lives += 1;
+                }
+            }
+        }
+    }
+    println!("{lives} lives");
+    assert!(lives > 1_000 || only.is_some(), "{lives} lives");
+}
+
+#[test]
+fn with_receives_of_each_connection() {
+    every_call_fails_once(&config(None));
+}
+
+#[test]
+fn with_shared_receives() {
+    every_call_fails_once(&config(Some(64)));
+}
