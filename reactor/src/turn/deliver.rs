@@ -107,8 +107,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, and what there
-    /// is to post, until all queues are empty or the turn's budget is used up.
+    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until all are
+    /// empty or the turn's budget is used up; then what there is to post, and the queues of that once more.
     pub(super) fn completion_queues(&mut self, mut begun: impl FnMut(&mut Driver)) {
         self.driver.begin_turn();
         let mut budget = self.driver.config().completions_per_turn as usize;
@@ -120,27 +120,33 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.backlogs(&mut left);
             budget += left;
         }
-        let mut next = self.driver.begin_polling();
-        loop {
-            while let Some(batch) = next.take().or_else(|| self.driver.next_batch(budget)) {
-                self.progressed = true;
-                budget = budget.saturating_sub(batch.completions.len());
-                begun(self.driver);
-                self.batch(batch);
-                if budget == 0 {
-                    break;
-                }
-            }
-            while self.driver.next_writable() || self.endpoints.next_writable() {
-                self.events();
-            }
-            // Flush now: replies must not wait for timers and later stages.
+        let early = self.driver.begin_polling();
+        self.batches(early, &mut budget, &mut begun);
+        // Flush now: replies must not wait for timers and later stages.
+        self.flush();
+        if budget > 0 && self.driver.has_unseen() {
+            // Look once more at the queues of what was posted. Only once: the later stages have their turn, too.
+            self.batches(None, &mut budget, &mut begun);
+            self.driver.end_polling();
             self.flush();
-            if budget == 0 || !self.driver.has_unseen() {
-                break;
-            }
+        } else {
+            self.driver.end_polling();
         }
-        self.driver.end_polling();
+    }
+
+    /// Handles the completions of queues that are ready, while `budget` lasts, and tells of room for sends.
+    fn batches(&mut self, mut next: Option<Batch>, budget: &mut usize, begun: &mut impl FnMut(&mut Driver)) {
+        // The batch that was polled before is handled in any case: it is nowhere else.
+        while let Some(batch) = next.take().or_else(|| if *budget > 0 { self.driver.next_batch(*budget) } else { None })
+        {
+            self.progressed = true;
+            *budget = budget.saturating_sub(batch.completions.len());
+            begun(self.driver);
+            self.batch(batch);
+        }
+        while self.driver.next_writable() || self.endpoints.next_writable() {
+            self.events();
+        }
     }
 
     /// Gives each connection that has a backlog its part of the turn, the oldest first, while `budget` lasts.
