@@ -37,16 +37,18 @@ fn each_vector_wakes_its_reactor(device: Device) {
     }
 }
 
-/// All connections of a reactor complete on one queue, as long as the device's limit allows that.
+/// All connections of a reactor complete on one queue, as long as it has room for them. (On siw each reactor has another queue,
+/// on which nothing completes.)
 fn connections_share_one_completion_queue(device: Device) {
-    let before = device.resources();
     let mut p = pair(device, setup(device).config(), Probe::echo());
-    for _ in 0..50 {
+    p.connect();
+    let first = device.resources();
+    for _ in 1..50 {
         p.connect();
     }
-    let grown = |kind: &str| device.resources()[kind] - before[kind];
-    println!("{}: {} completion queues for {} queue pairs", device.kind(), grown("cq"), grown("qp"));
-    assert_eq!((grown("cq"), grown("qp")), (2, 100), "a queue for each of the two reactors");
+    let grown = |kind: &str| device.resources()[kind] - first[kind];
+    println!("{}: {} more queue pairs, {} more completion queues", device.kind(), grown("qp"), grown("cq"));
+    assert_eq!((grown("qp"), grown("cq")), (98, 0));
     p.finish();
 }
 
