@@ -64,6 +64,8 @@ for program in rdma-doctor rdma-pingpong; do
     libraries=$(inside "ldd /target/release/$program")
     if grep -E 'ibverbs|rdmacm' <<<"$libraries"; then say "$program is linked with a library of RDMA"; exit 1; fi
 done
-inside '/target/release/rdma-doctor' | tee /dev/stderr | grep -q 'libibverbs' || { say "rdma-doctor does not speak of the library"; exit 1; }
+said=$(inside '/target/release/rdma-doctor') || { say "rdma-doctor failed"; exit 1; }
+echo "$said"
+grep -q 'libibverbs' <<<"$said" || { say "rdma-doctor does not speak of the library"; exit 1; }
 inside '/target/release/rdma-pingpong demo -s 64 -n 1000' || { say "rdma-pingpong demo failed"; exit 1; }
 say "built and run in Debian 13"

@@ -166,7 +166,7 @@ report() {
         [ $status = 0 ] || failed=1
         grep -E '^test |panicked|^test result' "$tests" | grep -v '\.\.\. ok$'
         value "exit status" $status
-        [ $status = 0 ] || tail -n 40 "$tests"
+        [ $status = 0 ] || sed -n '/^failures:/,$p' "$tests" | head -n 100
         section "$device: half round trip, median, and perftest"
         measure "$device" "$address" || failed=1
     done
