@@ -181,7 +181,7 @@ impl Handler for Rank {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let role = Role::decode(cx.user(conn).unwrap_or_default());
         match (role, &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, &mut || draw(&mut self.entropy)),
+            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn),
             (Role::Control(_), Part::Follower(follower)) => {
                 let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
                 self.member.enter(run);
@@ -199,7 +199,7 @@ impl Handler for Rank {
                 }
                 (Some(hello), _) if self.member.admits(hello) => {
                     cx.set_user(conn, Role::Link(hello.rank).encode());
-                    self.member.link_up(cx, hello.rank, conn, &mut || draw(&mut self.entropy));
+                    self.member.link_up(cx, hello.rank, conn);
                 }
                 _ => cx.abort(conn),
             },
@@ -209,7 +209,7 @@ impl Handler for Rank {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.message(cx, peer, &message),
+            (Role::Link(peer), _) => self.member.message(cx, peer, &message, &mut || draw(&mut self.entropy)),
             (Role::Control(rank), Part::Leader(leader)) => leader.message(cx, rank, conn, &message),
             (Role::Control(_), Part::Follower(follower)) => match (follower.order(&message), follower.root()) {
                 (Ok(order), Some(root)) => {
@@ -242,7 +242,10 @@ impl Handler for Rank {
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_down(peer, conn, &reason.to_string()),
+            (Role::Link(peer), _) => {
+                let random = &mut || draw(&mut self.entropy);
+                self.member.link_down(cx, peer, conn, &reason.to_string(), random);
+            }
             (Role::Control(rank), Part::Leader(leader)) => leader.left(rank, conn, &reason),
             (Role::Control(_), Part::Follower(follower)) => {
                 let left = follower.left(&reason);
