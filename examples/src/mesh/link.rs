@@ -27,13 +27,15 @@ pub struct Link {
     lent: Option<Region>,
     /// Both sides have the link.
     ready: bool,
+    /// The number of connects of the side that has opened it, before this one.
+    attempt: u32,
 }
 
 impl Link {
     /// Makes a link of a connection that is up on this side. It is ready if the peer has opened it, as that is up first; the
     /// peer is told.
     #[must_use]
-    pub fn new(conn: ConnectionId, ready: bool) -> Self {
+    pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
         Self {
             conn,
             outbox: Outbox::default(),
@@ -41,7 +43,14 @@ impl Link {
             inbound: Inbound::default(),
             lent: None,
             ready,
+            attempt,
         }
+    }
+
+    /// The number of connects before this one.
+    #[must_use]
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
     }
 
     /// Whether both sides have the link.

@@ -101,7 +101,7 @@ impl Member {
     /// Whether a connect request is one for a link of this run.
     #[must_use]
     pub fn admits(&self, hello: Hello) -> bool {
-        hello.purpose == Purpose::Link(self.run)
+        matches!(hello.purpose, Purpose::Link { run, .. } if run == self.run)
             && self.run != 0
             && hello.ranks == self.ranks
             && hello.rank != self.rank
@@ -142,13 +142,18 @@ impl Member {
     }
 
     /// A link is up, whichever side has opened it.
-    pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId) {
+    /// `attempt` is the number of connects of that side before.
+    pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
         let opened_here = connects(self.rank, peer, self.ranks);
-        let mut link = Link::new(conn, !opened_here);
+        // The peer may have given an older connection up, which comes up here all the same, maybe later.
+        if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
+            cx.abort(conn);
+            return;
+        }
+        let mut link = Link::new(conn, !opened_here, attempt);
         if !opened_here {
             link.outbox.post(cx, conn, &Frame::Ready.encode());
         }
-        // The peer may have given an older connection up.
         if let Some(older) = self.links[peer].replace(link) {
             cx.abort(older.conn);
         }
@@ -282,7 +287,8 @@ impl Member {
                 storm.succeeded();
                 continue;
             };
-            let hello = Hello { rank: self.rank, ranks: self.ranks, purpose: Purpose::Link(self.run) };
+            let purpose = Purpose::Link { run: self.run, attempt: storm.failures(peer) };
+            let hello = Hello { rank: self.rank, ranks: self.ranks, purpose };
             match cx.connect_with(address, ConnectOptions::new().private_data(hello.encode())) {
                 Ok(conn) => cx.set_user(conn, Role::Link(peer).encode()),
                 Err(error) => {

@@ -173,15 +173,15 @@ impl Handler for Rank {
                 Err(why) => Decision::Reject(why.into_bytes()),
             },
             (Purpose::Control, Part::Follower(_)) => Decision::Reject(b"this is not rank 0".into()),
-            (Purpose::Link(_), _) if self.member.admits(hello) => Decision::Accept,
-            (Purpose::Link(_), _) => Decision::Reject(b"another run".into()),
+            (Purpose::Link { .. }, _) if self.member.admits(hello) => Decision::Accept,
+            (Purpose::Link { .. }, _) => Decision::Reject(b"another run".into()),
         }
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let role = Role::decode(cx.user(conn).unwrap_or_default());
         match (role, &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn),
+            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, 0),
             (Role::Control(_), Part::Follower(follower)) => {
                 let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
                 self.member.enter(run);
@@ -197,9 +197,11 @@ impl Handler for Rank {
                     cx.set_user(conn, Role::Control(rank).encode());
                     leader.joined(cx, rank, conn);
                 }
-                (Some(hello), _) if self.member.admits(hello) => {
-                    cx.set_user(conn, Role::Link(hello.rank).encode());
-                    self.member.link_up(cx, hello.rank, conn);
+                (Some(hello @ Hello { rank, purpose: Purpose::Link { attempt, .. }, .. }), _)
+                    if self.member.admits(hello) =>
+                {
+                    cx.set_user(conn, Role::Link(rank).encode());
+                    self.member.link_up(cx, rank, conn, attempt);
                 }
                 _ => cx.abort(conn),
             },
