@@ -3,8 +3,11 @@
 The browser is driven by the protocol of WebDriver (W3C), through chromedriver.
 """
 
+import base64
 import json
+import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +26,10 @@ def free_port():
 
 
 port = free_port()
-driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+# The driver leaves the browser behind when it ends early: both are in one session, which ends as a whole.
+driver = subprocess.Popen(
+    ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+)
 
 
 def call(method, path, body=None):
@@ -94,10 +100,9 @@ try:
                 check(text, source, target)
                 count += 1
     picture = call("GET", f"{path}/screenshot")
-    import base64
     page.with_suffix(".png").write_bytes(base64.b64decode(picture))
     call("DELETE", path)
     print(f"{count} squares have the text of their pair; the last:\n{text}")
 finally:
-    driver.terminate()
+    os.killpg(driver.pid, signal.SIGKILL)
     driver.wait(10)

@@ -16,10 +16,13 @@ const SEEN: u8 = 6;
 const REFUSED: u8 = 7;
 const LOAD_ONE: u8 = 8;
 const LOAD_END: u8 = 9;
+const READY: u8 = 10;
 
 /// A message on a link. The number of most messages is that of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
+    /// The side that was connected to has the link, too.
+    Ready,
     /// The peer is to send the same bytes back, as a pong.
     Ping,
     /// The answer to a ping.
@@ -49,6 +52,7 @@ impl Frame {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
+            Self::Ready => head(READY, 0),
             Self::Ping => head(PING, 0),
             Self::Pong(task) => head(PONG, (*task).into()),
             Self::Borrow(task, len) => [&head(BORROW, (*task).into())[..], &len.to_le_bytes()].concat(),
@@ -73,6 +77,7 @@ impl Frame {
         let number = u64::from_le_bytes(*number);
         let task = number as u32;
         Some(match *kind {
+            READY => Self::Ready,
             PING => Self::Ping,
             PONG => Self::Pong(task),
             BORROW => Self::Borrow(task, u32::from_le_bytes(*rest.first_chunk()?)),
@@ -127,6 +132,7 @@ mod tests {
     fn frames_survive_the_trip_and_nonsense_does_not() {
         let region = RemoteRegion { address: 1 << 40, len: 65_536, key: 9 };
         let frames = [
+            Frame::Ready,
             Frame::Ping,
             Frame::Pong(7),
             Frame::Borrow(7, 65_536),

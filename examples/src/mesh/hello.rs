@@ -8,8 +8,13 @@ const MAGIC: [u8; 4] = *b"RMS\x01";
 pub enum Purpose {
     /// Orders of rank 0 to another rank, and its reports.
     Control,
-    /// A link of the mesh, with the number of the run that rank 0 has given to those that joined.
-    Link(u64),
+    /// A link of the mesh.
+    Link {
+        /// The number of the run that rank 0 has given to those that joined.
+        run: u64,
+        /// The number of connects to this rank before. The link of the last one counts.
+        attempt: u32,
+    },
 }
 
 /// The first word of a rank to another.
@@ -24,15 +29,16 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Writes the private data: `magic:4 | rank:4 | ranks:4 | control:1 | run:8`, little-endian.
+    /// Writes the private data: `magic:4 | rank:4 | ranks:4 | link:1 | run:8 | attempt:4`, little-endian.
     #[must_use]
     pub fn encode(self) -> Vec<u8> {
-        let (kind, run) = match self.purpose {
-            Purpose::Control => (0, 0),
-            Purpose::Link(run) => (1, run),
+        let (kind, run, attempt) = match self.purpose {
+            Purpose::Control => (0, 0, 0),
+            Purpose::Link { run, attempt } => (1, run, attempt),
         };
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
-        [&MAGIC[..], &number(self.rank), &number(self.ranks), &[kind], &run.to_le_bytes()].concat()
+        [&MAGIC[..], &number(self.rank), &number(self.ranks), &[kind], &run.to_le_bytes(), &attempt.to_le_bytes()]
+            .concat()
     }
 
     /// Reads private data; `None` if it is of another program or version, or the rank is none of the ranks.
@@ -41,10 +47,11 @@ impl Hello {
         let (rank, rest) = data.strip_prefix(&MAGIC)?.split_first_chunk()?;
         let (ranks, rest) = rest.split_first_chunk()?;
         let ([kind], rest) = rest.split_first_chunk()?;
-        let run = u64::from_le_bytes(*rest.first_chunk()?);
+        let (run, rest) = rest.split_first_chunk()?;
+        let (run, attempt) = (u64::from_le_bytes(*run), u32::from_le_bytes(*rest.first_chunk()?));
         let purpose = match kind {
             0 => Purpose::Control,
-            1 => Purpose::Link(run),
+            1 => Purpose::Link { run, attempt },
             _ => return None,
         };
         let (rank, ranks) = (u32::from_le_bytes(*rank) as usize, u32::from_le_bytes(*ranks) as usize);
@@ -59,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_hello_survives_the_trip_and_nonsense_does_not() {
-        for purpose in [Purpose::Control, Purpose::Link(u64::MAX - 7)] {
+        for purpose in [Purpose::Control, Purpose::Link { run: u64::MAX - 7, attempt: 3 }] {
             let hello = Hello { rank: 3, ranks: 1000, purpose };
             let bytes = hello.encode();
             assert!(bytes.len() <= MAX_USER_PRIVATE_DATA);

@@ -25,16 +25,41 @@ pub struct Link {
     pub inbound: Inbound,
     /// Memory that the peer writes to.
     lent: Option<Region>,
+    /// Both sides have the link.
+    ready: bool,
+    /// The number of connects of the side that has opened it, before this one.
+    attempt: u32,
 }
 
 impl Link {
-    /// Makes a link of a connection that is up.
+    /// Makes a link of a connection that is up on this side. It is ready if the peer has opened it, as that is up first; the
+    /// peer is told.
     #[must_use]
-    pub fn new(conn: ConnectionId) -> Self {
-        Self { conn, outbox: Outbox::default(), outbound: Outbound::default(), inbound: Inbound::default(), lent: None }
+    pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
+        Self {
+            conn,
+            outbox: Outbox::default(),
+            outbound: Outbound::default(),
+            inbound: Inbound::default(),
+            lent: None,
+            ready,
+            attempt,
+        }
     }
 
-    /// Takes a message; returns it if it is an answer to a measurement of this side. `scratch` is memory for an answer.
+    /// The number of connects before this one.
+    #[must_use]
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether both sides have the link.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// Takes a message; returns it if it is an answer to a measurement of this side, or the word that the link is ready. `scratch` is memory for an answer.
     pub fn take(
         &mut self,
         cx: &mut Context<'_>,
@@ -66,6 +91,11 @@ impl Link {
             }
             Frame::Load(number) => self.inbound.take(number, now),
             Frame::LoadEnd(sent) => self.inbound.end(sent, now),
+            Frame::Ready if self.ready => {}
+            Frame::Ready => {
+                self.ready = true;
+                return Ok(Some(frame));
+            }
             Frame::Pong(_) | Frame::Lent(..) | Frame::Seen(_) | Frame::Refused(..) => return Ok(Some(frame)),
         }
         Ok(None)

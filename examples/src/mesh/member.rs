@@ -101,7 +101,7 @@ impl Member {
     /// Whether a connect request is one for a link of this run.
     #[must_use]
     pub fn admits(&self, hello: Hello) -> bool {
-        hello.purpose == Purpose::Link(self.run)
+        matches!(hello.purpose, Purpose::Link { run, .. } if run == self.run)
             && self.run != 0
             && hello.ranks == self.ranks
             && hello.rank != self.rank
@@ -142,21 +142,28 @@ impl Member {
     }
 
     /// A link is up, whichever side has opened it.
-    pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, random: &mut dyn FnMut() -> u64) {
-        let now = Instant::now();
-        // The peer may have given an older connection up.
-        if let Some(older) = self.links[peer].replace(Link::new(conn)) {
+    /// `attempt` is the number of connects of that side before.
+    pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
+        let opened_here = connects(self.rank, peer, self.ranks);
+        // The peer may have given an older connection up, which comes up here all the same, maybe later.
+        if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
+            cx.abort(conn);
+            return;
+        }
+        let mut link = Link::new(conn, !opened_here, attempt);
+        if !opened_here {
+            link.outbox.post(cx, conn, &Frame::Ready.encode());
+        }
+        if let Some(older) = self.links[peer].replace(link) {
             cx.abort(older.conn);
         }
-        if connects(self.rank, peer, self.ranks)
-            && let Some(storm) = &mut self.storm
-        {
+    }
+
+    /// Both sides of a link that this side has opened are up.
+    fn link_ready(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
+        if let Some(storm) = &mut self.storm {
             storm.succeeded();
             self.connect_more(cx, now, random);
-        }
-        if let (Some(task), Some(link)) = (self.task.as_mut().filter(|task| task.peer() == peer), &mut self.links[peer])
-        {
-            task.begin(cx, conn, &mut link.outbox, now);
         }
     }
 
@@ -173,8 +180,19 @@ impl Member {
     }
 
     /// A link has ended.
-    pub fn link_down(&mut self, peer: usize, conn: ConnectionId, why: &str) {
+    pub fn link_down(
+        &mut self,
+        cx: &mut Context<'_>,
+        peer: usize,
+        conn: ConnectionId,
+        why: &str,
+        random: &mut dyn FnMut() -> u64,
+    ) {
         let Some(link) = self.links[peer].take_if(|link| link.conn == conn) else { return };
+        if !link.is_ready() {
+            self.connect_failed(cx, peer, why, random);
+            return;
+        }
         let why = format!("the link has ended: {why}");
         if let Some(task) = self.task.take_if(|task| task.peer() == peer) {
             self.reports.push(Report::Result { task: task.number(), result: Err(why.clone()) });
@@ -186,11 +204,15 @@ impl Member {
     }
 
     /// Handles a message on a link.
-    pub fn message(&mut self, cx: &mut Context<'_>, peer: usize, message: &[u8]) {
+    pub fn message(&mut self, cx: &mut Context<'_>, peer: usize, message: &[u8], random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         let Some(link) = &mut self.links[peer] else { return };
         let done = match link.take(cx, message, &mut self.scratch, now) {
             Ok(None) => None,
+            Ok(Some(Frame::Ready)) => {
+                self.link_ready(cx, now, random);
+                None
+            }
             Ok(Some(frame)) => match self.task.as_mut().filter(|task| task.peer() == peer) {
                 Some(task) => task.answer(cx, link.conn, &mut link.outbox, frame, now),
                 None => None,
@@ -265,7 +287,8 @@ impl Member {
                 storm.succeeded();
                 continue;
             };
-            let hello = Hello { rank: self.rank, ranks: self.ranks, purpose: Purpose::Link(self.run) };
+            let purpose = Purpose::Link { run: self.run, attempt: storm.failures(peer) };
+            let hello = Hello { rank: self.rank, ranks: self.ranks, purpose };
             match cx.connect_with(address, ConnectOptions::new().private_data(hello.encode())) {
                 Ok(conn) => cx.set_user(conn, Role::Link(peer).encode()),
                 Err(error) => {
@@ -282,7 +305,12 @@ impl Member {
             self.reports.push(Report::Connected { took: since, attempts, failed, memory_kib });
         } else if now - self.told_at >= TELL_EVERY {
             self.told_at = now;
-            let links = self.links.iter().enumerate().filter(|(_, link)| link.is_some()).map(|(peer, _)| peer);
+            let links = self
+                .links
+                .iter()
+                .enumerate()
+                .filter(|(_, link)| link.as_ref().is_some_and(Link::is_ready))
+                .map(|(peer, _)| peer);
             let opened = links.filter(|&peer| connects(self.rank, peer, self.ranks)).count();
             self.reports.push(Report::Progress(opened));
         }
@@ -295,16 +323,11 @@ impl Member {
             return;
         }
         let mut task = Task::new(number, peer, figure, self.limits.extent, now + self.limits.measure);
-        match &mut self.links[peer] {
-            Some(link) => task.begin(cx, link.conn, &mut link.outbox, now),
-            // The link was here, and its end is known.
-            None if self.ended.iter().any(|(ended, _)| *ended == peer) => {
-                self.reports.push(Report::Result { task: number, result: Err("the link has ended".into()) });
-                return;
-            }
-            // The peer has opened it, and knows that it is up a moment before this side.
-            None => {}
-        }
+        let Some(link) = &mut self.links[peer] else {
+            self.reports.push(Report::Result { task: number, result: Err("there is no link".into()) });
+            return;
+        };
+        task.begin(cx, link.conn, &mut link.outbox, now);
         self.task = Some(task);
     }
 
@@ -319,7 +342,11 @@ impl Member {
         match self.load {
             Load::Flowing { until } if now >= until => {
                 for link in self.links.iter_mut().flatten() {
-                    let end = Frame::LoadEnd(link.outbound.sent()).encode();
+                    // A link that had no room all the time still carries one message.
+                    if link.outbound.sent() == 0 {
+                        link.outbox.post(cx, link.conn, &Frame::Load(Some(0)).encode());
+                    }
+                    let end = Frame::LoadEnd(link.outbound.sent().max(1)).encode();
                     link.outbox.post(cx, link.conn, &end);
                 }
                 self.load = Load::Ending { until: now + self.limits.silence };

@@ -173,15 +173,15 @@ impl Handler for Rank {
                 Err(why) => Decision::Reject(why.into_bytes()),
             },
             (Purpose::Control, Part::Follower(_)) => Decision::Reject(b"this is not rank 0".into()),
-            (Purpose::Link(_), _) if self.member.admits(hello) => Decision::Accept,
-            (Purpose::Link(_), _) => Decision::Reject(b"another run".into()),
+            (Purpose::Link { .. }, _) if self.member.admits(hello) => Decision::Accept,
+            (Purpose::Link { .. }, _) => Decision::Reject(b"another run".into()),
         }
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let role = Role::decode(cx.user(conn).unwrap_or_default());
         match (role, &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, &mut || draw(&mut self.entropy)),
+            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, 0),
             (Role::Control(_), Part::Follower(follower)) => {
                 let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
                 self.member.enter(run);
@@ -197,9 +197,11 @@ impl Handler for Rank {
                     cx.set_user(conn, Role::Control(rank).encode());
                     leader.joined(cx, rank, conn);
                 }
-                (Some(hello), _) if self.member.admits(hello) => {
-                    cx.set_user(conn, Role::Link(hello.rank).encode());
-                    self.member.link_up(cx, hello.rank, conn, &mut || draw(&mut self.entropy));
+                (Some(hello @ Hello { rank, purpose: Purpose::Link { attempt, .. }, .. }), _)
+                    if self.member.admits(hello) =>
+                {
+                    cx.set_user(conn, Role::Link(rank).encode());
+                    self.member.link_up(cx, rank, conn, attempt);
                 }
                 _ => cx.abort(conn),
             },
@@ -209,7 +211,7 @@ impl Handler for Rank {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.message(cx, peer, &message),
+            (Role::Link(peer), _) => self.member.message(cx, peer, &message, &mut || draw(&mut self.entropy)),
             (Role::Control(rank), Part::Leader(leader)) => leader.message(cx, rank, conn, &message),
             (Role::Control(_), Part::Follower(follower)) => match (follower.order(&message), follower.root()) {
                 (Ok(order), Some(root)) => {
@@ -242,7 +244,10 @@ impl Handler for Rank {
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_down(peer, conn, &reason.to_string()),
+            (Role::Link(peer), _) => {
+                let random = &mut || draw(&mut self.entropy);
+                self.member.link_down(cx, peer, conn, &reason.to_string(), random);
+            }
             (Role::Control(rank), Part::Leader(leader)) => leader.left(rank, conn, &reason),
             (Role::Control(_), Part::Follower(follower)) => {
                 let left = follower.left(&reason);

@@ -140,11 +140,19 @@ impl Results {
         .filter(|cost| cost.is_finite() && *cost > 0.0)
     }
 
-    /// Notes a result.
+    /// Notes a result. Of several, the best one stays: what is slow only sometimes is not the link.
     pub fn measured(&mut self, from: usize, to: usize, measured: Measured) {
         match measured {
-            Measured::Latency(latency) => self.pair_mut(from, to).latency = Some(latency),
-            Measured::Bandwidth(gbit) => self.way_mut(from, to).gbit = Some(gbit),
+            Measured::Latency(latency) => {
+                let known = &mut self.pair_mut(from, to).latency;
+                if known.is_none_or(|known| latency.p50_us < known.p50_us) {
+                    *known = Some(latency);
+                }
+            }
+            Measured::Bandwidth(gbit) => {
+                let known = &mut self.way_mut(from, to).gbit;
+                *known = Some(known.map_or(gbit, |known| known.max(gbit)));
+            }
         }
     }
 

@@ -140,9 +140,11 @@ fn place(cli: &Cli) -> Result<Place, Failure> {
 
 /// The settings of the reactor: little memory per link, since each has one measurement at most.
 fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure> {
-    let links = u32::try_from(2 * place.ranks).map_err(Failure::new)?;
-    // Each connection needs five of them, and an eighth is spare.
-    let shared = (place.ranks >= SHARE_FROM).then(|| (4 * links).min(32_768));
+    // The links, the control connections of rank 0, and some that one side has given up already.
+    let others = u32::try_from(place.ranks).map_err(Failure::new)?;
+    let links = if place.rank == 0 { 2 * others } else { others } + 64;
+    // Each connection needs five of them, and an eighth is spare; so these are some more than are needed.
+    let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
     Ok(Config::default()
         .provider(carrier.provider)
         .wait(cli.wait.policy()?)
@@ -150,10 +152,10 @@ fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure
         .receive_depth(16)
         .send_depth(16)
         .shared_receives(shared)
-        .max_connections(links + 64)
-        .max_pending(links + 64)
-        .connect_timeout(Duration::from_secs(5).min(cli.patience))
-        .handshake_timeout(Duration::from_secs(5).min(cli.patience))
+        .max_connections(2 * links)
+        .max_pending(links)
+        .connect_timeout(Duration::from_secs(10).min(cli.patience))
+        .handshake_timeout(Duration::from_secs(10).min(cli.patience))
         .keepalive(cli.silence / 3, cli.silence))
 }
 
@@ -184,6 +186,7 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
             load: (!cli.all_to_all.is_zero()).then_some(cli.all_to_all),
             silence,
             at_once: cli.at_once.map_or(usize::MAX, |pairs| pairs as usize),
+            tolerance: cli.tolerance,
         };
         // The name may be one that only the other ranks know; then IPv4 it is.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());

@@ -3,8 +3,7 @@
 use super::control::{Entry, Latency, Measured};
 use super::results::Results;
 
-/// Ranks on hosts of their own, with even figures.
-pub(crate) fn even(ranks: usize) -> Results {
+fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
     let mut results = Results::new(ranks);
     for rank in 0..ranks {
         let (provider, device) = ("iwarp".into(), "iwarp0".into());
@@ -13,20 +12,24 @@ pub(crate) fn even(ranks: usize) -> Results {
     }
     for from in 0..ranks {
         for to in (0..ranks).filter(|&to| to != from) {
-            let latency = Latency { p50_us: 10.0, p99_us: 20.0, samples: 5 };
+            let slow = from.min(to) == 1 && from.max(to) == 2 && with_slow_link;
+            let p50_us = if slow { 120.0 } else { 10.0 };
+            let latency = Latency { p50_us, p99_us: p50_us + 1.0, samples: 5 };
             results.measured(from, to, Measured::Latency(latency));
-            results.measured(from, to, Measured::Bandwidth(10.0));
+            results.measured(from, to, Measured::Bandwidth(if slow && from == 2 { 1.0 } else { 10.0 }));
         }
     }
     results
 }
 
+/// Ranks on hosts of their own, with even figures.
+pub(crate) fn even(ranks: usize) -> Results {
+    ranks_with(ranks, false)
+}
+
 /// Seven ranks, with a slow link, a cut link and a stopped rank.
 pub(crate) fn faulty() -> Results {
-    let mut results = even(7);
-    let latency = Latency { p50_us: 120.0, p99_us: 121.0, samples: 5 };
-    results.measured(1, 2, Measured::Latency(latency));
-    results.measured(2, 1, Measured::Bandwidth(1.0));
+    let mut results = ranks_with(7, true);
     results.fails(0, 4, "no connection: timeout");
     results.gone(5, "it does not answer: stopped, or cut off, in round 1 of latency");
     results

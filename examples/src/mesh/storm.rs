@@ -103,6 +103,12 @@ impl Storm {
         Next::Again
     }
 
+    /// Number of connects to a rank that have failed.
+    #[must_use]
+    pub fn failures(&self, peer: usize) -> u32 {
+        self.failures[peer]
+    }
+
     /// Whether every connect has succeeded or was given up.
     #[must_use]
     pub fn is_over(&self) -> bool {

@@ -39,8 +39,8 @@ pub struct Task {
 
 #[derive(Debug)]
 enum Work {
-    /// The link is not up yet.
-    Waiting(Figure),
+    /// Nothing was sent.
+    New(Figure),
     /// Pings: the times, how many do not count, the time of the last ping, and the end of all.
     Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
     /// The peer is to lend memory.
@@ -58,7 +58,7 @@ impl Task {
     /// Makes a measurement that fails if it is not done at `until`.
     #[must_use]
     pub const fn new(number: u32, peer: usize, figure: Figure, extent: Extent, until: Instant) -> Self {
-        Self { number, peer, until, extent, work: Work::Waiting(figure) }
+        Self { number, peer, until, extent, work: Work::New(figure) }
     }
 
     /// Its number.
@@ -79,9 +79,9 @@ impl Task {
         now >= self.until
     }
 
-    /// Begins, as the link is up.
+    /// Begins.
     pub fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, outbox: &mut Outbox, now: Instant) {
-        let Work::Waiting(figure) = self.work else { return };
+        let Work::New(figure) = self.work else { return };
         self.work = match figure {
             Figure::Latency => {
                 let ping = frame::ping(self.number, self.extent.size);
