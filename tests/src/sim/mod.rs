@@ -16,6 +16,7 @@
 //! | [`audit`], [`memory`] | the books of both ends of every connection, and of the bytes that peers reach |
 //! | [`threads`] | what other threads say to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
+//! | [`hostile`] | a hostile peer beside an honest one, on that network |
 //! | [`quiet`] | a network without faults, for tests that write their own history |
 //! | [`run`] | many worlds, and the report of one that failed |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
@@ -25,6 +26,7 @@ pub mod callbacks;
 pub mod fabric;
 pub mod flow;
 pub mod hardware;
+pub mod hostile;
 pub mod memory;
 pub mod net;
 pub mod one_sided;

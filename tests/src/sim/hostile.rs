@@ -1,0 +1,395 @@
+//! A hostile peer, which sends what a tape of bytes says, and an honest one beside it, on virtual time.
+//!
+//! The tape has operations, not octets: most of what it sends is well formed where that takes it further, and wrong in one
+//! place. So a short tape gets past the startup, the CRC and the greeting. Any bytes are a tape.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Wait};
+use rdma_transport::iwarp::net::{Channel, Net, SocketId};
+use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Untagged};
+use rdma_transport::mem::{RecvSlice, SendSlice};
+
+use super::fabric::{Shared, lock};
+use super::net::SimNet;
+use super::quiet::{Node, network, reactor, step};
+use super::swarm::MS;
+use super::tcp::address;
+use crate::life::{Kind, Program};
+use crate::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
+
+/// The nodes: an honest server, its honest client, and the hostile one, which has no reactor.
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+const HOSTILE: usize = 2;
+/// Receives of a connection of the server, and its sends.
+const DEPTH: u32 = 16;
+const BUFFER: u32 = 512;
+/// Memory of the server for messages past one buffer, each way.
+const TRANSFER_MEMORY: usize = 256 << 10;
+/// Virtual time that a hostile connection may last after its peer has fallen silent, ns.
+const PATIENCE: u64 = 60_000 * MS;
+/// Time that an echo may take beside a hostile peer, ns. In a quiet world it takes 40 us, and the client pauses 5 ms.
+const ECHO: u64 = 2 * MS;
+
+/// What came of a tape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Connections of the hostile peer that the server's program was told of.
+    pub connected: u64,
+    /// Messages of the hostile peer that the server's program got.
+    pub messages: u64,
+    /// Octets that the server sent to the hostile peer.
+    pub answered: u64,
+}
+
+struct Tape<'a>(&'a [u8]);
+
+impl Tape<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// A number that is often small.
+    fn small(&mut self) -> u32 {
+        match self.byte() {
+            byte @ 0..=199 => u32::from(byte) % 20,
+            200..=229 => u32::from(self.byte()) * 16,
+            _ => self.word(),
+        }
+    }
+
+    fn bytes(&mut self, most: usize) -> Vec<u8> {
+        let len = (self.small() as usize).min(most);
+        (0..len).map(|_| self.byte()).collect()
+    }
+}
+
+/// A server that echoes what the honest client asks, and reads everything else.
+#[derive(Default)]
+struct Server {
+    messages: u64,
+}
+
+impl Handler for Server {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if message.first() == Some(&b'p') && message.len() == 9 {
+            // The hostile peer may have asked, and have closed its window.
+            let _ = cx.send(conn, &message);
+        } else {
+            self.messages += 1;
+            cx.set_user(conn, self.messages);
+        }
+    }
+}
+
+fn config() -> Config {
+    Config::default()
+        .wait(Wait::Event)
+        .buffer_size(BUFFER)
+        .max_message(64 << 10)
+        .transfer_memory(TRANSFER_MEMORY)
+        .transfer_cache(0)
+        .receive_depth(DEPTH)
+        .send_depth(DEPTH)
+        .keepalive(Duration::from_secs(1), Duration::from_secs(3))
+        .transfer_timeout(Duration::from_secs(3))
+        .flush_timeout(Duration::from_millis(50))
+        .close_timeout(Duration::from_millis(500))
+}
+
+/// The hostile peer.
+struct Hostile {
+    net: SimNet,
+    socket: Option<SocketId>,
+    /// Numbers of the next message and of the next read.
+    msn: [u32; 2],
+    /// The next frame is damaged at this place.
+    damage: Option<usize>,
+    answered: u64,
+}
+
+impl Hostile {
+    fn new(fabric: &Shared) -> Self {
+        Self { net: SimNet::new(HOSTILE, Arc::clone(fabric)), socket: None, msn: [1; 2], damage: None, answered: 0 }
+    }
+
+    fn open(&mut self, peer: SocketAddr) {
+        self.close(true);
+        self.msn = [1; 2];
+        self.socket = self.net.connect(peer).ok();
+    }
+
+    fn close(&mut self, reset: bool) {
+        if let Some(socket) = self.socket.take() {
+            self.net.close(socket, reset);
+        }
+    }
+
+    fn send(&mut self, mut octets: Vec<u8>) {
+        if let Some(at) = self.damage.take()
+            && !octets.is_empty()
+        {
+            let at = at % (octets.len() * 8);
+            octets[at / 8] ^= 1 << (at % 8);
+        }
+        if let Some(socket) = self.socket {
+            // What does not fit is not sent: the peer is hostile.
+            let _ = self.net.send(socket, &[SendSlice::new(&octets)]);
+        }
+    }
+
+    fn read(&mut self) {
+        let mut edges = Vec::new();
+        for channel in [Channel::Cm, Channel::Completion] {
+            self.net.poll(channel, &mut edges).expect("the simulation polls");
+        }
+        let mut buffer = [0; 4096];
+        while let Some(socket) = self.socket
+            && let Ok(count @ 1..) = self.net.recv(socket, &mut [RecvSlice::new(&mut buffer)])
+        {
+            self.answered += count as u64;
+        }
+    }
+
+    /// A message of the reactors' protocol, in a Send of one FPDU.
+    fn message(&mut self, message: &[u8]) {
+        let header = Untagged { msn: self.msn[0], ..SEND };
+        self.msn[0] = self.msn[0].wrapping_add(1);
+        self.send(fpdu_untagged(&header, message, true));
+    }
+
+    fn startup(&mut self, tape: &mut Tape<'_>) {
+        let mut greeting = b"RDXR\x02\0\0\0".to_vec();
+        for word in [16_u32, 512, 64] {
+            greeting.extend_from_slice(&word.to_le_bytes());
+        }
+        let choice = tape.byte();
+        if choice >= 250 {
+            greeting = tape.bytes(600);
+        } else if choice >= 220 {
+            let at = usize::from(tape.byte()) % greeting.len();
+            greeting[at] = tape.byte();
+        }
+        let len = (4 + greeting.len()) as u16;
+        let mut frame = request(&[&[0x50, 2], &len.to_be_bytes()[..], &[0, 16, 0, 16], &greeting].concat());
+        if (200..220).contains(&choice) {
+            let at = usize::from(tape.byte()) % frame.len();
+            frame[at] ^= tape.byte();
+        }
+        if choice == 199 {
+            frame = tape.bytes(200);
+        }
+        self.send(frame);
+        if choice < 190 {
+            self.message(&hello());
+        }
+    }
+
+    /// Does one operation of the tape; returns how long to wait then, ns.
+    fn act(&mut self, tape: &mut Tape<'_>) -> u64 {
+        match tape.byte() % 40 {
+            0 => self.startup(tape),
+            1 => self.open(address(SERVER, 7471)),
+            2 => {
+                self.close(tape.byte() > 127);
+                self.open(address(SERVER, 7471));
+                self.startup(tape);
+            }
+            3 => self.close(tape.byte() > 127),
+            4 => {
+                if let Some(socket) = self.socket {
+                    self.net.shutdown(socket);
+                }
+            }
+            5 => self.damage = Some(tape.word() as usize),
+            6 => return u64::from(tape.byte()) * 20 * MS,
+            7 => {
+                let octets = tape.bytes(300);
+                self.send(octets);
+            }
+            8 => {
+                // An FPDU of any octets, with a good CRC.
+                let body = tape.bytes(300);
+                let fpdu = [&(body.len() as u16).to_be_bytes()[..], &body].concat();
+                self.send(seal(fpdu, true));
+            }
+            9 | 10 => {
+                let opcode = match tape.byte() % 10 {
+                    0 => Opcode::SendInvalidate,
+                    1 => Opcode::SendSolicited,
+                    2 => Opcode::SendSolicitedInvalidate,
+                    3 => Opcode::Terminate,
+                    4 => Opcode::Immediate,
+                    5 => Opcode::AtomicRequest,
+                    6 => Opcode::AtomicResponse,
+                    7 => Opcode::Other(12),
+                    _ => Opcode::Send,
+                };
+                let header = Untagged {
+                    last: tape.byte() > 60,
+                    opcode,
+                    reserved_or_stag: tape.small(),
+                    queue: tape.small() % 5,
+                    msn: if tape.byte() > 60 { self.msn[0] } else { tape.small() },
+                    offset: if tape.byte() > 60 { 0 } else { tape.small() },
+                };
+                self.msn[0] = self.msn[0].wrapping_add(u32::from(header.last));
+                let payload = tape.bytes(1400);
+                self.send(fpdu_untagged(&header, &payload, true));
+            }
+            11 => {
+                let opcode = if tape.byte() > 127 { Opcode::Write } else { Opcode::ReadResponse };
+                let (stag, offset) = (tape.word(), u64::from(tape.word()));
+                let header = Tagged { last: tape.byte() > 60, opcode, stag, offset };
+                let payload = tape.bytes(1400);
+                self.send(fpdu_tagged(&header, &payload, true));
+            }
+            12 => {
+                let read = ReadRequest {
+                    sink_stag: tape.word(),
+                    sink_offset: u64::from(tape.word()),
+                    size: tape.small(),
+                    source_stag: tape.word(),
+                    source_offset: u64::from(tape.word()),
+                };
+                let msn = self.msn[1];
+                self.msn[1] = self.msn[1].wrapping_add(1);
+                self.send(fpdu_read(msn, &read, true));
+            }
+            13 => {
+                // Writes of nothing, which need no right.
+                let nothing = Tagged { last: true, opcode: Opcode::Write, stag: 0, offset: 0 };
+                let count = usize::from(tape.byte());
+                self.send(fpdu_tagged(&nothing, &[], true).repeat(count));
+            }
+            14 | 15 => {
+                let offer: Vec<u8> = [
+                    &header(6, tape)[..],
+                    &tape.small().to_le_bytes(),
+                    &tape.word().to_le_bytes(),
+                    &u64::from(tape.word()).to_le_bytes(),
+                    &u64::from(tape.small()).saturating_mul(1000).to_le_bytes(),
+                    &[0; 4],
+                ]
+                .concat();
+                self.message(&offer);
+            }
+            16 => {
+                let fetched = [&header(7, tape)[..], &tape.small().to_le_bytes()].concat();
+                self.message(&fetched);
+            }
+            17..=33 => {
+                // A question of an honest program.
+                let ask = [&header(0, tape)[..], b"p", &[0; 8]].concat();
+                self.message(&ask);
+            }
+            _ => {
+                let kind = tape.byte() % 10;
+                let message = [&header(kind, tape)[..], &tape.bytes(700)].concat();
+                self.message(&message);
+            }
+        }
+        MS / 10
+    }
+}
+
+fn hello() -> Vec<u8> {
+    [&[1, 0, 0, 0][..], &16_u32.to_le_bytes()].concat()
+}
+
+/// The header of a message, with a grant that is honest most of the time.
+fn header(kind: u8, tape: &mut Tape<'_>) -> [u8; 8] {
+    let grant = if tape.byte() > 40 { 16 } else { tape.small() };
+    let mut header = [kind, 0, 0, 0, 0, 0, 0, 0];
+    header[4..].copy_from_slice(&grant.to_le_bytes());
+    header
+}
+
+struct World {
+    fabric: Shared,
+    nodes: Vec<Node>,
+    client: Program,
+    hostile: Hostile,
+    /// When the honest client had an echo last, ns, and how many there were.
+    last: (u64, u64),
+}
+
+impl World {
+    fn server(&mut self) -> &mut Reactor {
+        &mut self.nodes[SERVER].reactor
+    }
+
+    /// Lets everybody act for a while; the honest client is served all the time.
+    fn pass(&mut self, time: u64) {
+        let end = lock(&self.fabric).now() + time;
+        loop {
+            let now = lock(&self.fabric).now();
+            let echoes = self.client.0.borrow().echoes;
+            if echoes > self.last.1 {
+                self.last = (now, echoes);
+            }
+            assert!(now - self.last.0 < 5 * MS + ECHO, "no echo for {} us", (now - self.last.0) / 1000);
+            self.hostile.read();
+            let memory = self.server().stats().memory;
+            let connections = self.server().stats().connections.current;
+            assert!(memory.fetched_bytes <= TRANSFER_MEMORY && memory.copied_bytes <= TRANSFER_MEMORY, "{memory:?}");
+            assert!(connections <= 64, "{connections} connections of two peers");
+            if now >= end {
+                return;
+            }
+            step(&self.fabric, &mut self.nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+        }
+    }
+}
+
+/// Lives through a tape.
+///
+/// # Panics
+/// When the hostile peer has disturbed the server or its honest client, or something of it is left after a minute of silence.
+#[must_use]
+pub fn play(tape: &[u8]) -> Outcome {
+    let (fabric, client) = (network(3), Program::default());
+    let nodes = vec![
+        Node::new(reactor(SERVER, &fabric, config()), Box::<Server>::default()),
+        Node::new(reactor(CLIENT, &fabric, config()), Box::new(client.clone())),
+    ];
+    let hostile = Hostile::new(&fabric);
+    let mut world = World { fabric, nodes, client, hostile, last: (0, 0) };
+    world.server().context().listen(address(SERVER, 7471)).expect("a free port");
+    world.client.open(&mut world.nodes[CLIENT].reactor.context(), address(SERVER, 7471), Kind::Ping);
+    world.hostile.open(address(SERVER, 7471));
+    world.pass(MS);
+    let mut tape = Tape(tape);
+    world.hostile.startup(&mut tape);
+    world.pass(MS);
+    while !tape.0.is_empty() {
+        let pause = world.hostile.act(&mut tape);
+        world.pass(pause);
+    }
+    // The hostile peer falls silent.
+    let end = lock(&world.fabric).now() + PATIENCE;
+    while world.server().stats().connections.current > 1 {
+        assert!(lock(&world.fabric).now() < end, "the hostile connection is still there");
+        world.pass(100 * MS);
+    }
+    let stats = world.server().stats();
+    let memory = stats.memory;
+    assert_eq!((memory.regions, memory.fetched_bytes, memory.copied_bytes), (0, 0, 0), "{memory:?}");
+    let kept = memory.pool_buffers - memory.pool_free;
+    assert!(kept <= 2 * DEPTH as usize + 2, "{kept} buffers of one connection");
+    assert!(world.client.0.borrow().ended.is_empty(), "the honest client is connected");
+    Outcome {
+        connected: stats.connections.connected - 1,
+        messages: stats.messages.received - world.client.0.borrow().echoes,
+        answered: world.hostile.answered,
+    }
+}
