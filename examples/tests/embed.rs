@@ -67,4 +67,11 @@ fn tokio() {
 #[test]
 fn futures() {
     assert_eq!(run(env!("CARGO_BIN_EXE_embed-async"), &[]), "10000 echoes of 4 tasks\n");
+    assert_eq!(run(env!("CARGO_BIN_EXE_embed-async"), &["--async-io"]), "10000 echoes of 4 tasks\n");
+}
+
+#[test]
+fn calls_of_a_thousand_tasks() {
+    let stdout = run(env!("CARGO_BIN_EXE_04-rpc-async"), &["1000", "5"]);
+    assert!(stdout.starts_with("5000 calls of 1000 tasks in "), "{stdout}");
 }

@@ -40,6 +40,9 @@ pub enum Error {
     /// A callback has panicked in an earlier turn, and the program has caught the panic outside of the reactor.
     #[error("a callback has panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
     Panicked,
+    /// No thread could be had to look up a host name.
+    #[error("no thread to look up a host name: {0}")]
+    Lookup(#[source] io::Error),
     /// The reactor was drained.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,

@@ -7,20 +7,25 @@
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
 //! - [`datagram`] has unreliable datagrams and multicast groups, on devices that have them.
 //! - [`stream`] has ordered bytes instead of messages, for programs that know sockets.
+//! - `aio` has connections as futures, for async/await (feature `async`).
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
 //! - [`Remote`] has the operations of other threads.
 //! - [`Reactors`] is a group of reactors, each with a thread of its own, among which connections are spread.
 //!
-//! One thread drives a reactor. Only `run`, `turn` and `shutdown` block. `docs/loop.md` describes the loop, stage by
-//! stage, and `docs/wire.md` the messages on the wire.
+//! One thread drives a reactor. Only `run`, `turn` and `shutdown` block. The [guide] begins with what a program needs, and ends with
+//! the wire.
 
+#[cfg(feature = "async")]
+pub mod aio;
 mod api;
+mod backoff;
 mod config;
 mod conn;
 pub mod datagram;
 mod device;
 mod driver;
 mod error;
+pub mod guide;
 mod id;
 mod limits;
 mod memory;
@@ -34,6 +39,7 @@ pub use crate::api::context::{Context, DatagramHandler, Datagrams};
 pub use crate::api::handler::{ConnectRequest, Decision, Handler};
 pub use crate::api::message::{DetachedMessage, Message, SendBuffer, SendError};
 pub use crate::api::remote::{Remote, RemoteError};
+pub use crate::backoff::Backoff;
 pub use crate::config::{Config, Framing, ProviderChoice, Wait};
 pub use crate::conn::frame::Immediate;
 pub use crate::conn::greeting::MAX_USER_PRIVATE_DATA;

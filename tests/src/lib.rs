@@ -11,3 +11,4 @@ pub mod pcap;
 pub mod peer;
 pub mod sim;
 pub mod steady;
+pub mod tasks;

@@ -15,6 +15,8 @@ const SIZE: usize = 64;
 pub enum Work {
     /// The client sends 64 bytes, the server sends them back.
     RoundTrip,
+    /// The same, with a client that is a task: [`crate::tasks`].
+    Task,
     /// The client sends 64 bytes as long as there is room.
     Stream,
     /// The client writes 64 bytes to the server's memory, 16 writes at a time.

@@ -50,6 +50,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ),
     ("Queues", &["polling", "quiet", "provider_pending"], "a stage, what the last one found, what the provider left"),
     ("Fabric", &["undecided", "fresh"], "the first provider is fresh while it may still be replaced"),
+    ("Stream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
     ("Membership", &["pending", "counted"], "the arrival that is counted may not be the last one"),
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     (
@@ -158,6 +159,14 @@ fn a_message_in_takes_the_written_way() {
     let steps = walk(&source, "A message in", "on_recv");
     none(&walks::returns(&steps));
     within(&steps.iter().collect::<Vec<_>>(), IN);
+    assert_eq!(walks::look_ups(&steps), 1, "look-ups of the connection");
+}
+
+#[test]
+fn a_large_message_takes_the_written_way() {
+    let source = reactor();
+    let steps = walk(&source, "A message past one buffer, in", "on_recv");
+    none(&walks::returns(&steps));
     assert_eq!(walks::look_ups(&steps), 1, "look-ups of the connection");
 }
 

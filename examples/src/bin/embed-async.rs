@@ -1,56 +1,57 @@
-//! Tasks that `connect`, `send` and `recv` with `.await`. The adapter is in `examples/src/embed/asyncio.rs`.
+//! Tasks that `connect`, `send` and `recv` with `.await`, on tokio or, with `--async-io`, on async-io. The adapters are in
+//! `examples/src/embed/asyncio.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
+use std::convert::Infallible;
 use std::error::Error;
+use std::pin::pin;
 use std::time::Duration;
 
-use rdma_reactor_examples::embed::asyncio::Net;
+use futures_util::future::{Either, select, try_join_all};
+use rdma_reactor::aio::AsyncReactor;
+use rdma_reactor_examples::embed::asyncio::{on_async_io, on_tokio};
 use rdma_reactor_examples::embed::{MESSAGES, Server, config};
 
 /// Number of connections, each in a task of its own.
 const TASKS: u64 = 4;
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let server = Server::start()?;
-    let net = Net::new(config())?;
-    let tasks = tokio::task::LocalSet::new();
-    let driver = net.clone();
-    let driver = tasks.spawn_local(async move { driver.drive().await.map_err(|error| error.to_string()) });
-    let echoes = (0..TASKS).map(|_| {
-        let (net, address) = (net.clone(), server.address);
-        tasks.spawn_local(async move {
-            let conn = net.connect(address).await?;
-            for nth in 0..MESSAGES / TASKS {
-                conn.send(&nth.to_le_bytes()).await?;
-                let echo = conn.recv().await?;
-                if *echo != nth.to_le_bytes() {
-                    return Err(format!("echo {nth} is another: {:?}", &echo[..]));
-                }
-                if nth % 500 == 0 {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            }
-            Ok::<u64, String>(MESSAGES / TASKS)
-        })
-    });
-    let echoes: Vec<_> = echoes.collect();
-    let mut total = 0;
-    let all = async {
-        for task in echoes {
-            total += task.await??;
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Gets a share of the messages echoed, and rests now and then.
+async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
+    let conn = net.connect(server.address).await?;
+    for nth in 0..MESSAGES / TASKS {
+        conn.send(&nth.to_le_bytes()).await?;
+        let echo = conn.recv().await?;
+        if *echo != nth.to_le_bytes() {
+            return Err(format!("echo {nth} is another: {:?}", &echo[..]).into());
         }
-        Ok::<(), Box<dyn Error>>(())
+        if nth % 500 == 0 {
+            net.sleep(Duration::from_millis(5)).await;
+        }
+    }
+    Ok(MESSAGES / TASKS)
+}
+
+/// Runs all tasks, beside one that takes the reactor's turns.
+async fn all(net: &AsyncReactor, server: &Server, turns: impl Future<Output = Result<Infallible>>) -> Result<u64> {
+    let tasks = try_join_all((0..TASKS).map(|_| echoes(net, server)));
+    match select(pin!(tasks), pin!(turns)).await {
+        Either::Left((counts, _)) => Ok(counts?.into_iter().sum()),
+        Either::Right((ended, _)) => ended.map(|never| match never {}),
+    }
+}
+
+fn main() -> Result<()> {
+    let server = Server::start()?;
+    let net = AsyncReactor::new(config())?;
+    let total = if std::env::args().nth(1).as_deref() == Some("--async-io") {
+        async_io::block_on(all(&net, &server, on_async_io(net.clone())))?
+    } else {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(all(&net, &server, on_tokio(net.clone())))?
     };
-    tasks
-        .run_until(async {
-            tokio::select! {
-                done = all => done,
-                failed = driver => Err(format!("the reactor ended: {failed:?}").into()),
-            }
-        })
-        .await?;
     server.stop()?;
     println!("{total} echoes of {TASKS} tasks");
     Ok(())

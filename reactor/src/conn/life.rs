@@ -333,6 +333,16 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
         let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
+        // The peer's Terminate and the work request that it is about are one fault. The work request names it, whichever is
+        // seen first.
+        if certainty == Certainty::Known
+            && let State::Closing(closing) = &mut self.state
+            && let Ending::Disconnect { reason: told, .. } = &mut closing.ending
+            && matches!(told, DisconnectReason::Transport(DisconnectCause::TerminatedByPeer(_)))
+        {
+            *told = reason;
+            return;
+        }
         self.end(Ending::disconnect(reason), certainty, env);
     }
 

@@ -33,7 +33,7 @@ use self::transfer::Transfers;
 use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::Blocked;
-use crate::id::ConnectionId;
+use crate::id::{ConnectionId, ListenerId};
 use crate::stats::Stats;
 
 /// The surroundings that every input of a connection works with.
@@ -91,6 +91,8 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 struct About {
     peer: SocketAddr,
+    /// The listener that the peer came to.
+    listener: Option<ListenerId>,
     /// This side's private data until it is sent, the peer's afterwards.
     private_data: Vec<u8>,
     /// The program's number.
@@ -159,6 +161,7 @@ impl Connection {
             keepalive: Keepalive::new(now),
             about: Box::new(About {
                 peer,
+                listener: None,
                 private_data,
                 user: 0,
                 stalled: Duration::ZERO,
@@ -190,6 +193,15 @@ impl Connection {
 
     pub(crate) fn peer(&self) -> SocketAddr {
         self.about.peer
+    }
+
+    pub(crate) fn listener(&self) -> Option<ListenerId> {
+        self.about.listener
+    }
+
+    /// Notes the listener that the peer came to.
+    pub(crate) fn came_to(&mut self, listener: ListenerId) {
+        self.about.listener = Some(listener);
     }
 
     pub(crate) fn private_data(&self) -> &[u8] {

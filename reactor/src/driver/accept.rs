@@ -1,11 +1,12 @@
 //! Stage 4: what the connection manager says, from resolving an address to a connection that is up.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use rdma_transport::QpAttr;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::provider::DeviceId;
+use rdma_transport::slab::Key;
 
 use super::Driver;
 use super::choose::Use;
@@ -23,6 +24,9 @@ use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
 use crate::options::{ConnectOptions, Service};
+
+/// The connection-manager id of a connection whose address is not known yet: it names nothing.
+pub(super) const NOWHERE: CmId = CmId(Key::new(u32::MAX, 0));
 
 /// What came of asking for an event of the connection manager.
 #[derive(Debug)]
@@ -74,17 +78,8 @@ impl Driver {
 
     /// Opens a connection to the first of several addresses that lets itself be connected to.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
-        options.check()?;
+        self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, service } = options;
-        if framing == Framing::Credits && private_data.len() > MAX_USER_PRIVATE_DATA {
-            return Err(Error::PrivateDataTooLong { len: private_data.len(), max: MAX_USER_PRIVATE_DATA });
-        }
-        if matches!(self.drain, Drain::Overdue | Drain::Done) {
-            return Err(Error::Drained);
-        }
-        if self.table.len() >= self.config.max_connections as usize {
-            return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
-        }
         let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
         self.fabric.decide(*first, Use::Connect);
         let deadline = self.now + self.config.connect_timeout;
@@ -103,23 +98,65 @@ impl Driver {
         Ok(id)
     }
 
+    /// Opens a connection to a host, by its name.
+    pub(crate) fn connect_host(
+        &mut self,
+        host: &str,
+        port: u16,
+        options: ConnectOptions,
+    ) -> Result<ConnectionId, Error> {
+        self.may_connect(&options)?;
+        let ConnectOptions { private_data, framing, path, service } = options;
+        let unknown = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        let id = self.insert(NOWHERE, unknown, framing, service, Role::Active, private_data);
+        if let Err(error) = self.look_up(id, host.to_owned(), port, path) {
+            self.release(id);
+            return Err(Error::Lookup(error));
+        }
+        self.set_deadline(id, Some(self.now + self.config.connect_timeout));
+        self.ring();
+        Ok(id)
+    }
+
+    /// Checks whether a connection may be opened.
+    fn may_connect(&self, options: &ConnectOptions) -> Result<(), Error> {
+        options.check()?;
+        if options.framing == Framing::Credits && options.private_data.len() > MAX_USER_PRIVATE_DATA {
+            return Err(Error::PrivateDataTooLong { len: options.private_data.len(), max: MAX_USER_PRIVATE_DATA });
+        }
+        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+            return Err(Error::Drained);
+        }
+        if self.table.len() >= self.config.max_connections as usize {
+            return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
+        }
+        Ok(())
+    }
+
     /// Goes on with the next address of a connection whose attempt has failed and has left nothing on the device. `false` if
     /// there is none, and the program is to be told of the end.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if matches!(self.drain, Drain::Overdue | Drain::Done) {
             return false;
         }
-        let deadline = self.now + self.config.connect_timeout;
-        let Self { table, fabric, config, now, .. } = self;
-        let Some(seat) = table.get_mut(id) else { return false };
+        let Some(seat) = self.table.get(id) else { return false };
         let Some(error) = seat.conn.failed_attempt() else { return false };
         // Completions that are still to come would be taken for those of the next attempt.
         if seat.conn.outstanding() > 0 || !seat.allowance.backlog.is_empty() {
             return false;
         }
+        log::info!("{id}: {}: {error}", seat.conn.peer());
+        self.attempt_next(id)
+    }
+
+    /// Begins an attempt with the next address of a connection; `false` if there is none.
+    pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
+        let deadline = self.now + self.config.connect_timeout;
+        let Self { table, fabric, config, now, .. } = self;
+        let Some(seat) = table.get_mut(id) else { return false };
         let Some(mut fallback) = seat.link.fallback.take() else { return false };
         let Some((peer, cm)) = fallback.resolve_next(&mut *fabric.provider, deadline) else { return false };
-        log::info!("{id}: {}: {error}; {peer} is tried", seat.conn.peer());
+        log::info!("{id}: {peer} is tried");
         let private_data = seat.conn.private_data().to_vec();
         let mut conn = Connection::new(id, Role::Active, seat.conn.framing(), peer, private_data, config, *now);
         conn.set_user(seat.conn.user());
@@ -149,7 +186,9 @@ impl Driver {
         let id = self
             .table
             .insert(|id| Seat::new(Connection::new(id, role, framing, peer, private_data, config, now), cm, service));
-        self.fabric.own(cm, Owner::Connection(id));
+        if cm != NOWHERE {
+            self.fabric.own(cm, Owner::Connection(id));
+        }
         if let Some(membership) = &mut self.membership {
             membership.gained();
         }
@@ -368,6 +407,7 @@ impl Driver {
         let own = self.buffer_size_of(id);
         let extensions = framing == Framing::Credits && greeting.extensions && self.enable_extensions(id);
         let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
+        seat.conn.came_to(listener);
         seat.conn.agree(&greeting, own, extensions);
         let reply = seat.conn.greeting(answer, own, extensions, &self.config);
         self.table.pending += 1;

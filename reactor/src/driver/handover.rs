@@ -117,8 +117,9 @@ impl Driver {
         }
     }
 
-    /// Somebody has called: a request may have come, or a wish to drain.
+    /// Somebody has called: a request may have come, the addresses of a host, or a wish to drain.
     pub(crate) fn check_inbox(&mut self) {
+        self.take_lookups();
         if let Some(membership) = &mut self.membership {
             membership.pending = true;
         }

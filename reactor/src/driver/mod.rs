@@ -14,6 +14,7 @@ pub(crate) mod group;
 pub(crate) mod handover;
 mod large;
 mod listen;
+mod lookup;
 pub(crate) mod queues;
 mod regions;
 pub(crate) mod table;
@@ -31,6 +32,7 @@ use self::fair::Fair;
 use self::group::Membership;
 use self::large::LargeMessages;
 use self::listen::Listener;
+use self::lookup::Lookups;
 use self::queues::Queues;
 use self::table::{Seat, Table};
 use crate::config::Config;
@@ -101,6 +103,7 @@ pub(crate) struct Driver {
     effects: Effects,
     stats: Stats,
     drain: Drain,
+    lookups: Lookups,
     /// The group of reactors that this one is in.
     membership: Option<Membership>,
     /// The program wants `run` to return.
@@ -131,6 +134,7 @@ impl Driver {
             effects: Effects::default(),
             stats: Stats::default(),
             drain: Drain::default(),
+            lookups: Lookups::default(),
             membership: None,
             stop: false,
             os: Os { poller, io: Registrations::default(), wake },

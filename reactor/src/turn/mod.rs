@@ -123,6 +123,13 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
+    /// As [`Reactor::context`], for a caller that takes a turn before it waits: nothing makes the descriptor readable for
+    /// what is asked for here.
+    pub fn quiet_context(&mut self) -> Context<'_> {
+        self.driver.enter_turn(self.waiting.now());
+        Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
+    }
+
     /// Makes a handle for other threads.
     #[must_use]
     pub fn remote(&self) -> Remote<M> {

@@ -14,15 +14,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rdma_reactor_tests::steady::{Side, Steady, Work};
+use rdma_reactor_tests::tasks;
 
 /// The states that are counted, each with its name, its work, and its side.
-const STATES: [(&str, Work, Side); 6] = [
+const STATES: [(&str, Work, Side); 7] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client),
     ("64 B streamed, sender", Work::Stream, Side::Client),
     ("64 B streamed, receiver", Work::Stream, Side::Server),
     ("64 B write, sender", Work::Write, Side::Client),
     ("timer", Work::Timer, Side::Client),
     ("idle turn", Work::Idle, Side::Client),
+    ("64 B round trip, a task", Work::Task, Side::Client),
 ];
 /// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
@@ -60,7 +62,10 @@ fn run(state: &str, times: &str) -> Result<(), String> {
     let (state, times): (usize, u64) =
         state.parse().ok().zip(times.parse().ok()).ok_or("run takes two numbers: the state and how many times")?;
     let &(_, work, side) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
-    Steady::new(work, side).repeat(times);
+    match work {
+        Work::Task => tasks::round_trips(times),
+        work => Steady::new(work, side).repeat(times),
+    }
     Ok(())
 }
 

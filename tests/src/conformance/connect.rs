@@ -221,3 +221,32 @@ pub fn the_next_address_is_tried(setup: &Setup) {
     p.client.context().close(conn);
     p.until("the first one's end", |p| p.c.live() == 0);
 }
+
+/// A host is connected to by its name, with all of its addresses in order; a name that nobody knows is an error that names it.
+pub fn a_host_is_found_by_its_name(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let (host, port) = (p.address.ip().to_string(), p.address.port());
+    let conn = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
+    p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
+    assert_eq!(p.client.context().peer_address(conn), Some(p.address));
+    if p.address.ip().is_loopback() {
+        // The first address of this name may be `::1`, where nobody listens.
+        p.client.context().connect_host("localhost", port, ConnectOptions::new()).expect("looking up");
+        p.until("connected", |p| p.s.live() == 2 && p.c.live() == 2);
+    }
+    let nobody = p.client.context().connect_host("no host", port, ConnectOptions::new()).expect("looking up");
+    let told = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
+    p.until("the error", |p| told(p) == 1);
+    let said = |event: &Event| match event {
+        Event::ConnectError(of, ConnectError::Local(why)) => *of == nobody && why.starts_with("no host: "),
+        _ => false,
+    };
+    assert_eq!(p.c.count(said), 1, "{:?}", p.c);
+    // An attempt that is given up while its name is looked up ends like any other.
+    p.c.events.clear();
+    let given_up = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
+    p.client.context().close(given_up);
+    p.until("the end", |p| told(p) == 1);
+    assert_eq!(p.c.events, [Event::ConnectError(given_up, ConnectError::Cancelled)]);
+    p.finish();
+}

@@ -29,7 +29,7 @@ macro_rules! conformance {
     ($name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
-                connect: exchanges_private_data, passive_side_may_speak_first, reject_carries_its_reason,
+                connect: exchanges_private_data, a_host_is_found_by_its_name, passive_side_may_speak_first, reject_carries_its_reason,
                     nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
                     cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
                     the_next_address_is_tried;

@@ -89,6 +89,17 @@ impl Context<'_> {
         self.driver.connect(peers, options)
     }
 
+    /// As [`Context::connect_any`], for a host by its name: `localhost`, `storage.example.org`, or an address in text form. The name is
+    /// looked up on another thread (`getaddrinfo`(3)), four names at a time, and all of its addresses are tried in the order in which
+    /// the system gives them. Until then [`Context::peer_address`] is `0.0.0.0`. A name that is unknown is told to
+    /// `on_connect_error` ([`crate::ConnectError::Local`]), and one that is not answered in time is a `Timeout`.
+    ///
+    /// # Errors
+    /// As [`Context::connect_with`], except for what the provider says; [`Error::Lookup`] when the system has no thread.
+    pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.connect_host(host, port, options)
+    }
+
     /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
     /// is delivered any more. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
@@ -122,6 +133,13 @@ impl Context<'_> {
     #[must_use]
     pub fn peer_address(&self, conn: ConnectionId) -> Option<SocketAddr> {
         self.driver.connections().get(conn).map(|seat| seat.conn.peer())
+    }
+
+    /// The listener that a peer came to, which may be closed by now, or one of another reactor of the group; `None` when the
+    /// connection is gone or was opened by this side.
+    #[must_use]
+    pub fn listener(&self, conn: ConnectionId) -> Option<ListenerId> {
+        self.driver.connections().get(conn)?.conn.listener()
     }
 
     /// What the peer said while connecting; empty when it said nothing or the connection is gone.

@@ -1,0 +1,95 @@
+//! Remote procedure calls with async/await: a server in one task, and 1,000 tasks that call it, each with a timeout for every call.
+//! One thread and one reactor do all of it, without an executor of others: `AsyncReactor::run` takes the turns.
+//!
+//! `04-rpc-async [TASKS [CALLS]]`
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::error::Error;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{Either, select, try_join_all};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rdma_reactor::aio::{AsyncReactor, Connection, Listener};
+use rdma_reactor::{Config, ProviderChoice};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Longest time that a call may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The procedure: the sum of the numbers from 1 to `n`.
+fn sum_to(n: u64) -> u64 {
+    n * (n + 1) / 2
+}
+
+/// Answers the calls of one client until it leaves.
+async fn serve(client: Connection) {
+    while let Ok(call) = client.recv().await {
+        let Ok(argument) = <[u8; 8]>::try_from(&call[..]) else { return };
+        // The call is dropped before the answer may have to wait, so that its credit goes back.
+        drop(call);
+        if client.send(&sum_to(u64::from_le_bytes(argument) % (1 << 20)).to_le_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Serves every client that comes.
+async fn serve_all(listener: &Listener) {
+    let mut clients = FuturesUnordered::new();
+    loop {
+        futures_util::select_biased! {
+            () = clients.select_next_some() => {}
+            client = pin!(futures_util::FutureExt::fuse(listener.accept())) => match client {
+                Some(client) => clients.push(serve(client)),
+                None => return,
+            }
+        }
+    }
+}
+
+/// Calls the procedure, and waits no longer than [`TIMEOUT`].
+async fn call(net: &AsyncReactor, server: &Connection, argument: u64) -> Result<u64> {
+    let answer = async {
+        server.send(&argument.to_le_bytes()).await?;
+        Ok::<_, Box<dyn Error>>(u64::from_le_bytes(server.recv().await?[..].try_into()?))
+    };
+    match select(pin!(answer), net.sleep(TIMEOUT)).await {
+        Either::Left((answer, _)) => answer,
+        Either::Right(_) => Err(format!("call {argument}: no answer within {TIMEOUT:?}").into()),
+    }
+}
+
+/// A client with some calls.
+async fn client(net: &AsyncReactor, listener: &Listener, number: u64, calls: u64) -> Result<()> {
+    let server = net.connect(listener.local_address().ok_or("nobody listens")?).await?;
+    for nth in 0..calls {
+        let argument = number + nth;
+        let sum = call(net, &server, argument).await?;
+        if sum != sum_to(argument) {
+            return Err(format!("call {argument}: {sum} is wrong").into());
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |text| text.parse());
+    let (tasks, calls): (u64, u64) = (number(1, 1000)?, number(2, 20)?);
+    // Small windows: a client has one call on its way.
+    let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(8).send_depth(8).buffer_size(64);
+    let net = AsyncReactor::new(config)?;
+    let listener = net.listen(([127, 0, 0, 1], 0).into())?;
+    let start = Instant::now();
+    let clients = try_join_all((0..tasks).map(|number| client(&net, &listener, number, calls)));
+    net.run(async {
+        match select(pin!(clients), pin!(serve_all(&listener))).await {
+            Either::Left((done, _)) => done.map(drop),
+            Either::Right(_) => Err("the server has ended".into()),
+        }
+    })??;
+    println!("{} calls of {tasks} tasks in {:?}", tasks * calls, start.elapsed());
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! A client that survives its server: when the connection ends or does not come up, it connects again after growing pauses with
+//! jitter, and repeats what was not answered. The server of this example goes away twice, once in order and once like a crash.
+//!
+//! `05-reconnect [HOST:PORT]`: with an address, pings an echo server there until Ctrl-C.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Backoff, Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message,
+    ProviderChoice, Reactor, TimerId,
+};
+
+/// Time between two pings, and below it the number of pings that the example wants answered.
+const INTERVAL: Duration = Duration::from_millis(20);
+const PINGS: u64 = 30;
+
+/// The tokens of the two timers.
+const PING: u64 = 0;
+const CONNECT: u64 = 1;
+
+/// Pings a server, whatever becomes of it.
+struct Client {
+    host: String,
+    port: u16,
+    conn: Option<ConnectionId>,
+    backoff: Backoff,
+    /// Pings that were answered. The next one has this number, and is sent again on the next connection if need be.
+    answered: u64,
+    most: u64,
+    reconnects: u64,
+}
+
+impl Client {
+    fn connect(&mut self, cx: &mut Context<'_>) {
+        if let Err(error) = cx.connect_host(&self.host, self.port, ConnectOptions::new()) {
+            self.try_later(cx, &error);
+        }
+    }
+
+    fn try_later(&mut self, cx: &mut Context<'_>, reason: &dyn Error) {
+        let pause = self.backoff.next_pause();
+        println!("{reason}; attempt {} in {pause:?}", self.backoff.attempts());
+        self.conn = None;
+        cx.set_timer(pause, CONNECT);
+    }
+
+    fn ping(&self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if let Err(error) = cx.send(conn, &self.answered.to_le_bytes()) {
+            // It is sent again: by the next timer, or on the next connection.
+            println!("ping {}: {error}", self.answered);
+        }
+    }
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        self.reconnects += 1;
+        self.ping(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if *message != self.answered.to_le_bytes() {
+            return;
+        }
+        // Only an answer shows that the server is well. A connection that comes up and ends at once keeps the pauses growing.
+        self.backoff.reset();
+        self.answered += 1;
+        if self.answered == self.most {
+            cx.close(conn);
+        } else {
+            cx.set_timer(INTERVAL, PING);
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+        match (token, self.conn) {
+            (CONNECT, _) => self.connect(cx),
+            (_, Some(conn)) => self.ping(cx, conn),
+            // The connection has ended since: the next one begins with a ping.
+            (_, None) => {}
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        if self.answered == self.most {
+            return cx.stop();
+        }
+        self.try_later(cx, &reason);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.try_later(cx, &error);
+    }
+}
+
+/// Sends pings back, and goes away after ten of them: in order, or without a word.
+struct Server {
+    left: u64,
+}
+
+impl Handler for Server {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if self.left == 0 {
+            return cx.stop();
+        }
+        self.left -= 1;
+        if let Err(error) = cx.send(conn, &message) {
+            println!("the server: {error}");
+        }
+    }
+}
+
+/// Three lives of a server on one address.
+fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), rdma_reactor::Error> {
+    for life in 0..3 {
+        let mut reactor = if life == 0 {
+            std::mem::replace(&mut first, Reactor::new(config.clone())?)
+        } else {
+            let mut reactor = Reactor::new(config.clone())?;
+            reactor.context().listen(address)?;
+            reactor
+        };
+        let mut server = Server { left: if life == 2 { u64::MAX } else { 10 } };
+        reactor.run(&mut server)?;
+        if life == 0 {
+            reactor.shutdown(&mut server, Duration::from_secs(1))?;
+        }
+        // Otherwise the reactor is dropped with its connections, as a crash would leave them.
+        drop(reactor);
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config::default().provider(ProviderChoice::Iwarp);
+    let (host, port, most) = match std::env::args().nth(1) {
+        Some(to) => {
+            let (host, port) = to.rsplit_once(':').ok_or_else(|| format!("{to}: say HOST:PORT"))?;
+            (host.to_owned(), port.parse()?, u64::MAX)
+        }
+        None => {
+            let mut server = Reactor::new(config.clone())?;
+            let listener = server.context().listen(([127, 0, 0, 1], 0).into())?;
+            let address = server.context().local_address(listener).ok_or("nobody listens")?;
+            let config = config.clone();
+            // The thread ends with the process.
+            thread::spawn(move || lives(server, config, address));
+            ("localhost".to_owned(), address.port(), PINGS)
+        }
+    };
+    let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(10));
+    let mut client = Client { host, port, conn: None, backoff, answered: 0, most, reconnects: 0 };
+    let mut reactor = Reactor::new(config)?;
+    client.connect(&mut reactor.context());
+    reactor.run(&mut client)?;
+    println!("{} pings over {} connections", client.answered, client.reconnects);
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The reactor, and the ways to take its turns.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context as Task, Poll, Wake, Waker};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::core::Core;
+use super::desk::{End, Line};
+use super::listener::Listener;
+use super::timer::Sleep;
+use crate::{Config, ConnectError, ConnectOptions, Context, Error, ListenOptions, Reactor, Remote, Turn};
+
+/// A reactor whose connections are futures; see the [module](super). Clones are the same reactor. It is of one thread.
+#[derive(Clone)]
+pub struct AsyncReactor {
+    core: Rc<Core>,
+}
+
+impl fmt::Debug for AsyncReactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncReactor").finish_non_exhaustive()
+    }
+}
+
+impl AsyncReactor {
+    /// Makes a reactor.
+    ///
+    /// # Errors
+    /// As [`Reactor::new`].
+    pub fn new(config: Config) -> Result<Self, Error> {
+        Reactor::new(config).map(Self::from)
+    }
+
+    /// Listens on an address; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// As [`Context::listen`].
+    pub fn listen(&self, address: SocketAddr) -> Result<Listener, Error> {
+        self.listen_with(address, ListenOptions::new())
+    }
+
+    /// As [`AsyncReactor::listen`], with options.
+    ///
+    /// # Errors
+    /// As [`Context::listen_with`].
+    pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
+        let id = self.core.with(|cx, _| cx.listen_with(address, options))?;
+        Ok(Listener::new(Rc::clone(&self.core), id))
+    }
+
+    /// Opens a connection. A future that is dropped gives the attempt up.
+    ///
+    /// # Errors
+    /// The reason why the connection did not come up.
+    pub async fn connect(&self, peer: SocketAddr) -> Result<Connection, ConnectError> {
+        self.connect_with(peer, ConnectOptions::new()).await
+    }
+
+    /// As [`AsyncReactor::connect`], with options.
+    ///
+    /// # Errors
+    /// As [`AsyncReactor::connect`].
+    pub async fn connect_with(&self, peer: SocketAddr, options: ConnectOptions) -> Result<Connection, ConnectError> {
+        let line = self.core.with(|cx, desk| {
+            let line = Line::new(cx.connect_with(peer, options)?);
+            desk.add(&line);
+            Ok::<_, Error>(line)
+        })?;
+        // If this future is dropped, so is the connection, which closes it.
+        let conn = Connection::new(Rc::clone(&self.core), line);
+        poll_fn(|task| {
+            let mut account = conn.line().account.borrow_mut();
+            match (&account.end, account.up) {
+                (Some(End::NeverUp(error)), _) => Poll::Ready(Err(error.clone())),
+                (Some(End::Disconnected(_)), _) | (None, true) => Poll::Ready(Ok(())),
+                (None, false) => {
+                    account.watchers.add(task.waker());
+                    Poll::Pending
+                }
+            }
+        })
+        .await?;
+        Ok(conn)
+    }
+
+    /// Waits; the time counts from the first poll.
+    pub fn sleep(&self, delay: Duration) -> Sleep {
+        Sleep::new(Rc::clone(&self.core), delay)
+    }
+
+    /// Lends the operations of a callback, for what has no future.
+    ///
+    /// # Panics
+    /// If it is called within itself, or within a turn.
+    pub fn with<R>(&self, act: impl FnOnce(&mut Context<'_>) -> R) -> R {
+        self.core.with(|cx, _| act(cx))
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn remote(&self) -> Remote {
+        self.core.reactor(|reactor| reactor.remote())
+    }
+
+    // Taking turns.
+
+    /// Takes turns until a future is done. For more tasks than one, pass a future that polls them, such as `FuturesUnordered`.
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    ///
+    /// # Panics
+    /// If it is called within a turn.
+    pub fn run<F: Future>(&self, future: F) -> Result<F::Output, Error> {
+        let mut future = pin!(future);
+        let bell = Arc::new(Bell::new(self.remote()));
+        let waker = Waker::from(Arc::clone(&bell));
+        let mut task = Task::from_waker(&waker);
+        let _runs = Runs::new(&self.core);
+        loop {
+            if bell.rung.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(output) = future.as_mut().poll(&mut task)
+            {
+                return Ok(output);
+            }
+            let wait = if bell.rung.load(Ordering::Acquire) { Some(Duration::ZERO) } else { None };
+            self.core.turn(wait)?;
+        }
+    }
+
+    /// Takes one turn, and wakes the tasks that it has news for. Waits for something to do for at most `timeout` (`None`: until
+    /// there is).
+    ///
+    /// # Errors
+    /// As [`Reactor::turn`].
+    ///
+    /// # Panics
+    /// If it is called within a turn.
+    pub fn turn(&self, timeout: impl Into<Option<Duration>>) -> Result<Turn, Error> {
+        self.core.turn(timeout.into())
+    }
+
+    /// A duplicate of the reactor's descriptor, which is readable when a turn has something to do.
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.core.reactor(|reactor| reactor.as_fd().try_clone_to_owned())
+    }
+
+    /// Time at which a turn is due at the latest. It may change with every turn.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.core.next_deadline()
+    }
+
+    /// Waits until a task has asked the reactor for something: the task that takes turns is to take one. While it waits here,
+    /// asking takes no system call.
+    #[must_use]
+    pub fn asked(&self) -> Asked {
+        Asked { core: Rc::clone(&self.core) }
+    }
+}
+
+impl From<Reactor> for AsyncReactor {
+    /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own.
+    fn from(reactor: Reactor) -> Self {
+        Self { core: Rc::new(Core::new(reactor)) }
+    }
+}
+
+/// The wait of [`AsyncReactor::asked`].
+#[derive(Debug)]
+pub struct Asked {
+    core: Rc<Core>,
+}
+
+impl Future for Asked {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
+        if self.core.asked.get() {
+            return Poll::Ready(());
+        }
+        self.core.driver.set(Some(task.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.core.driver.take();
+    }
+}
+
+/// Notes that `run` takes the turns, until it returns.
+struct Runs<'a>(&'a Core);
+
+impl<'a> Runs<'a> {
+    fn new(core: &'a Core) -> Self {
+        core.runs.set(true);
+        Self(core)
+    }
+}
+
+impl Drop for Runs<'_> {
+    fn drop(&mut self) {
+        self.0.runs.set(false);
+        // What was asked for last is seen to by whoever takes turns next.
+        if self.0.asked.get() {
+            self.0.reactor(|reactor| reactor.remote().wake());
+        }
+    }
+}
+
+/// The waker of `run`'s future.
+struct Bell {
+    rung: AtomicBool,
+    thread: ThreadId,
+    remote: Remote,
+}
+
+impl Bell {
+    fn new(remote: Remote) -> Self {
+        Self { rung: AtomicBool::new(true), thread: std::thread::current().id(), remote }
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        // On the reactor's own thread, `run` looks at the bell before it takes a turn.
+        if std::thread::current().id() != self.thread {
+            self.remote.wake();
+        }
+    }
+}

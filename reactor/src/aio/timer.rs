@@ -1,0 +1,55 @@
+//! A wait for a time.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context as Task, Poll};
+use std::time::Duration;
+
+use super::core::{Core, Farewell};
+use super::desk::Alarm;
+use crate::TimerId;
+
+/// A wait for a time, from [`super::AsyncReactor::sleep`]. Dropping it cancels the timer.
+pub struct Sleep {
+    core: Rc<Core>,
+    delay: Duration,
+    timer: Option<TimerId>,
+}
+
+impl fmt::Debug for Sleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sleep").field("delay", &self.delay).finish_non_exhaustive()
+    }
+}
+
+impl Sleep {
+    pub(super) const fn new(core: Rc<Core>, delay: Duration) -> Self {
+        Self { core, delay, timer: None }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
+        let delay = self.delay;
+        let known = self.timer;
+        // The old waker is dropped out here: it may be the last owner of a task.
+        let (timer, old) = self.core.with(|cx, desk| {
+            let timer = known.unwrap_or_else(|| cx.set_timer(delay, 0));
+            (timer, desk.timers.insert(timer, Alarm::Set(task.waker().clone())))
+        });
+        self.timer = Some(timer);
+        if matches!(old, Some(Alarm::Rung)) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            self.core.part(Farewell::Cancel(timer));
+        }
+    }
+}

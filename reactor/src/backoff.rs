@@ -1,0 +1,100 @@
+//! Growing pauses between attempts to connect again.
+
+use std::time::Duration;
+
+use crate::seam::poller::system_entropy;
+
+/// Pauses between attempts: each is up to twice as long as the one before, up to a limit. Each pause is drawn at random between half of
+/// its length and all of it, so that many clients of a server that comes back do not come at the same moment.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rdma_reactor::Backoff;
+///
+/// let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// let first = backoff.next_pause();
+/// assert!((50..=100).contains(&first.as_millis()));
+/// for _ in 0..20 {
+///     assert!(backoff.next_pause() <= Duration::from_secs(10));
+/// }
+/// backoff.reset();
+/// assert!(backoff.next_pause() <= Duration::from_millis(100));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    first: Duration,
+    most: Duration,
+    attempts: u32,
+    random: u64,
+}
+
+impl Backoff {
+    /// Pauses from `first` on, up to `most`. The pauses of two of these differ.
+    #[must_use]
+    pub fn new(first: Duration, most: Duration) -> Self {
+        let mut seed = [0; 8];
+        system_entropy()(&mut seed);
+        Self::with_seed(first, most, u64::from_ne_bytes(seed))
+    }
+
+    /// As [`Backoff::new`], with pauses that depend on `seed`: for tests.
+    #[must_use]
+    pub const fn with_seed(first: Duration, most: Duration, seed: u64) -> Self {
+        Self { first, most, attempts: 0, random: seed }
+    }
+
+    /// The pause before the next attempt, for [`crate::Context::set_timer`].
+    #[must_use]
+    pub fn next_pause(&mut self) -> Duration {
+        let longest = self.first.saturating_mul(1 << self.attempts.min(31)).min(self.most);
+        self.attempts = self.attempts.saturating_add(1);
+        // SplitMix64: one step and its mixing.
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let share = ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64;
+        let half = longest / 2;
+        half + half.mul_f64(share)
+    }
+
+    /// Number of pauses since the start, or since [`Backoff::reset`].
+    #[must_use]
+    pub const fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// A connection is up, and has done something useful: the next pause is a short one again.
+    pub const fn reset(&mut self) {
+        self.attempts = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_limit_and_differ() {
+        let (first, most) = (Duration::from_millis(10), Duration::from_secs(1));
+        let mut pauses = Backoff::with_seed(first, most, 7);
+        let mut longest = first;
+        for _ in 0..100 {
+            let pause = pauses.next_pause();
+            assert!(pause >= longest / 2 && pause <= longest, "{pause:?} of {longest:?}");
+            longest = (longest * 2).min(most);
+        }
+        let mut other = Backoff::with_seed(first, most, 8);
+        pauses.reset();
+        assert_ne!(pauses.next_pause(), other.next_pause());
+    }
+
+    #[test]
+    fn extreme_lengths_do_not_panic() {
+        let mut pauses = Backoff::with_seed(Duration::MAX, Duration::MAX, 1);
+        assert!(pauses.next_pause() >= Duration::MAX / 3);
+        let mut none = Backoff::with_seed(Duration::ZERO, Duration::ZERO, 1);
+        assert_eq!(none.next_pause(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,450 @@
+//! Connections as futures.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context as Task, Poll};
+use std::time::Duration;
+
+use futures_util::future::{Either, join, join_all, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{AsyncReadExt, AsyncWriteExt};
+use rdma_reactor::aio::{AsyncReactor, Connection, Listener, OperationError, Stream};
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion, SendErrorKind,
+};
+use rdma_reactor_tests::conformance::Setup;
+use rdma_reactor_tests::conformance::harness::with_watchdog;
+
+fn config() -> Config {
+    Setup::iwarp().config()
+}
+
+/// A reactor that listens to itself.
+fn net(config: Config) -> (AsyncReactor, Listener) {
+    let net = AsyncReactor::new(config).unwrap();
+    let listener = net.listen(Setup::iwarp().address).unwrap();
+    (net, listener)
+}
+
+/// Two ends of a connection.
+async fn pair(net: &AsyncReactor, listener: &Listener) -> (Connection, Connection) {
+    let address = listener.local_address().unwrap();
+    let (here, there) = join(net.connect(address), listener.accept()).await;
+    (here.unwrap(), there.unwrap())
+}
+
+/// Runs a future on a reactor that listens to itself; nothing is left when it is done.
+fn run<F: Future<Output = ()>>(name: &'static str, config: Config, test: impl FnOnce(AsyncReactor, Rc<Listener>) -> F) {
+    with_watchdog(name, || {
+        let (net, listener) = net(config);
+        let listener = Rc::new(listener);
+        net.run(test(net.clone(), Rc::clone(&listener))).unwrap();
+        drop(listener);
+        assert_settles(&net);
+    });
+}
+
+/// Takes turns until no connection is left and every buffer is back in its pool.
+fn assert_settles(net: &AsyncReactor) {
+    let settled = |net: &AsyncReactor| {
+        let stats = net.with(|cx| cx.stats());
+        stats.connections.current == 0 && stats.memory.pool_buffers == stats.memory.pool_free
+    };
+    while !settled(net) {
+        net.turn(Duration::from_millis(10)).unwrap();
+    }
+}
+
+/// Answers everybody until the reactor is drained.
+async fn echo(listener: &Listener) {
+    let mut served = FuturesUnordered::new();
+    loop {
+        let next = match select(pin!(listener.accept()), pin!(served.next())).await {
+            Either::Left((Some(conn), _)) => Some(conn),
+            Either::Left((None, _)) => return,
+            Either::Right((Some(()), _)) => None,
+            Either::Right((None, accept)) => match accept.await {
+                Some(conn) => Some(conn),
+                None => return,
+            },
+        };
+        if let Some(conn) = next {
+            served.push(async move {
+                while let Ok(message) = conn.recv().await {
+                    if conn.send(&message).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Runs `future`, and `beside` for as long as that takes.
+async fn with_server<T>(future: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
+    match select(pin!(future), pin!(beside)).await {
+        Either::Left((output, _)) => output,
+        Either::Right(_) => panic!("the server has ended"),
+    }
+}
+
+#[test]
+fn messages_of_every_size_come_back_in_order() {
+    run("messages_of_every_size", config().receive_depth(8), |net, listener| async move {
+        let address = listener.local_address().unwrap();
+        let ask = async {
+            let conn = net.connect(address).await.unwrap();
+            let sizes = [0, 1, 64, 8191, 8192, 8193, 100_000, 1 << 20];
+            let send = async {
+                for round in 0..20_u8 {
+                    for size in sizes {
+                        conn.send(&vec![round; size]).await.unwrap();
+                    }
+                }
+            };
+            let receive = async {
+                for round in 0..20_u8 {
+                    for size in sizes {
+                        let answer = conn.recv().await.unwrap();
+                        assert!(answer.len() == size && answer.iter().all(|&byte| byte == round));
+                    }
+                }
+            };
+            join(send, receive).await;
+        };
+        with_server(ask, echo(&listener)).await;
+    });
+}
+
+#[test]
+fn a_sender_waits_for_the_receiver() {
+    run("a_sender_waits", config().receive_depth(8), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        let sent = Cell::new(0_u32);
+        let send = async {
+            for number in 0..1000_u32 {
+                here.send(&number.to_le_bytes()).await.unwrap();
+                sent.set(number + 1);
+            }
+        };
+        let receive = async {
+            for number in 0..1000_u32 {
+                // Time passes, and nobody receives: no more is taken than the window has room for.
+                if number % 250 == 0 {
+                    net.sleep(Duration::from_millis(5)).await;
+                    assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());
+                }
+                let message = there.recv().await.unwrap();
+                assert_eq!(message[..], number.to_le_bytes());
+            }
+        };
+        join(send, receive).await;
+    });
+}
+
+#[test]
+fn thousand_tasks_share_a_reactor() {
+    run("thousand_tasks", config().receive_depth(8).send_depth(8), |net, listener| async move {
+        let address = listener.local_address().unwrap();
+        let ask = |number: u32| {
+            let net = &net;
+            async move {
+                let conn = net.connect(address).await.unwrap();
+                for round in 0..5 {
+                    let question = (u64::from(number) << 32 | round).to_le_bytes();
+                    conn.send(&question).await.unwrap();
+                    assert_eq!(conn.recv().await.unwrap()[..], question);
+                }
+            }
+        };
+        with_server(join_all((0..1000).map(ask)), echo(&listener)).await;
+    });
+}
+
+#[test]
+fn memory_is_read_written_and_counted_up() {
+    run("memory", config(), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let mut shared = there.register(4096, &RegionOptions::new().allow(rights)).unwrap();
+        assert!(shared.store(0, 40).is_ok());
+        there.send(&shared.remote().to_bytes()).await.unwrap();
+        let remote = RemoteRegion::from_bytes(&here.recv().await.unwrap()).unwrap();
+        let mut local = here.register(4096, &RegionOptions::new()).unwrap();
+        local.bytes_mut().unwrap()[100..200].fill(9);
+        here.write(remote.part(1000, 100).unwrap(), &local, 100..200).await.unwrap();
+        here.read(remote, &mut local, 0..4096).await.unwrap();
+        assert!(local.bytes().unwrap()[1000..1100].iter().all(|&byte| byte == 9));
+        let word = remote.part(0, 8).unwrap();
+        here.operate(|cx| cx.fetch_add(here.id(), word, &mut local, 0, 2)).await.unwrap();
+        assert_eq!((local.load(0), shared.load(0)), (40, 42));
+        // More operations than the queue has places wait for each other.
+        join_all((0..500).map(|_| here.write(word, &local, 0..8))).await.into_iter().for_each(|done| done.unwrap());
+        let refused = here.write(remote, &local, 4000..4097).await;
+        assert!(matches!(refused, Err(OperationError::Refused(SendErrorKind::OutOfBounds { .. }))), "{refused:?}");
+    });
+}
+
+#[test]
+fn an_end_is_told_with_its_reason() {
+    run("an_end", config(), |net, listener| async move {
+        let address = listener.local_address().unwrap();
+        let nobody = net.connect(([127, 0, 0, 1], 1).into()).await;
+        assert!(matches!(nobody, Err(ConnectError::Transport(_))), "{nobody:?}");
+        // A close here, seen from both sides; what was sent before arrives.
+        let (here, there) = pair(&net, &listener).await;
+        here.send(b"last words").await.unwrap();
+        here.close();
+        assert_eq!(here.send(b"late").await, Err(SendErrorKind::Closed));
+        assert_eq!(there.recv().await.unwrap()[..], b"last words"[..]);
+        assert_eq!(there.recv().await.unwrap_err(), DisconnectReason::Closed);
+        assert_eq!((there.closed().await, here.closed().await), (DisconnectReason::Closed, DisconnectReason::Local));
+        // The last handle that is dropped closes.
+        let (here, there) = pair(&net, &listener).await;
+        let second = here.clone();
+        drop(here);
+        second.send(b"still open").await.unwrap();
+        assert_eq!(there.recv().await.unwrap()[..], b"still open"[..]);
+        drop(second);
+        assert_eq!(there.closed().await, DisconnectReason::Closed);
+        // Tasks that wait for a message, room or the end are told when a peer is lost.
+        let (here, there) = pair(&net, &listener).await;
+        let full = async { while here.send(&[0; 8192]).await.is_ok() {} };
+        let lost = async {
+            net.sleep(Duration::from_millis(5)).await;
+            net.with(|cx| cx.abort(there.id()));
+        };
+        let ((), received, reason, ()) = futures_util::join!(full, here.recv(), here.closed(), lost);
+        assert_eq!((received.unwrap_err(), reason), (DisconnectReason::Lost, DisconnectReason::Lost));
+        assert_eq!(net.connect(address).await.unwrap().peer_address(), Some(address));
+    });
+}
+
+#[test]
+fn a_drained_reactor_accepts_nobody() {
+    run("a_drained_reactor", config(), |net, listener| async move {
+        let (here, _there) = pair(&net, &listener).await;
+        net.with(|cx| cx.drain(Duration::from_secs(60)));
+        assert!(listener.accept().await.is_none());
+        assert_eq!(here.closed().await, DisconnectReason::Local);
+    });
+}
+
+#[test]
+fn streams_end_each_way_on_their_own() {
+    run("streams", config().receive_depth(8), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
+        let write = async {
+            let mut stream = Stream::from(here.clone());
+            stream.write_all(&bytes).await.unwrap();
+            stream.close().await.unwrap();
+            assert!(stream.write(b"x").await.is_err());
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            assert_eq!(answer, b"got all");
+        };
+        let read = async {
+            let mut stream = Stream::from(there.clone());
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).await.unwrap();
+            assert!(got == bytes);
+            stream.write_all(b"got all").await.unwrap();
+            stream.close().await.unwrap();
+        };
+        join(write, read).await;
+        // A peer that goes without an end is an error behind its bytes.
+        let (here, there) = pair(&net, &listener).await;
+        let (mut writer, mut reader) = (Stream::from(here), Stream::from(there));
+        writer.write_all(b"half").await.unwrap();
+        drop(writer);
+        let mut got = [0; 4];
+        reader.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"half");
+        assert_eq!(reader.read(&mut got).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+/// Sends back what it reads, and then its end.
+#[derive(Default)]
+struct Mirror {
+    closed: u32,
+}
+
+impl StreamHandler for Mirror {
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        use std::io::{BufRead, Write};
+        while let Ok(bytes) = cx.stream(id).fill_buf().map(<[u8]>::to_vec) {
+            if bytes.is_empty() {
+                let _ = cx.stream(id).shutdown(std::net::Shutdown::Write);
+                return;
+            }
+            let Ok(taken) = cx.stream(id).write(&bytes) else { return };
+            cx.stream(id).consume(taken);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.on_readable(cx, id);
+    }
+
+    fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.on_readable(cx, id);
+    }
+
+    fn on_close(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {
+        self.closed += 1;
+    }
+}
+
+#[test]
+fn a_stream_of_futures_talks_to_one_of_callbacks() {
+    with_watchdog("a_stream_of_futures", || {
+        let mut server = Reactor::new(config()).unwrap();
+        let listener = server.context().listen(Setup::iwarp().address).unwrap();
+        let address = server.context().local_address(listener).unwrap();
+        let mut mirror = Streams::new(Mirror::default());
+        let net = AsyncReactor::new(config()).unwrap();
+        let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 249) as u8).collect();
+        let mut client = pin!(async {
+            let conn = net.connect(address).await.unwrap();
+            let (mut writer, mut reader) = (Stream::from(conn.clone()), Stream::from(conn));
+            let mut got = Vec::new();
+            let write = async {
+                writer.write_all(&bytes).await.unwrap();
+                writer.close().await.unwrap();
+            };
+            let (_, read) = join(write, reader.read_to_end(&mut got)).await;
+            read.unwrap();
+            assert!(got == bytes);
+        });
+        // The server's turns are taken between those of the client.
+        let both = poll_fn(|task: &mut Task<'_>| {
+            server.turn(&mut mirror, Duration::ZERO).unwrap();
+            let done = client.as_mut().poll(task);
+            task.waker().wake_by_ref();
+            done
+        });
+        net.run(both).unwrap();
+        while mirror.handler.closed == 0 {
+            server.turn(&mut mirror, Duration::from_millis(1)).unwrap();
+            net.turn(Duration::ZERO).unwrap();
+        }
+        assert_settles(&net);
+    });
+}
+
+/// Polls a future at most `polls` times; `None` if it is not done then.
+async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
+    let mut left = polls;
+    poll_fn(|task| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(task) {
+            // The last poll was in vain: the future is dropped.
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            other => other.map(Some),
+        }
+    })
+    .await
+}
+
+/// Something of everything, one after another.
+async fn everything(net: &AsyncReactor, listener: &Listener, name: u64) {
+    // A connection of a future that was dropped may be there to be accepted: it has another name.
+    let address = listener.local_address().unwrap();
+    let connect = async {
+        let here = net.connect(address).await.unwrap();
+        here.send(&name.to_le_bytes()).await.unwrap();
+        here
+    };
+    let accept = async {
+        loop {
+            let there = listener.accept().await.unwrap();
+            if there.recv().await.is_ok_and(|first| first[..] == name.to_le_bytes()) {
+                return there;
+            }
+        }
+    };
+    let (here, there) = join(connect, accept).await;
+    let shared = there.register(4096, &RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE)).unwrap();
+    there.send(&shared.remote().to_bytes()).await.unwrap();
+    let remote = RemoteRegion::from_bytes(&here.recv().await.unwrap()).unwrap();
+    let mut local = here.register(4096, &RegionOptions::new()).unwrap();
+    here.write(remote, &local, 0..4096).await.unwrap();
+    here.read(remote, &mut local, 0..4096).await.unwrap();
+    net.sleep(Duration::from_millis(1)).await;
+    let send = async {
+        for number in 0..40_u8 {
+            here.send(&[number; 100]).await.unwrap();
+        }
+        here.send(&[41; 20_000]).await.unwrap();
+    };
+    let receive = async {
+        for number in 0..40_u8 {
+            assert_eq!(there.recv().await.unwrap()[..], [number; 100]);
+        }
+        assert_eq!(there.recv().await.unwrap()[..], [41; 20_000]);
+    };
+    join(send, receive).await;
+    let (mut writer, mut reader) = (Stream::from(here.clone()), Stream::from(there.clone()));
+    let mut got = Vec::new();
+    let write = async {
+        writer.write_all(&[7; 50_000]).await.unwrap();
+        writer.close().await.unwrap();
+    };
+    let (_, read) = join(write, reader.read_to_end(&mut got)).await;
+    assert_eq!((read.unwrap(), got), (50_000, vec![7; 50_000]));
+    here.close();
+    there.closed().await;
+}
+
+#[test]
+fn a_future_may_be_dropped_at_every_await() {
+    run("dropped_at_every_await", config().receive_depth(8).send_depth(8), |net, listener| async move {
+        let mut polls = 1;
+        while abandon(everything(&net, &listener, 2 * polls as u64), polls).await.is_none() {
+            // What was dropped has taken nothing with it.
+            everything(&net, &listener, 2 * polls as u64 + 1).await;
+            polls += 1;
+        }
+        println!("dropped at each of {polls} polls");
+        assert!(polls > 20, "{polls} polls are too few for all that waits");
+    });
+}
+
+/// A future that is dropped while it waits leaves what it waited for to the next one.
+#[test]
+fn what_a_dropped_future_waited_for_is_not_lost() {
+    run("nothing_is_lost", config().receive_depth(8), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        for round in 0..100_u32 {
+            assert!(abandon(there.recv(), 1).await.is_none());
+            here.send(&round.to_le_bytes()).await.unwrap();
+            assert_eq!(there.recv().await.unwrap()[..], round.to_le_bytes());
+        }
+        // A send that is dropped while the window is closed is not sent, and the next one is.
+        let mut sent = 0_u32;
+        while abandon(here.send(&sent.to_le_bytes()), 1).await.is_some_and(|send| send.is_ok()) {
+            sent += 1;
+        }
+        let next = async {
+            here.send(b"next").await.unwrap();
+            here.close();
+        };
+        let all = async {
+            for number in 0..sent {
+                assert_eq!(there.recv().await.unwrap()[..], number.to_le_bytes());
+            }
+            assert_eq!(there.recv().await.unwrap()[..], b"next"[..]);
+            assert!(there.recv().await.is_err());
+        };
+        join(next, all).await;
+    });
+}
