@@ -59,7 +59,11 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "what the peer has said, and what the program has, in any order",
     ),
     ("Turn", &["progressed", "more"], "a turn may do something and leave something"),
-    ("Reactor", &["cm_pending", "timers_pending"], "two stages, each of which may have stopped at its bound"),
+    (
+        "Reactor",
+        &["cm_pending", "timers_pending", "turning"],
+        "two stages that may have stopped at their bounds, and a turn",
+    ),
     // The embedded provider.
     ("IwarpConfig", &["retry_v1", "markers", "extensions"], "three settings of the program"),
     (

@@ -167,11 +167,6 @@ impl Driver {
         self.os.wake.leave();
     }
 
-    /// Whether a turn has begun and not ended.
-    pub(crate) const fn is_in_turn(&self) -> bool {
-        !self.effects.outside
-    }
-
     pub(crate) const fn set_now(&mut self, now: Instant) {
         self.now = now;
     }

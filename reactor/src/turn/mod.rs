@@ -65,6 +65,8 @@ pub struct Reactor<M = ()> {
     cm_pending: bool,
     /// The timer stage has stopped at its bound.
     timers_pending: bool,
+    /// A turn has begun and not ended.
+    turning: bool,
 }
 
 impl Reactor {
@@ -110,6 +112,7 @@ impl<M> Reactor<M> {
             endpoints: Endpoints::default(),
             cm_pending: true,
             timers_pending: false,
+            turning: false,
         };
         reactor.driver.watch_channels()?;
         reactor.driver.leave_turn();
@@ -119,6 +122,7 @@ impl<M> Reactor<M> {
     /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
     /// turn, and the reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {
+        self.driver.leave_turn();
         self.driver.set_now(self.waiting.now());
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
@@ -226,13 +230,14 @@ impl<M> Reactor<M> {
 
     /// Takes one turn, unless a panic has ended the last one in the middle: then nobody knows what was left undone.
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
-        if self.driver.is_in_turn() {
+        if std::mem::replace(&mut self.turning, true) {
             return Err(Error::Panicked);
         }
         self.driver.enter_turn(self.waiting.now());
         let progressed = self.stages(handler, timeout);
         self.waiting.end_turn(&mut self.driver);
         self.driver.leave_turn();
+        self.turning = false;
         Ok(Turn { progressed: progressed?, more: self.has_more() })
     }
 
