@@ -57,6 +57,9 @@ pub enum Error {
     /// An empty list of addresses to connect to.
     #[error("no address to connect to: give one at least")]
     NoAddress,
+    /// A region that is registered before there is a connection would give rights to the peer of none.
+    #[error("rights for a peer before there is one: say RegionOptions::any_peer, or register for a connection")]
+    NoPeer,
     /// A region was prepared for another device, or by another reactor, than that of the connection.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
@@ -278,7 +281,7 @@ pub enum DisconnectReason {
     /// The connection ended without a goodbye of the peer: its process ended, or its program called `abort`, dropped its
     /// reactor, or ran out of `Config::close_timeout`.
     Lost,
-    /// Nothing was heard for `Config::keepalive_timeout`.
+    /// Nothing was heard of the peer for the timeout of `Config::keepalive`.
     KeepaliveTimeout,
     /// A message past one buffer did not move for `Config::transfer_timeout`: the peer did not fetch what was offered to it,
     /// or did not let its own offer be fetched.

@@ -1,7 +1,7 @@
 //! A provider in front of another one, which can lack features, have other limits, write down its calls, and fail.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -264,6 +264,9 @@ unsafe impl Provider for Forward {
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
         self.pass_memory(memory.len())?;
         self.inner.register(device, memory, access).map(|region| self.registered(region))
+    }
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
     }
     fn register_range(
         &mut self,

@@ -316,6 +316,13 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: HANDING_OVER })
     }
 
+    /// The device that has an address of this host, from now on ready for [`Provider::register`]. Port and queue pair need not
+    /// exist yet. An unspecified address is on no device, but for the embedded provider, which has only one.
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        let _ = address;
+        Err(Error::Unsupported { provider: self.name(), feature: "devices by address" })
+    }
+
     /// As [`Provider::register`], for a part of the memory. The rest cannot be reached by the region's keys.
     fn register_range(
         &mut self,

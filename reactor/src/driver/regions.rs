@@ -1,5 +1,6 @@
 //! Regions of connections: registering, one-sided operations, and taking rights back.
 
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use rdma_transport::caps::Features;
@@ -7,6 +8,7 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
+use super::choose::Use;
 use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
@@ -33,15 +35,42 @@ impl Driver {
         options: &RegionOptions,
     ) -> Result<Region, Error> {
         let site = self.site(id)?;
-        let region = self.registry.register(&mut *self.fabric.provider, &site, material, options)?;
-        let remote = options.access.intersects(Access::REMOTE);
-        if remote
+        let region = self.register_on(&site, material, options)?;
+        if options.access.intersects(Access::REMOTE)
             && !options.any_peer
             && let Some(seat) = self.table.get_mut(id)
         {
             seat.link.regions.push(region.key());
         }
-        if let (true, Some(lifetime)) = (remote, options.lifetime)
+        Ok(region)
+    }
+
+    /// Registers memory on the device that has an address of this host, before there is any connection.
+    pub(crate) fn register_at(
+        &mut self,
+        local: IpAddr,
+        material: Material<'_>,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
+        if options.access.intersects(Access::REMOTE.union(Access::READ_SINK)) && !options.any_peer {
+            return Err(Error::NoPeer);
+        }
+        if self.refuses_all() {
+            return Err(Error::Drained);
+        }
+        self.fabric.decide(SocketAddr::new(local, 0), Use::Listen);
+        let Self { devices, fabric, config, .. } = self;
+        let device = fabric.provider.device_at(local)?;
+        if devices.use_device(device, &*fabric.provider, config).removed {
+            return Err(Error::Gone("device"));
+        }
+        self.register_on(&Site { device, connection: None }, material, options)
+    }
+
+    fn register_on(&mut self, site: &Site, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
+        let region = self.registry.register(&mut *self.fabric.provider, site, material, options)?;
+        if options.access.intersects(Access::REMOTE)
+            && let Some(lifetime) = options.lifetime
             && let Some(at) = self.now.checked_add(lifetime)
         {
             let timer = self.timers.insert(at, Due::Region(region.key()));
@@ -68,7 +97,7 @@ impl Driver {
         let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
         let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
         let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
-        Ok(Site { device: device.id, connection: id, qp })
+        Ok(Site { device: device.id, connection: Some((id, qp)) })
     }
 
     /// Prepares regions of the device of a connection on other threads.

@@ -44,9 +44,14 @@ struct Registration {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
     pub(crate) device: DeviceId,
-    /// The connection whose peer gets the rights, if they are not for every peer.
-    pub(crate) connection: ConnectionId,
-    pub(crate) qp: QpId,
+    /// The connection whose peer gets the rights, if they are not for every peer, and its queue pair.
+    pub(crate) connection: Option<(ConnectionId, QpId)>,
+}
+
+impl Site {
+    fn connection(&self) -> Option<ConnectionId> {
+        self.connection.map(|(id, _)| id)
+    }
 }
 
 /// The rights of peers to a region have ended: what was kept for that moment.
@@ -119,7 +124,7 @@ impl Registry {
         if scoped {
             restrict(provider, registered.id, site)?;
         }
-        let connection = scoped.then_some(site.connection);
+        let connection = site.connection().filter(|_| scoped);
         Ok(self.add(site, registered, RegionMemory::new(bytes, len), options.access, connection, Account::Program))
     }
 
@@ -142,7 +147,7 @@ impl Registry {
             _ => Access::LOCAL_WRITE,
         };
         // A peer learns the key of an open sink from the Read that it answers.
-        let peer = access.intersects(PEERS).then_some(site.connection);
+        let peer = site.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: site.device.0 as usize, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
@@ -341,7 +346,8 @@ impl Registry {
 /// Lets only the peer of the site's connection use a region, where the provider can tell peers apart. If that fails, the region
 /// goes.
 fn restrict(provider: &mut dyn Provider, region: MrId, site: &Site) -> Result<(), Error> {
-    match provider.restrict(region, site.qp) {
+    let Some((_, qp)) = site.connection else { return Ok(()) };
+    match provider.restrict(region, qp) {
         // The keys of such a device are of a whole protection domain: the key is all that the other peers lack.
         Ok(()) | Err(rdma_transport::Error::Unsupported { .. }) => Ok(()),
         Err(error) => {

@@ -148,3 +148,25 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     p.until("the message", |p| p.c.count(|event| matches!(event, Event::Sent(_, _, Outcome::Sent))) == 1);
     p.finish();
 }
+
+/// A server has its memory ready before the first client comes. Every client of the device may use it, now and later, but only
+/// if the program says so.
+pub fn memory_before_any_connection(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
+    let refused = p.server.context().register_at(local, LEN, &open);
+    assert!(matches!(refused, Err(Error::NoPeer)), "{refused:?}");
+    let region = p.server.context().register_at(local, LEN, &open.any_peer()).expect("a region");
+    let private = p.server.context().register_at(local, LEN, &RegionOptions::new()).expect("a region without rights");
+    for round in 1..=2 {
+        let here = p.connect();
+        write(&mut p, here, &region, pattern(round, LEN));
+        assert_eq!(copy(&region), pattern(round, LEN));
+        let there = p.server.context().connection_ids().next().expect("the connection");
+        p.server.context().send_region(there, &private, 0..8).expect("room");
+        p.until("the message", |p| p.c.received == round as u64);
+        p.client.context().close(here);
+        p.until("the end", |p| p.s.live() == 0 && p.c.live() == 0);
+    }
+    p.finish();
+}

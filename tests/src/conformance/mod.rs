@@ -46,7 +46,7 @@ macro_rules! conformance {
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
-                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no,
+                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no, memory_before_any_connection,
                     on_demand_regions_or_a_clear_no;
                 large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,

@@ -6,7 +6,7 @@
 //! the completion channel gets one event and one edge.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -382,6 +382,10 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
         self.inner.deregister(region)
+    }
+
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
     }
 
     fn register_range(

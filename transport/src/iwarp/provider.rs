@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -485,6 +485,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
         Self::is_device(device)?;
         self.add_region(memory, 0..memory.len(), access)
+    }
+
+    fn device_at(&mut self, _: IpAddr) -> Result<DeviceId> {
+        Ok(DEVICE)
     }
 
     fn register_range(

@@ -1,5 +1,6 @@
 //! Ids on devices: how an id gets on a device, how it is destroyed, and what is closed when the last one of a device is gone.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use mio::unix::SourceFd;
@@ -65,6 +66,17 @@ impl Verbs {
         self.devices.push(device);
         self.devices[index].watch = Some(key);
         Ok(handle)
+    }
+
+    /// The device that has an address of this host.
+    pub(super) fn device_with(&mut self, address: IpAddr) -> Result<DeviceId> {
+        let id = RawId::create(&self.channel, Service::Connected)?;
+        id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
+            .map_err(|error| Error::NoDevice { reason: format!("the address {address}: {error}") })?;
+        if id.context().is_null() {
+            return Err(Error::NoDevice { reason: format!("{address} is on none: say the address of a device") });
+        }
+        self.device_of(&id)
     }
 
     /// Watches every device that has an address. librdmacm opens them all when it looks for removed ones, and a device that it

@@ -285,6 +285,10 @@ unsafe impl Provider for Verbs {
         self.register_range(device, memory, 0..memory.len(), access)
     }
 
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.device_with(address)
+    }
+
     fn register_range(
         &mut self,
         device: DeviceId,

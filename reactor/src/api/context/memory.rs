@@ -1,5 +1,6 @@
 //! Remote memory: regions, and one-sided operations on them.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -26,6 +27,18 @@ impl Context<'_> {
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
         self.driver.register(conn, Material::Own(memory, len), options)
+    }
+
+    /// As [`Context::register`], on the device that has the address `local` of this host, before there is any connection: a server
+    /// can have its memory ready when the first client comes. Rights of peers need [`RegionOptions::any_peer`]. With
+    /// `ProviderChoice::Auto` the address decides on the provider, as that of a listener does. The embedded provider takes any address.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] for rights without `any_peer`; `NoDevice` for an address that is on no RDMA device; [`Error::Drained`]; as
+    /// [`Context::register`].
+    pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
+        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        self.driver.register_at(local, Material::Own(memory, len), options)
     }
 
     /// As [`Context::register`], for memory of the program's, which the region owns from now on.
