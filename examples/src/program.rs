@@ -1,6 +1,7 @@
 //! The frame of every program: it reads the command line, does the work, and reports a failure in one line.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -58,6 +59,15 @@ pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Pars
         }
         _ => Err(one_line(&text)),
     }
+}
+
+/// Parses a number of a command line. `range`: what is allowed, and the words that say so.
+///
+/// # Errors
+///
+/// A text that is no number in that range, with what to say instead.
+pub fn number(text: &str, range: RangeInclusive<f64>, words: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| format!("say {words}"))
 }
 
 /// The first paragraph of clap's message, and its tip.

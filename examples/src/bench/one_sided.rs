@@ -176,7 +176,7 @@ fn chunks(
     let started = Instant::now();
     let (mut posted, mut under_way) = (0, 0);
     while posted < iterations || under_way > 0 {
-        // As many operations as there is room for are posted behind one doorbell.
+        // One doorbell posts all operations that the queue has room for.
         let room = (iterations - posted).min(u64::from(DEPTH) - under_way);
         let chain = (posted..posted + room).map(|iteration| {
             let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;

@@ -51,7 +51,7 @@ impl Client {
 
     fn ping(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Err(error) = cx.send(conn, &self.answered.to_le_bytes()) {
-            // It is sent again: by the next timer, or on the next connection.
+            // The next timer or the next connection sends the ping again.
             println!("ping {}: {error}", self.answered);
         }
     }

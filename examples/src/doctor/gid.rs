@@ -10,13 +10,13 @@ const MAX_GIDS: usize = 1024;
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Its place in the table, from 0.
     pub index: u32,
     /// Its value, as the kernel writes it.
     pub gid: String,
-    /// What it is for, such as `RoCE v2`.
+    /// The protocol that uses the entry, such as `RoCE v2`.
     pub kind: Option<String>,
-    /// The network device it belongs to.
+    /// The network device that the entry belongs to.
     pub netdev: Option<String>,
 }
 

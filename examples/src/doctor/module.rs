@@ -26,13 +26,13 @@ const DRIVERS: [&str; 12] = [
 /// Whether a module is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is loaded.
+    /// The module is loaded.
     Loaded,
-    /// It is part of the kernel.
+    /// The module is part of the kernel.
     BuiltIn,
-    /// `modprobe` would find it.
+    /// The module is not loaded, and `modprobe` finds it.
     Loadable,
-    /// It is not there.
+    /// The kernel does not have the module.
     Missing,
 }
 

@@ -40,7 +40,8 @@ impl Reader {
     /// Makes a reader for the table of a server's hello.
     ///
     /// # Errors
-    /// No memory could be registered.
+    ///
+    /// A failure to register memory for one slot.
     pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: Hello) -> Result<Self, Failure> {
         let len = hello.geometry.slot_len();
         let sink = cx.register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;

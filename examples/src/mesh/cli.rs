@@ -9,6 +9,7 @@ use super::frame::{HEAD, LOAD};
 use super::launcher::MAX_RANKS;
 use crate::pingpong::cli::DeviceArgs;
 use crate::pingpong::job::WaitMode;
+use crate::program::number;
 
 /// The port of rank 0.
 pub const DEFAULT_PORT: u16 = 18517;
@@ -95,26 +96,18 @@ pub struct Cli {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("say 0.1 to 86400 seconds".into()),
-    }
+    number(text, 0.1..=86_400.0, "0.1 to 86400 seconds").map(Duration::from_secs_f64)
 }
 
 fn seconds_or_none(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds == 0.0 || (0.01..=2_592_000.0).contains(&seconds) => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err("say 0, or 0.01 to 2592000 seconds".into()),
+    if text.parse() == Ok(0.0) {
+        return Ok(Duration::ZERO);
     }
+    number(text, 0.01..=2_592_000.0, "0, or 0.01 to 2592000 seconds").map(Duration::from_secs_f64)
 }
 
 fn factor(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(factor) if (1.0..=1e6).contains(&factor) => Ok(factor),
-        _ => Err("say 1 to 1000000".into()),
-    }
+    number(text, 1.0..=1e6, "1 to 1000000")
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ pub struct Heard {
     pub from: usize,
     /// Number of messages.
     pub messages: u64,
-    /// Payload per second, gigabits.
+    /// Payload that came, in gigabits per second.
     pub gbit: f64,
     /// Number of messages that were lost, came twice or out of order, or had a wrong content.
     pub errors: u64,
@@ -138,7 +138,8 @@ impl Report {
     /// Reads a report. Names and reasons are cut to a length that a table can have, and lose what is not printable.
     ///
     /// # Errors
-    /// It is not a report, in words.
+    ///
+    /// A message that is no report, with what is wrong about it.
     pub fn read(message: &[u8]) -> Result<Self, String> {
         let mut report = serde_json::from_slice(message).map_err(|error| error.to_string())?;
         match &mut report {

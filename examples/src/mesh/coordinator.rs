@@ -154,7 +154,7 @@ impl Coordinator {
         }
     }
 
-    /// What is going on, in one line.
+    /// Tells in one line what the ranks are doing.
     #[must_use]
     pub fn progress(&self) -> String {
         let (stage, ranks) = (self.stage(), self.plan.ranks);

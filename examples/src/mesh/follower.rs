@@ -133,7 +133,8 @@ impl Follower {
     /// Reads an order.
     ///
     /// # Errors
-    /// It is none.
+    ///
+    /// A message that is no order.
     pub fn order(&mut self, message: &[u8]) -> Result<Order, Failure> {
         let order = serde_json::from_slice(message)
             .map_err(|error| Failure::new(format!("rank 0 does not keep to the protocol: {error}")))?;

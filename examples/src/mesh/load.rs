@@ -77,7 +77,7 @@ impl Inbound {
         self.complete
     }
 
-    /// What rank 0 is told.
+    /// The account that rank 0 gets.
     #[must_use]
     pub fn heard(&self, from: usize) -> Heard {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_reactor::ProviderChoice;
 
 use super::job::{MAX_SIZE, Mode, Op, WaitMode};
+use crate::program::number;
 
 /// The port of perftest's tools.
 pub const DEFAULT_PORT: u16 = 18515;
@@ -176,10 +177,7 @@ pub fn parse_size(text: &str) -> Result<u32, String> {
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("say 0.001 to 86400 seconds".into()),
-    }
+    number(text, 0.001..=86_400.0, "0.001 to 86400 seconds").map(Duration::from_secs_f64)
 }
 
 #[cfg(test)]
