@@ -10,6 +10,9 @@ pub struct Key {
 }
 
 impl Key {
+    /// The key of no object: no slab has so many slots.
+    pub const NONE: Self = Self::new(u32::MAX, 0);
+
     /// Builds a key from its parts, as unpacked from a work request id.
     #[must_use]
     pub const fn new(slot: u32, generation: u32) -> Self {

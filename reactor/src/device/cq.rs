@@ -2,6 +2,9 @@
 
 use rdma_transport::provider::CqId;
 
+/// Names a completion queue: the index of its device, and its own on it.
+pub(crate) type Queue = (usize, usize);
+
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) id: CqId,

@@ -17,7 +17,7 @@ use rdma_transport::qp::{QpAttr, SrqId};
 use rdma_transport::slab::Key;
 use rdma_transport::wr::RecvWr;
 
-use self::cq::{CompletionQueue, Mark};
+use self::cq::CompletionQueue;
 use self::home::Home;
 use self::pool::{Buffer, Exhausted, Pool};
 use self::srq::queue::SharedReceives;
@@ -145,7 +145,7 @@ impl Device {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
         let longest = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
-        let nowhere = CqId(Key::new(u32::MAX, 0));
+        let nowhere = CqId(Key::NONE);
         let queues = QpAttr {
             max_inline: config.max_inline,
             max_recv_sge: 1,
@@ -306,11 +306,6 @@ impl Device {
         self.release_room(room.cq, room.entries);
         self.buffers.pool.unreserve(room.entries as usize);
         self.buffers.pool.lend(kept);
-    }
-
-    /// Marks the current moment of a completion queue.
-    pub(crate) fn mark(&mut self, cq: usize) -> Mark {
-        self.cqs[cq].mark()
     }
 
     /// Whether the device is going away and no claims are left on it.

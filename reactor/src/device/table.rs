@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::wr::RecvWr;
 
+use super::cq::{CompletionQueue, Queue};
 use super::home::{Home, Returned};
 use super::pool::Pool;
 use super::{Buffers, Device};
@@ -56,6 +57,12 @@ impl Devices {
     #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Device> {
         self.all.get_mut(index)?.as_mut()
+    }
+
+    /// A completion queue, also of a device that has failed or is going.
+    #[inline]
+    pub(crate) fn cq(&mut self, (device, at): Queue) -> Option<&mut CompletionQueue> {
+        self.get_mut(device)?.cqs.get_mut(at)
     }
 
     /// The buffers of a device. An unknown device has none.

@@ -26,7 +26,7 @@ use crate::limits::buffer_len;
 use crate::options::{ConnectOptions, Service};
 
 /// The connection-manager id of a connection whose address is not known yet: it names nothing.
-pub(super) const NOWHERE: CmId = CmId(Key::new(u32::MAX, 0));
+pub(super) const NOWHERE: CmId = CmId(Key::NONE);
 
 /// What came of asking for an event of the connection manager.
 #[derive(Debug)]

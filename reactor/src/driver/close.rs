@@ -9,6 +9,7 @@ use crate::conn::effects::Event;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::Device;
+use crate::device::cq::CompletionQueue;
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, Work};
 
@@ -83,7 +84,7 @@ impl Driver {
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(seat) = table.get_mut(id) else { return };
-        let cq = seat.link.place.and_then(|place| devices.get_mut(place.device)?.cqs.get_mut(place.room.cq));
+        let cq = seat.link.place.and_then(|place| devices.cq(place.queue()));
         seat.link.suspect = match (suspects, seat.link.suspect, cq) {
             (true, None, Some(cq)) => Some(Suspect { mark: cq.mark(), waits: stats.turns.waits }),
             (true, suspect, _) => suspect,
@@ -102,7 +103,7 @@ impl Driver {
         {
             log::debug!("{id}: disconnecting: {error}");
         }
-        let mark = seat.link.place.and_then(|place| Some(devices.get_mut(place.device)?.mark(place.room.cq)));
+        let mark = seat.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
         seat.link.flush = Flush::Waiting(mark.unwrap_or_default());
         self.set_timeout(id, self.config.flush_timeout);
         self.watch_end(id);
@@ -116,9 +117,7 @@ impl Driver {
             self.table.ending.push(id);
         }
         self.table.note_ending();
-        if self.effects.outside {
-            self.os.wake.wake();
-        }
+        self.ring();
     }
 
     /// The time to flush is over. What was flushed, or came before, may be among what is still to be looked at: that is waited
@@ -127,9 +126,9 @@ impl Driver {
         let behind = self.has_unseen() || self.fair.is_behind() || self.queues.provider_pending;
         let Some(seat) = self.table.get_mut(id) else { return };
         // The queues of a device that has failed or is going are not looked at any more.
-        let device = seat.link.place.and_then(|place| Some((place, self.devices.get_mut(place.device)?)));
-        let cq =
-            device.filter(|(_, device)| !device.removed).and_then(|(place, device)| device.cqs.get_mut(place.room.cq));
+        let cq = seat.link.place.and_then(|place| {
+            self.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
+        });
         let waits = match (seat.link.flush, cq) {
             (Flush::Waiting(begun), Some(cq)) if behind => {
                 seat.link.flush = Flush::Late(begun, cq.mark());
@@ -273,7 +272,7 @@ impl Driver {
         let Some(place) = seat.link.place else { return };
         if let Some(device) = self.devices.get_mut(place.device) {
             let kept = seat.conn.receives().kept();
-            let mark = device.mark(place.room.cq);
+            let mark = device.cqs[place.room.cq].mark();
             match (seat.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = seat.link.qp {

@@ -7,7 +7,7 @@ use rdma_transport::wc::{WcOpcode, WorkCompletion};
 use rdma_transport::wr::RecvWr;
 
 use super::Driver;
-use super::table::Seat;
+use super::table::{Place, Seat};
 use crate::conn::Env;
 use crate::conn::recv_queue::Completed;
 use crate::error::{Error, SendErrorKind};
@@ -128,7 +128,7 @@ impl Driver {
                     })
                 };
                 match posted {
-                    Ok(true) => sent_to = seat.link.place.map(|place| (place.device, place.room.cq)),
+                    Ok(true) => sent_to = seat.link.place.as_ref().map(Place::queue),
                     Ok(false) => {}
                     Err(error) => {
                         log::warn!("{id}: posting failed: {error}");

@@ -9,7 +9,7 @@ use rdma_transport::wc::WorkCompletion;
 
 use super::Driver;
 use crate::config::Config;
-use crate::device::cq::CompletionQueue;
+use crate::device::cq::{CompletionQueue, Queue};
 use crate::error::Error;
 use crate::seam::poller::Interest;
 
@@ -18,9 +18,6 @@ const BATCH: usize = 256;
 
 /// The poller's token of the connection-manager channel; completion channels follow, by device.
 pub(crate) const CM_CHANNEL: usize = 0;
-
-/// A completion queue: index of its device, and its own on it.
-pub(crate) type Queue = (usize, usize);
 
 /// Completions of one queue.
 #[derive(Debug, Default)]
@@ -62,9 +59,25 @@ impl Queues {
             provider_pending: false,
         }
     }
-}
 
-impl Queues {
+    /// Takes up to `limit` completions from a queue; `None`: it is empty.
+    #[inline]
+    fn poll(
+        &mut self,
+        provider: &mut dyn Provider,
+        queue: Queue,
+        cq: &mut CompletionQueue,
+        limit: usize,
+    ) -> rdma_transport::Result<Option<Batch>> {
+        self.spare.clear();
+        let count = provider.poll_cq(cq.id, limit, &mut self.spare)?;
+        if count == 0 {
+            cq.drained();
+            return Ok(None);
+        }
+        Ok(Some(Batch { completions: std::mem::take(&mut self.spare), queue, full: count >= limit }))
+    }
+
     /// Polls a queue before its stage; whether it has something.
     fn poll_early(
         &mut self,
@@ -72,15 +85,17 @@ impl Queues {
         queue: Queue,
         cq: &mut CompletionQueue,
     ) -> rdma_transport::Result<bool> {
-        self.spare.clear();
-        let count = provider.poll_cq(cq.id, self.early_limit, &mut self.spare)?;
-        if count == 0 {
-            cq.drained();
-            return Ok(false);
+        debug_assert!(self.early.is_none(), "the batch that was polled before is lost");
+        self.early = self.poll(provider, queue, cq, self.early_limit)?;
+        Ok(self.early.is_some())
+    }
+
+    /// Puts a queue on the list of those to poll, unless it is there.
+    #[inline]
+    fn make_ready(&mut self, queue: Queue, cq: &mut CompletionQueue) {
+        if !std::mem::replace(&mut cq.ready, true) {
+            self.ready.push_back(queue);
         }
-        let completions = std::mem::take(&mut self.spare);
-        self.early = Some(Batch { completions, queue, full: count >= self.early_limit });
-        Ok(true)
     }
 }
 
@@ -190,12 +205,14 @@ impl Driver {
             if cq.armed && !cq.awaited {
                 continue;
             }
-            if !cq.armed {
+            let arms = !cq.armed;
+            if arms {
                 provider.req_notify(cq.id)?;
                 cq.armed = true;
                 self.stats.completions.arms += 1;
             }
             if !cfg!(planted = "no-poll-after-arming") && self.queues.poll_early(provider, (index, at), cq)? {
+                self.stats.completions.arm_races += u64::from(arms);
                 return Ok(true);
             }
         }
@@ -234,8 +251,8 @@ impl Driver {
             let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
             for (at, cq) in device.cqs.iter_mut().enumerate() {
                 let look = device.has_events || !cq.armed;
-                if look && polled != Some((index, at)) && !std::mem::replace(&mut cq.ready, true) {
-                    self.queues.ready.push_back((index, at));
+                if look && polled != Some((index, at)) {
+                    self.queues.make_ready((index, at), cq);
                 }
             }
         }
@@ -245,13 +262,12 @@ impl Driver {
     /// Sends were posted whose completions go to `queue`. A provider may complete them at once, so stage 7 looks at that queue
     /// again, and the turn need not be followed by another one just for them.
     #[inline]
-    pub(super) fn posted_sends(&mut self, (device, at): Queue) {
+    pub(super) fn posted_sends(&mut self, queue: Queue) {
         self.queues.quiet = false;
         if self.queues.polling
-            && let Some(cq) = self.devices.get_mut(device).and_then(|device| device.cqs.get_mut(at))
-            && !std::mem::replace(&mut cq.ready, true)
+            && let Some(cq) = self.devices.cq(queue)
         {
-            self.queues.ready.push_back((device, at));
+            self.queues.make_ready(queue, cq);
         }
     }
 
@@ -270,19 +286,10 @@ impl Driver {
             if device.removed {
                 continue;
             }
-            let limit = BATCH.min(limit);
-            let mut completions = std::mem::take(&mut self.queues.spare);
-            completions.clear();
-            match self.fabric.provider.poll_cq(cq.id, limit, &mut completions) {
-                Ok(0) => {
-                    cq.drained();
-                    self.queues.spare = completions;
-                }
-                Ok(count) => return Some(Batch { completions, queue: (index, at), full: count >= limit }),
-                Err(error) => {
-                    self.queues.spare = completions;
-                    self.fail_device(index, &error);
-                }
+            match self.queues.poll(&mut *self.fabric.provider, (index, at), cq, BATCH.min(limit)) {
+                Ok(None) => {}
+                Ok(batch) => return batch,
+                Err(error) => self.fail_device(index, &error),
             }
         }
         None
@@ -295,8 +302,8 @@ impl Driver {
         let (index, at) = batch.queue;
         let Some(device) = self.devices.get_mut(index) else { return };
         let Some(cq) = device.cqs.get_mut(at) else { return };
-        if batch.full && !std::mem::replace(&mut cq.ready, true) {
-            self.queues.ready.push_back(batch.queue);
+        if batch.full {
+            self.queues.make_ready(batch.queue, cq);
         }
         if cq.armed {
             // It has raised an event by now, or is about to. If it has not, because these completions came before the arming,
@@ -308,8 +315,7 @@ impl Driver {
 
     /// A batch was handled.
     pub(crate) fn end_batch(&mut self, batch: Batch) {
-        let (index, at) = batch.queue;
-        if let Some(cq) = self.devices.get_mut(index).and_then(|device| device.cqs.get_mut(at)) {
+        if let Some(cq) = self.devices.cq(batch.queue) {
             cq.handled(batch.completions.len());
         }
         self.queues.spare = batch.completions;

@@ -11,7 +11,7 @@ use super::fair::Allowance;
 use super::fallback::Fallback;
 use crate::conn::Connection;
 use crate::device::Room;
-use crate::device::cq::Mark;
+use crate::device::cq::{Mark, Queue};
 use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
 use crate::options::Service;
 
@@ -71,6 +71,13 @@ pub(crate) struct Link {
 pub(crate) struct Place {
     pub(crate) device: usize,
     pub(crate) room: Room,
+}
+
+impl Place {
+    /// The completion queue of the connection.
+    pub(crate) const fn queue(&self) -> Queue {
+        (self.device, self.room.cq)
+    }
 }
 
 /// How far a connection that ends is with flushing its queues.

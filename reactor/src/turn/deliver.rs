@@ -333,52 +333,35 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[cold]
     fn datagram_event(&mut self, event: DatagramEvent) {
         let tag = self.driver.tag();
-        let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::new(u32::MAX, 0));
+        let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::NONE);
         let Self { driver, endpoints, handler, .. } = self;
-        let handler = handler.datagrams();
-        let parts = (&mut **driver, &mut **endpoints);
+        let mut handler = handler.datagrams();
+        /// Makes a callback of the handler of datagrams, if the program has one.
+        macro_rules! callback {
+            ($name:ident($endpoint:expr $(, $argument:expr)*)) => {
+                if let Some(handler) = &mut handler {
+                    let of = (Of::Endpoint($endpoint), stringify!($name));
+                    call((&mut **driver, &mut **endpoints), of, |cx| handler.$name(cx, $endpoint $(, $argument)*));
+                }
+            };
+        }
         match event {
             DatagramEvent::Datagram { endpoint, buffer, len, completion } => {
-                if let Some(handler) = handler
-                    && let Some(slabs) = endpoints.slabs_of(driver, key(endpoint))
+                if let Some(slabs) = endpoints.slabs_of(driver, key(endpoint))
                     && let Some(datagram) = Datagram::of(&completion, slabs.bytes(&buffer, len))
                 {
-                    let of = (Of::Endpoint(endpoint), "on_datagram");
-                    call((driver, endpoints), of, |cx| handler.on_datagram(cx, endpoint, datagram));
+                    callback!(on_datagram(endpoint, datagram));
                 }
                 endpoints.free(key(endpoint), buffer);
             }
             DatagramEvent::Closed { endpoint, reason } => {
-                if let Some(handler) = handler {
-                    let of = (Of::Endpoint(endpoint), "on_endpoint_closed");
-                    call((driver, endpoints), of, |cx| handler.on_endpoint_closed(cx, endpoint, reason));
-                }
+                callback!(on_endpoint_closed(endpoint, reason));
                 endpoints.release(driver, key(endpoint));
             }
-            DatagramEvent::Sent { endpoint, send, outcome } => {
-                if let Some(handler) = handler {
-                    let of = (Of::Endpoint(endpoint), "on_datagram_sent");
-                    call(parts, of, |cx| handler.on_datagram_sent(cx, endpoint, send, outcome));
-                }
-            }
-            DatagramEvent::Writable { endpoint } => {
-                if let Some(handler) = handler {
-                    let of = (Of::Endpoint(endpoint), "on_datagram_writable");
-                    call(parts, of, |cx| handler.on_datagram_writable(cx, endpoint));
-                }
-            }
-            DatagramEvent::Peer { endpoint, address, found } => {
-                if let Some(handler) = handler {
-                    call(parts, (Of::Endpoint(endpoint), "on_peer"), |cx| {
-                        handler.on_peer(cx, endpoint, address, found);
-                    });
-                }
-            }
-            DatagramEvent::Joined { endpoint, group, joined } => {
-                if let Some(handler) = handler {
-                    call(parts, (Of::Endpoint(endpoint), "on_join"), |cx| handler.on_join(cx, endpoint, group, joined));
-                }
-            }
+            DatagramEvent::Sent { endpoint, send, outcome } => callback!(on_datagram_sent(endpoint, send, outcome)),
+            DatagramEvent::Writable { endpoint } => callback!(on_datagram_writable(endpoint)),
+            DatagramEvent::Peer { endpoint, address, found } => callback!(on_peer(endpoint, address, found)),
+            DatagramEvent::Joined { endpoint, group, joined } => callback!(on_join(endpoint, group, joined)),
         }
     }
 }

@@ -144,9 +144,6 @@ impl Waiting {
         let mut busy = more || pending || driver.has_work() || !self.edges.is_empty() || driver.poll_news();
         if !busy {
             busy = driver.arm();
-            driver.counters().completions.arm_races += u64::from(busy);
-            // A device that could not be armed has failed.
-            busy |= driver.has_work();
         }
         if busy || driver.os().wake.is_pending() {
             // A flood that has to wait for its next turn must not hide the edges of others.
@@ -187,7 +184,7 @@ impl Waiting {
     /// Arms, and looks once more at everything, before the caller of a turn sleeps on the reactor's descriptor. Returns
     /// whether there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
-        if driver.arm() || driver.has_work() {
+        if driver.arm() {
             return Ok(true);
         }
         if !self.polled_os {

@@ -451,5 +451,5 @@ fn a_completion_of_an_unknown_queue_pair_names_none() {
     world.verbs.destroy_id(end.id, world.now);
     world.fake.complete(&handle, failed(1));
     let done = world.poll(end.cq);
-    assert_eq!(done[0].qp, QpId(Key::new(u32::MAX, 0)));
+    assert_eq!(done[0].qp, QpId(Key::NONE));
 }

@@ -13,8 +13,7 @@ pub(super) struct Numbers {
 impl Numbers {
     const PAGE: usize = 1 << 10;
     const LIMIT: usize = 1 << 24;
-    /// The handle of no queue pair: no table has so many places.
-    const NONE: QpId = QpId(Key::new(u32::MAX, 0));
+    const NONE: QpId = QpId(Key::NONE);
 
     pub(super) fn insert(&mut self, number: u32, qp: QpId) {
         let number = number as usize;
