@@ -160,6 +160,28 @@ if [ -s "$control/ready" ]; then
     readers=
 fi
 
+# What the kernel must not have said, and the taint bits 7 (died), 9 (warned), 14 (soft lockup).
+bad='WARNING: |BUG: |BUG at |Oops|Kernel panic|Call Trace:|general protection fault,|INFO: task .* blocked for more than'
+bad="$bad|self-detected stall|detected stalls|soft lockup|hard LOCKUP|refcount_t:|use-after-free|double free|list_(add|del) corruption"
+bad="$bad|possible (circular|recursive) locking|suspicious RCU|scheduling while atomic|sleeping function called|unregister_netdevice: waiting"
+bad="$bad|Unable to handle|page allocation failure|Out of memory:|kernel memory leak"
+
+# Runs the step once more if the first complaint in a kernel log is of a defect of the kernel's own drivers that no program
+# can keep from happening. All of them are in siw's connection setup: it gives a listener's endpoint back twice when a peer goes
+# away in the middle of its handshake, and it tells of a peer's close before it has told that the connection is up.
+once_more_if_known() { # LOG
+    local first defect again=${VM_AGAIN:-0}
+    first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")
+    defect=$(grep -oE 'siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!' <<<"$first" | head -n 1)
+    [ -n "$defect" ] || return 0
+    echo "$defect" >>"$rwdir/kernel-defects"
+    [ "$again" -lt 3 ] || die "FAILED: the guest's kernel has a known defect, $defect, which showed four times in a row"
+    say "the guest's kernel has a known defect, $defect, which has shown: once more"
+    cleanup
+    trap - EXIT
+    VM_AGAIN=$((again + 1)) exec "$0" "${arguments[@]}"
+}
+
 section() { # TITLE FILE
     [ ! -s "$2" ] || { echo "vm: ---- $1 ----"; tr -d '\r' <"$2" | sed 's/\x1b\[[0-9;]*[A-Za-z]//g'; } >&2
 }
@@ -172,19 +194,7 @@ if [ ! -s "$control/status" ]; then
         die "FAILED: the guest did not come up within $timeout s"
     fi
     if [ -s "$control/ready" ]; then
-        # Defects of the kernel's own drivers that a program cannot keep from happening. All are in siw's connection setup:
-        # it gives a listener's endpoint back twice when a peer goes away in the middle of its handshake, and it tells of a
-        # peer's close before it has told that the connection is up.
-        for defect in 'siw_destroy_listen+' 'siw_cep_put+' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!'; do
-            grep -qF "$defect" "$control/serial" || continue
-            again=${VM_AGAIN:-0}
-            echo "$defect" >>"$rwdir/kernel-defects"
-            [ "$again" -lt 3 ] || die "FAILED: the guest's kernel died of a known defect, $defect, four times in a row"
-            say "the guest's kernel died of a known defect, $defect: once more"
-            cleanup
-            trap - EXIT
-            VM_AGAIN=$((again + 1)) exec "$0" "${arguments[@]}"
-        done
+        once_more_if_known "$control/serial"
         die "FAILED: the guest died while the command ran (emulator status $emulator)"
     fi
     die "FAILED: the guest did not boot (emulator status $emulator)"
@@ -193,17 +203,13 @@ fi
 status=$(cat "$control/status")
 [ -z "${VM_VERBOSE:-}" ] || say "ready $(cat "$control/ready" 2>/dev/null) s after the kernel's start; status $status"
 
-# What the kernel must not have said, and the taint bits 7 (died), 9 (warned), 14 (soft lockup).
-bad='WARNING: |BUG: |BUG at |Oops|Kernel panic|Call Trace:|general protection fault,|INFO: task .* blocked for more than'
-bad="$bad|self-detected stall|detected stalls|soft lockup|hard LOCKUP|refcount_t:|use-after-free|double free|list_(add|del) corruption"
-bad="$bad|possible (circular|recursive) locking|suspicious RCU|scheduling while atomic|sleeping function called|unregister_netdevice: waiting"
-bad="$bad|Unable to handle|page allocation failure|Out of memory:|kernel memory leak"
 complaints=$(grep -E "$bad" "$control/dmesg" | { if [ -n "${VM_DMESG_ALLOW:-}" ]; then grep -vE "$VM_DMESG_ALLOW"; else cat; fi; } | head -n 20)
 if [ -z "$complaints" ] && [ -z "${VM_DMESG_ALLOW:-}" ] && [ $(($(cat "$control/tainted") & 17024)) != 0 ]; then
     complaints="taint $(cat "$control/tainted")"
 fi
 
 if [ -n "$complaints" ] || [ -s "$control/failed" ]; then
+    once_more_if_known "$control/dmesg"
     section "kernel log of the guest" "$control/dmesg"
     section "its processes" "$control/processes"
     section "serial output" "$control/serial"

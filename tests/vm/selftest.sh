@@ -92,6 +92,19 @@ took=$(awk '{ print int(($2 - $1) / 1000) }' <<<"$times")
 check "a kernel warning fails" 1 'FAILED: the guest.s kernel complained.* status was 0' \
     "$here/run.sh" --rwdir "$rwdir" 'echo "WARNING: planted by the selftest" >/dev/kmsg; true'
 check "a kernel crash fails" 1 'FAILED: the guest died' "$here/run.sh" --rwdir "$rwdir" 'echo c >/proc/sysrq-trigger; sleep 60'
+# What the kernel says first decides. The first time the command has the kernel say something; the second time it succeeds.
+first='[ -e $VM_RWDIR/again ] || { touch $VM_RWDIR/again; '
+for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!'; do
+    for end in 'exit 1' 'echo c >/proc/sysrq-trigger; sleep 60'; do
+        rm -f "$rwdir/again" "$rwdir/kernel-defects"
+        check "a known defect of the kernel, then ${end%% *}: once more" 0 'known defect.*once more' \
+            "$here/run.sh" --rwdir "$rwdir" "$first echo '$defect' >/dev/kmsg; $end; }"
+        [ "$(wc -l <"$rwdir/kernel-defects")" = 1 ] || { echo "FAIL it is not counted"; bad=1; }
+    done
+done
+rm -f "$rwdir/again"
+check "an unknown defect before a known one fails" 1 'FAILED: the guest.s kernel complained' "$here/run.sh" --rwdir "$rwdir" \
+    "$first echo 'WARNING: planted' >/dev/kmsg; echo -- '---[ end trace 0 ]---' >/dev/kmsg; echo 'WARNING: siw_cep_put+0x0' >/dev/kmsg; }"
 VM_TIMEOUT=30 check "a hung command fails" 124 'did not end within' "$here/run.sh" --rwdir "$rwdir" 'sleep 1000'
 VM_TIMEOUT=20 check "a guest that does not come up fails" 1 'vm: FAILED' env VM_MEMORY=64M "$here/run.sh" --rwdir "$rwdir" true
 exit $bad
