@@ -1,0 +1,130 @@
+//! The links between the project's documents lead somewhere: to a file that is there, and to a heading that it has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+/// Folders that have no documents of the project.
+const SKIPPED: [&str; 2] = ["target", ".git"];
+
+/// A document: its links, and the anchors that its headings make.
+#[derive(Default)]
+struct Document {
+    links: Vec<String>,
+    anchors: BTreeSet<String>,
+}
+
+impl Document {
+    fn read(text: &str) -> Self {
+        let (mut document, mut heading, mut uses) = (Self::default(), None::<String>, BTreeMap::new());
+        for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+            match event {
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    document.links.push(dest_url.into_string());
+                }
+                Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+                Event::End(TagEnd::Heading(_)) => {
+                    let anchor = anchor(&heading.take().unwrap_or_default());
+                    let used: &mut usize = uses.entry(anchor.clone()).or_default();
+                    document.anchors.insert(if *used == 0 { anchor } else { format!("{anchor}-{used}") });
+                    *used += 1;
+                }
+                Event::Text(part) | Event::Code(part) => {
+                    if let Some(heading) = &mut heading {
+                        heading.push_str(&part);
+                    }
+                }
+                _ => {}
+            }
+        }
+        document
+    }
+}
+
+/// The anchor of a heading, as GitHub makes it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The documents below a folder.
+fn documents(folder: &Path, found: &mut BTreeMap<PathBuf, Document>) {
+    for entry in fs::read_dir(folder).expect("a folder of the project") {
+        let entry = entry.expect("an entry");
+        // The packages have the README of the project as a symbolic link.
+        if entry.file_type().expect("its type").is_symlink() {
+            continue;
+        }
+        let path = entry.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && !SKIPPED.contains(&name) {
+            documents(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            let text = fs::read_to_string(&path).expect("a document");
+            found.insert(path, Document::read(&text));
+        }
+    }
+}
+
+/// A path without `.` and `..`.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => _ = plain.pop(),
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+/// What is wrong with a link of a document; `None`: nothing, or the link leads out of the project.
+fn fault(of: &Path, link: &str, documents: &BTreeMap<PathBuf, Document>) -> Option<String> {
+    if link.starts_with("https://") {
+        return None;
+    }
+    if link.contains(':') {
+        return Some("neither a file of the project nor an https address".into());
+    }
+    let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+    let target = if file.is_empty() { of.to_path_buf() } else { plain(&of.parent()?.join(file)) };
+    let Some(anchor) = anchor else { return (!target.exists()).then(|| "no such file".into()) };
+    match documents.get(&target) {
+        Some(document) if document.anchors.contains(anchor) => None,
+        Some(document) => Some(format!("no such heading; there are {:?}", document.anchors)),
+        None => Some("no such document".into()),
+    }
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let root = plain(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    let mut all = BTreeMap::new();
+    documents(&root, &mut all);
+    let (mut links, mut faults) = (0, Vec::new());
+    for (path, document) in &all {
+        for link in &document.links {
+            links += 1;
+            faults.extend(fault(path, link, &all).map(|fault| format!("{}: {link}: {fault}", path.display())));
+        }
+    }
+    assert!(all.len() > 20 && links > 50, "{} documents with {links} links: the search found too little", all.len());
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_found() {
+    let (here, there) = (PathBuf::from("/p/docs/a.md"), PathBuf::from("/p/b.md"));
+    let there_has = Document::read("# One `thing`, two\n\n## Twice\n\n## Twice\n\n[x](docs/a.md)");
+    assert_eq!(there_has.links, ["docs/a.md"]);
+    let all = BTreeMap::from([(here.clone(), Document::default()), (there, there_has)]);
+    for good in ["https://example.org/", "../b.md#one-thing-two", "../b.md#twice", "../b.md#twice-1"] {
+        assert_eq!(fault(&here, good, &all), None, "{good}");
+    }
+    for bad in ["../b.md#three", "../b.md#twice-2", "c.md#one", "c.md", "#one", "http://example.org", "file:///etc"] {
+        assert!(fault(&here, bad, &all).is_some(), "{bad}");
+    }
+}
