@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 
 pub mod bench;
+#[cfg(feature = "completions")]
+mod completions;
 pub mod doctor;
 #[cfg(feature = "embed")]
 pub mod embed;

@@ -45,6 +45,11 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
 /// # Errors
 /// The mistake in the command line, in one line.
 pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Parsed<C>, Failure> {
+    let args: Vec<_> = args.into_iter().collect();
+    #[cfg(feature = "completions")]
+    if let Some(script) = crate::completions::wanted(&args, C::command()) {
+        return script.map(Parsed::Print);
+    }
     let error = match C::try_parse_from(args) {
         Ok(cli) => return Ok(Parsed::Run(cli)),
         Err(error) => error,
