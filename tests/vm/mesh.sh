@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # rdma-mesh in the guest: four ranks on siw and on rxe, and ranks in network namespaces, of which one link is slow, one is
 # cut, and one is cut in the middle. Builds on the host, runs in the guest.
+# MESH_RANKS=16 has that many ranks in namespaces; docs/mesh.svg was made with it (target/vm/mesh/links.svg).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
     program=$(tests/vm/build.sh rdma-mesh) || exit 1
-    VM_TIMEOUT=${VM_TIMEOUT:-400} exec tests/vm/run.sh bash tests/vm/mesh.sh --inside "$program"
+    VM_PASS=MESH_RANKS VM_TIMEOUT=${VM_TIMEOUT:-400} exec tests/vm/run.sh bash tests/vm/mesh.sh --inside "$program"
 fi
 
 mesh=$2 failed=0
+count=${MESH_RANKS:-5}
 out=$VM_RWDIR/mesh
 mkdir -p "$out"
 
@@ -48,12 +50,12 @@ on_device() { # DEVICE ADDRESS
         and all(.pairs[]; .latency.p50_us > 0 and .a_to_b.gbit > 0 and .b_to_a.gbit > 0 and .a_to_b.messages > 0)' "$out/$1.json"
 }
 
-# Five namespaces on a bridge: rank 0 at 10.88.0.1, and so on.
+# Namespaces on a bridge, one per rank: rank 0 at 10.88.0.1, and so on.
 namespaces() {
     local rank
     for module in bridge sch_netem sch_prio cls_u32; do modprobe "$module" || return; done
     ip link add mesh type bridge && ip link set mesh up || return
-    for rank in 0 1 2 3 4; do
+    for ((rank = 0; rank < count; rank++)); do
         ip netns add "r$rank" && ip link add "m$rank" type veth peer name eth0 netns "r$rank" || return
         ip link set "m$rank" master mesh up && ip -n "r$rank" addr add "10.88.0.$((rank + 1))/24" dev eth0 || return
         ip -n "r$rank" link set lo up && ip -n "r$rank" link set eth0 up || return
@@ -76,7 +78,7 @@ in_namespaces=(ip netns exec 'r{}' "$mesh" --provider iwarp --root 10.88.0.1 --l
 slow_and_cut() {
     netem 1 2 delay 1200ms && netem 3 4 loss 100% || return
     # The slow link's own time to and fro is not silence.
-    ranks links 5 "${in_namespaces[@]}" --count 5 --silence 15 && return 1
+    ranks links "$count" "${in_namespaces[@]}" --count "$count" --silence 15 && return 1
     # Both are named with ranks, hosts and figures; nothing else is. On a busy machine all latencies are long, and the
     # slow link stands out by its bandwidth.
     grep -E '^ +3 host-3 +4 host-4 .* no connection' "$out/links.table" &&
@@ -97,7 +99,7 @@ cut_in_the_middle() {
         until grep -q 'bandwidth up' "$out/middle.progress" 2>/dev/null; do sleep 0.1; done
         netem 4 2 loss 100%
     ) &
-    ranks middle 5 "${in_namespaces[@]}" --count 5 --tolerance 1e6 --bandwidth 0.5 && return 1
+    ranks middle "$count" "${in_namespaces[@]}" --count "$count" --tolerance 1e6 --bandwidth 0.5 && return 1
     jq -e '[.pairs[] | select(.broken != null) | [.a, .b]] == [[2, 4]]
         and all(.pairs[]; .latency.p50_us > 0)
         and all(.pairs[] | select(.broken == null); .b_to_a.gbit > 0 and .a_to_b.messages > 0)
@@ -106,7 +108,7 @@ cut_in_the_middle() {
 
 check 'siw: four ranks' on_device "$RDMA_SIW_DEV" "$RDMA_SIW_ADDR"
 check 'rxe: four ranks' on_device "$RDMA_RXE_DEV" "$RDMA_RXE_ADDR"
-check 'five network namespaces' namespaces
+check "$count network namespaces" namespaces
 check 'a slow link and a cut link are named, and nothing else' slow_and_cut
 check 'a link that is cut in the middle is named' cut_in_the_middle
 ip -all netns del

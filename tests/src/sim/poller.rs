@@ -95,10 +95,10 @@ impl Poller for SimPoller {
         Ok(())
     }
 
-    fn wait(&mut self, _timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()> {
-        let mut fabric = lock(&self.fabric);
+    fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()> {
+        let (mut fabric, before) = (lock(&self.fabric), edges.len());
         fabric.tick();
-        fabric.ports[self.node].woken = false;
+        let woken = std::mem::take(&mut fabric.ports[self.node].woken);
         for channel in 0..2 {
             let spurious = fabric.net.spurious;
             let spurious = fabric.rng.chance(spurious);
@@ -113,6 +113,15 @@ impl Poller for SimPoller {
             if std::mem::take(&mut own.edge) && own.bytes > 0 {
                 edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
             }
+        }
+        // A wait that would not end at once: nothing may be left to do.
+        if timeout != Some(Duration::ZERO)
+            && edges.len() == before
+            && !woken
+            && let Some(what) = fabric.asleep_on(self.node)
+        {
+            let violation = format!("node{} waits, though there is {what}", self.node);
+            fabric.violations.push(violation);
         }
         drop(fabric);
         let_others_speak(&self.fabric);
