@@ -89,15 +89,14 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 
 test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, others' programs and ours, faults, refusals, Valgrind
 	@rm -f target/vm/kernel-defects
-	tests/vm/conformance.sh
-	$(VERBS_ENV) BINDING=rdma-sys tests/vm/conformance.sh
+	$(VERBS_ENV) tests/vm/bindings.sh
 	tests/vm/interop.sh
 	tests/vm/interop_siw.sh
 	tests/vm/faults.sh
 	tests/vm/small.sh
 	tests/vm/pingpong.sh
 	tests/vm/mesh.sh
-	@echo "steps repeated because the guest's kernel died of a known defect: $$(cat target/vm/kernel-defects 2>/dev/null | wc -l)"
+	@echo "steps repeated because the guest's kernel has a known defect: $$(cat target/vm/kernel-defects 2>/dev/null | wc -l)"
 	@! test -s target/vm/kernel-defects || sort target/vm/kernel-defects | uniq -c
 
 hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
