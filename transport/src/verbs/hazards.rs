@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::EventChannel;
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
@@ -40,8 +39,7 @@ impl World {
         // A clock reading to start from; time is an argument from then on.
         #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
         let now = Instant::now();
-        let channel = Arc::new(EventChannel::open().unwrap());
-        Self { fake, verbs: Verbs::on_channel(channel).unwrap(), now }
+        Self { fake, verbs: Fake::provider(), now }
     }
 
     fn new(personality: Personality) -> Self {
