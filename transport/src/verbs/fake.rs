@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::channel::EventChannel;
 use super::core::Verbs;
@@ -52,6 +52,9 @@ struct State {
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
     down: Vec<u8>,
+    /// Registering memory waits, as it does for the pages of gigabytes; and how many calls are waiting.
+    holds_registrations: bool,
+    registering: usize,
     log: Vec<String>,
 }
 
@@ -60,6 +63,7 @@ pub(crate) struct Fake {
     personality: Personality,
     context: *mut verbs_context,
     state: Mutex<State>,
+    let_go: Condvar,
 }
 
 // SAFETY: the pointers lead to objects that are never freed; what is shared is behind the lock.
@@ -152,7 +156,8 @@ impl Fake {
         ops.post_srq_recv = Some(post_srq_recv);
         let context = forever(Context { verbs, fake: None });
         let state = Mutex::new(State { next: 1, ..State::default() });
-        let fake: &'static Self = Box::leak(Box::new(Self { personality, context: context.cast(), state }));
+        let fake: &'static Self =
+            Box::leak(Box::new(Self { personality, context: context.cast(), state, let_go: Condvar::new() }));
         // SAFETY: made above, and nobody else has it yet.
         unsafe { (*context).fake = Some(fake) };
         CURRENT.set(Some(fake));
@@ -280,6 +285,17 @@ impl Fake {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };
         self.state().broken_queues.push(cq.addr());
+    }
+
+    /// Lets the registration of memory wait, or go on.
+    pub(crate) fn hold_registrations(&self, hold: bool) {
+        self.state().holds_registrations = hold;
+        self.let_go.notify_all();
+    }
+
+    /// Whether a registration is waiting.
+    pub(crate) fn is_registering(&self) -> bool {
+        self.state().registering > 0
     }
 
     /// Reading completion events fails from now on.
@@ -572,7 +588,13 @@ unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, a
     // SAFETY: a domain of the fake.
     let context = unsafe { (*pd).context };
     // SAFETY: a fake's context.
-    let mut state = unsafe { behind(context) }.state();
+    let fake = unsafe { behind(context) };
+    let mut state = fake.state();
+    state.registering += 1;
+    while state.holds_registrations {
+        state = fake.let_go.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state.registering -= 1;
     state.next += 1;
     let key = state.next;
     state.regions.insert(key, access as c_uint);
