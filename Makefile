@@ -20,7 +20,7 @@ test: vm-setup ## All tests, about 13 minutes on two cores with what they build
 	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
-DEVICE_TESTS = adapter rdma rdma_churn rdma_faults rdma_queues rdma_scale interop_siw misbehaviour_siw
+DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_wire rdma_without_siw interop_siw misbehaviour_siw
 HOST_TESTS = libraries $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device

@@ -13,8 +13,9 @@ use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProviderChoice {
-    /// RDMA devices if one serves the first address that is listened on or connected to, else the embedded provider;
-    /// which one and why is logged at `info`. Finding out may take up to 200 ms, once.
+    /// RDMA devices, and the embedded provider for what they do not reach; which one and why is logged at `info`. A listener on an
+    /// unspecified address takes connections of both. A connection takes the embedded provider if no device resolves the
+    /// address within [`Config::resolve_timeout`]. Without devices or their libraries, the embedded provider alone.
     #[default]
     Auto,
     /// RDMA devices through librdmacm and libibverbs.
@@ -78,6 +79,7 @@ pub struct Config {
     pub(crate) backlog: u32,
     pub(crate) remote_queue: u32,
     pub(crate) connect_timeout: Duration,
+    pub(crate) resolve_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) keepalive_interval: Duration,
     pub(crate) keepalive_timeout: Duration,
@@ -119,6 +121,7 @@ impl Default for Config {
             backlog: 1024,
             remote_queue: 65_536,
             connect_timeout: Duration::from_secs(10),
+            resolve_timeout: Duration::from_millis(200),
             handshake_timeout: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(5),
             keepalive_timeout: Duration::from_secs(15),
@@ -337,6 +340,15 @@ impl Config {
         self
     }
 
+    /// Time that an RDMA device has to resolve the address of a peer, before [`ProviderChoice::Auto`] takes the embedded provider
+    /// for the connection, with a line in the log at `info`. A path of InfiniBand that was not used for a while may take
+    /// longer than the default. The other choices do not use it. 1 ms to 24 h. Default: 200 ms.
+    #[must_use]
+    pub const fn resolve_timeout(mut self, timeout: Duration) -> Self {
+        self.resolve_timeout = timeout;
+        self
+    }
+
     /// Time an incoming connection may take from the accept to `on_connect`. Default: 5 s.
     #[must_use]
     pub const fn handshake_timeout(mut self, timeout: Duration) -> Self {
@@ -479,6 +491,7 @@ impl Config {
         for (setting, value) in [
             ("transfer_timeout", self.transfer_timeout),
             ("connect_timeout", self.connect_timeout),
+            ("resolve_timeout", self.resolve_timeout),
             ("handshake_timeout", self.handshake_timeout),
             ("keepalive interval", self.keepalive_interval),
             ("keepalive timeout", self.keepalive_timeout),
@@ -533,6 +546,7 @@ mod tests {
         assert!(Config::default().completion_moderation(0, 10).validate().is_err());
         assert!(Config::default().max_inline(1025).validate().is_err());
         assert!(Config::default().max_handshakes_per_peer(Some(0)).validate().is_err());
+        assert!(Config::default().resolve_timeout(Duration::ZERO).validate().is_err());
         assert!(Config::default().request_grace(Duration::ZERO).validate().is_err());
         for wrong in [7, 32_769, 16_384] {
             assert!(Config::default().shared_receives(Some(wrong)).validate().is_err());

@@ -51,7 +51,8 @@ impl ConnectOptions {
         self
     }
 
-    /// The type of service of every packet, with the DSCP in the upper six bits (RFC 2474): 0 to 255. On InfiniBand the subnet
+    /// The type of service of every packet, with the DSCP in the upper six bits (RFC 2474): 0 to 255. On InfiniBand and RoCE it
+    /// holds for what the peer sends, too. On InfiniBand the subnet
     /// manager chooses the service level by it. Default: what the system or the administrator has set
     /// (`rdma_set_option`(3), `RDMA_OPTION_ID_TOS`).
     #[must_use]
@@ -123,7 +124,8 @@ impl ListenOptions {
         self
     }
 
-    /// As [`ConnectOptions::type_of_service`], for what this side sends.
+    /// As [`ConnectOptions::type_of_service`], for what this side sends on iWARP. On InfiniBand and RoCE the side that connects
+    /// decides for both directions, and this one has no effect.
     #[must_use]
     pub const fn type_of_service(mut self, octet: u8) -> Self {
         self.path.type_of_service = Some(octet);

@@ -73,6 +73,8 @@ pub struct Forward {
     /// The keys of regions that may be read into.
     sinks: BTreeSet<u32>,
     first_listener: Option<CmId>,
+    /// The peer and the deadline of a connection that is to go on under another id.
+    diverted: Option<(SocketAddr, Instant)>,
 }
 
 impl Forward {
@@ -111,7 +113,8 @@ impl Forward {
     #[must_use]
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
-        Self { inner, info, gate, record: Record::default(), sinks: BTreeSet::new(), first_listener: None }
+        let (record, sinks) = (Record::default(), BTreeSet::new());
+        Self { inner, info, gate, record, sinks, first_listener: None, diverted: None }
     }
 
     fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
@@ -219,6 +222,9 @@ unsafe impl Provider for Forward {
     fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
         self.pass(Call::Resolve, "rdma_resolve_addr")?;
+        if self.gate.takes_diversion() {
+            self.diverted = Some((peer, deadline));
+        }
         self.inner.resolve_with(peer, options, deadline).map(|id| self.opened(id))
     }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -256,8 +262,17 @@ unsafe impl Provider for Forward {
             return Ok(Some(CmEvent { id, kind: CmEventKind::AddressChange }));
         }
         let event = self.inner.next_cm_event(now)?;
-        if let Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) = event {
-            self.opened(id);
+        match event {
+            Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
+                self.opened(id);
+            }
+            Some(CmEvent { id, kind: CmEventKind::Resolved { .. } }) => {
+                if let Some((peer, deadline)) = self.diverted.take() {
+                    let to = self.inner.resolve(peer, deadline)?;
+                    return Ok(Some(CmEvent { id, kind: CmEventKind::Moved { to: self.opened(to) } }));
+                }
+            }
+            _ => {}
         }
         Ok(event)
     }

@@ -1,5 +1,8 @@
 //! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, providers that fail.
 
+#[cfg(feature = "verbs")]
+pub mod auto;
+pub mod capture;
 pub mod conformance;
 #[cfg(feature = "verbs")]
 pub mod device;

@@ -2,16 +2,45 @@
 //! by one of its addresses, `RDMA_ADAPTER_ADDR`; without that every test fails.
 #![cfg(feature = "verbs")]
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_reactor::{DisconnectReason, Reactor};
+use rdma_reactor::{DisconnectReason, ProviderChoice, Reactor};
 use rdma_reactor_tests::conformance;
 use rdma_reactor_tests::conformance::Setup;
-use rdma_reactor_tests::conformance::harness::{Event, Probe, now, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
 use rdma_reactor_tests::device::{Peer, config};
 
 conformance!(adapter, rdma_reactor_tests::conformance::Setup::adapter());
 conformance!(shared adapter_shared, rdma_reactor_tests::conformance::Setup::adapter().shared(128));
+
+/// H10: one listener on an unspecified address, under `Auto`, serves a client on the device; and one on the loopback at the same
+/// time, unless a device of iWARP has the port of TCP.
+#[test]
+fn a_wildcard_listener_serves_the_device_and_the_loopback() {
+    with_watchdog("a_wildcard_listener_serves_the_device_and_the_loopback", || {
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        let setup = Setup { provider: ProviderChoice::Auto, address: any, ..Setup::adapter() };
+        let mut p = Pair::new(&setup, setup.config(), Probe::echo(), Probe::default());
+        let both = p.server.provider_name() == "verbs+iwarp";
+        println!("provider {}", p.server.provider_name());
+        let mut connections = Vec::new();
+        p.address.set_ip(Setup::adapter().address.ip());
+        connections.push(p.connect());
+        if both {
+            p.address.set_ip([127, 0, 0, 1].into());
+            connections.push(p.connect());
+            let on = p.client.context().device(connections[1]).map(str::to_owned);
+            assert_eq!(on.as_deref(), Some("iwarp0"));
+        }
+        assert_ne!(p.client.context().device(connections[0]), Some("iwarp0"));
+        for &conn in &connections {
+            p.client.context().send(conn, b"there and back").expect("room");
+        }
+        p.until("all are back", |p| p.c.received == connections.len() as u64);
+        p.finish();
+    });
+}
 
 /// Number of connections that a fault hits.
 const HIT: usize = 8;

@@ -81,6 +81,29 @@ fn a_listener_follows_its_address() {
     });
 }
 
+/// A connection that goes on under another id of the connection manager, because the first provider does not lead to the peer,
+/// comes up like others, and leaves nothing behind; nor does one that is given up meanwhile.
+#[test]
+fn a_connection_goes_on_under_another_id() {
+    with_watchdog("a_connection_goes_on_under_another_id", || {
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::echo(), Probe::default());
+        let gate = Gate::default();
+        p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
+        gate.divert_connection();
+        let conn = p.connect();
+        assert!(!gate.takes_diversion(), "it was diverted");
+        assert_eq!(gate.objects().ids, 1, "the first id is gone");
+        p.client.context().send(conn, b"there and back").expect("room");
+        p.until("it is back", |p| p.c.received == 1);
+        gate.divert_connection();
+        let given_up = p.client.context().connect(p.address).expect("connecting");
+        p.client.context().close(given_up);
+        p.until("the end", |p| p.client.stats().connections.current == 1);
+        assert_eq!(gate.objects().ids, 1);
+        p.finish();
+    });
+}
+
 /// The reason of an end that comes from a device names the device and its code, which the vendor can explain.
 #[test]
 fn a_failed_work_request_says_what_the_device_calls_it() {

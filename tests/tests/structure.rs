@@ -49,7 +49,6 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "its size, what the device was asked for, what the reactor has to see, and a place on a list",
     ),
     ("Queues", &["polling", "quiet", "provider_pending"], "a stage, what the last one found, what the provider left"),
-    ("Fabric", &["undecided", "fresh"], "the first provider is fresh while it may still be replaced"),
     ("Stream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
     ("Membership", &["pending", "counted"], "the arrival that is counted may not be the last one"),
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),

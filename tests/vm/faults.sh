@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Faults of peers, links and devices, on the guest's devices. With RDMA_CYCLES=10000 (4,000 at least) also so many
-# connections one after another on each. Builds on the host, runs in the guest, always, for it takes devices away.
+# Faults of peers, links and devices, which provider is used when devices come and go, and what is on the wire between two devices.
+# With RDMA_CYCLES=10000 (4,000 at least) also so many connections one after another on each. Builds on the host, runs in the guest,
+# always, for it takes devices away and changes routes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh rdma_faults ${RDMA_CYCLES:+rdma_churn})
+binaries=$(tests/vm/build.sh rdma_faults rdma_auto rdma_without_siw ${RDMA_CYCLES:+rdma_churn} rdma_wire)
 
 script=''
 for binary in $binaries; do
+    # What comes after this stays so.
+    [[ $binary != */rdma_wire-* ]] || script+="tests/vm/wire.sh && "
     # One test at a time: they take the devices away, and count what is open on them.
     script+="timeout 600 $binary --test-threads=1 $* && "
 done

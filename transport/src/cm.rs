@@ -121,7 +121,8 @@ impl PathOptions {
 /// How a listener takes connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// As for [`PathOptions::type_of_service`], for the connections that come in.
+    /// As for [`PathOptions::type_of_service`], for the connections that come in, on iWARP. On InfiniBand and RoCE the request of
+    /// the peer brings the type of service for both directions, and this one has no effect.
     pub type_of_service: Option<u8>,
     /// As for [`PathOptions::ack_timeout`], for the connections that come in.
     pub ack_timeout: Option<u8>,
@@ -238,6 +239,11 @@ pub enum CmEventKind {
     Rejected {
         /// Its private data.
         private_data: Box<[u8]>,
+    },
+    /// The connection is tried on another provider, under another id, which is new. Destroy this id, and go on with the other.
+    Moved {
+        /// The other id.
+        to: CmId,
     },
     /// Connecting failed. Destroy the id.
     ConnectFailed(ConnectFailure),

@@ -11,6 +11,7 @@
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`place`] | where a connection goes: an IP address, or one of InfiniBand |
 //! | [`registrar`] | registration of memory on other threads |
+//! | `dual` | feature `verbs`: devices, and the embedded provider for what they do not reach, as one provider |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
 //!
@@ -20,6 +21,8 @@
 pub mod caps;
 pub mod cm;
 pub mod datagram;
+#[cfg(feature = "verbs")]
+pub mod dual;
 pub mod error;
 pub mod event;
 pub mod handle;

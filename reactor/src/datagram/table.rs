@@ -18,7 +18,6 @@ use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
 use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
-use crate::driver::choose::Use;
 use crate::driver::fabric::Owner;
 use crate::driver::{Driver, Due};
 use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
@@ -171,7 +170,6 @@ impl Endpoints {
         if driver.refuses_all() {
             return Err(Error::Drained);
         }
-        driver.fabric_mut().decide(local, Use::Listen);
         let (now, backlog) = (driver.now(), driver.config().backlog);
         let (cm, device) = driver.provider_mut().bind_datagram(SocketAddr::new(local.ip(), 0))?;
         let listener = match driver.provider_mut().listen_datagram(local, backlog) {

@@ -9,7 +9,6 @@ use rdma_transport::provider::DeviceId;
 use rdma_transport::slab::Key;
 
 use super::Driver;
-use super::choose::Use;
 use super::data_path::post_own_receives;
 use super::drain::Drain;
 use super::fabric::Owner;
@@ -81,7 +80,6 @@ impl Driver {
         self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, service } = options;
         let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
-        self.fabric.decide(*first, Use::Connect);
         let deadline = self.now + self.config.connect_timeout;
         let resolved = self.fabric.provider.resolve_with(*first, &path, deadline);
         let mut fallback = Fallback::new(others, path);
@@ -242,6 +240,7 @@ impl Driver {
             CmEventKind::Rejected { private_data } => {
                 self.input(id, |conn, env| conn.rejected(private_data.into_vec(), env));
             }
+            CmEventKind::Moved { to } => self.moved(id, to),
             CmEventKind::ConnectFailed(failure) => {
                 self.input(id, |conn, env| conn.connect_failed(failure, env));
             }
@@ -256,6 +255,15 @@ impl Driver {
             CmEventKind::TimewaitExit => {}
             other => log::debug!("{id}: {other:?} ignored"),
         }
+    }
+
+    /// A connection of this side goes on under another id of the connection manager.
+    fn moved(&mut self, id: ConnectionId, to: CmId) {
+        let Some(seat) = self.table.get_mut(id) else { return };
+        let from = std::mem::replace(&mut seat.link.cm, to);
+        self.fabric.disown(from);
+        self.fabric.provider.destroy_id(from, self.now);
+        self.fabric.own(to, Owner::Connection(id));
     }
 
     /// A connection of this side is on a device: it gets its queue pair and receives, and the peer is asked.

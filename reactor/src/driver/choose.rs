@@ -1,7 +1,5 @@
 //! Opening the provider that a configuration asks for.
 
-use std::net::SocketAddr;
-
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::provider::Provider;
 
@@ -9,14 +7,7 @@ use crate::config::{Config, ProviderChoice};
 use crate::error::Error;
 use crate::seam::poller::Entropy;
 
-/// What an address is for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Use {
-    Listen,
-    Connect,
-}
-
-/// Opens the provider to start with. For `Auto` that is the embedded one, until the first address decides.
+/// Opens the provider. For `Auto` that is the devices and the embedded provider as one, if there are devices.
 pub(crate) fn open(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
     match config.provider {
         ProviderChoice::Verbs => {
@@ -26,39 +17,13 @@ pub(crate) fn open(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider
         }
         ProviderChoice::Iwarp => {
             log::info!("provider iwarp: as configured");
-            iwarp(config, entropy)
+            Ok(Box::new(iwarp(config, entropy)?))
         }
-        ProviderChoice::Auto => iwarp(config, entropy),
+        ProviderChoice::Auto => devices::or(iwarp(config, entropy)?, config),
     }
 }
 
-/// For `Auto`: the devices, if one of them serves the first address that is used; says which provider it is, and why.
-pub(crate) fn for_address(address: SocketAddr, usage: Use) -> Option<Box<dyn Provider>> {
-    match devices::serving(address, usage) {
-        Ok((provider, device)) => {
-            log::info!("provider verbs: the device {device} serves {address}");
-            if address.ip().is_unspecified() && matches!(usage, Use::Listen) {
-                log::warn!(
-                    "{address} is listened on by the devices alone: clients over the loopback and over other networks need a \
-                     reactor with ProviderChoice::Iwarp"
-                );
-            }
-            Some(provider)
-        }
-        Err(why) => {
-            log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
-            None
-        }
-    }
-}
-
-/// For `Auto` in a group: the provider that a connect request of another reactor is of.
-pub(crate) fn named(name: &'static str) -> Result<Box<dyn Provider>, Error> {
-    log::info!("provider {name}: as another reactor of the group");
-    devices::open()
-}
-
-fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
+fn iwarp(config: &Config, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
     let net = TcpNet::new().map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
     let mut settings = IwarpConfig::default();
     settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
@@ -69,55 +34,51 @@ fn iwarp(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> 
     settings.request_grace = config.request_grace;
     // Only where the greetings agree on them.
     settings.extensions = true;
-    Ok(Box::new(Iwarp::new(settings, net, entropy)?))
+    Ok(Iwarp::new(settings, net, entropy)?)
 }
 
 #[cfg(feature = "verbs")]
 mod devices {
-    use std::net::SocketAddr;
-    use std::time::Duration;
-
+    use rdma_transport::dual::Dual;
+    use rdma_transport::iwarp::{Iwarp, TcpNet};
     use rdma_transport::provider::Provider;
-    use rdma_transport::verbs::{Reach, Verbs};
+    use rdma_transport::verbs::Verbs;
 
-    use super::Use;
+    use crate::config::Config;
     use crate::error::Error;
-
-    /// Time that resolving an address may take when it decides on the provider.
-    const RESOLVE: Duration = Duration::from_millis(200);
 
     pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
         Ok(Box::new(Verbs::open()?))
     }
 
-    pub(super) fn serving(address: SocketAddr, usage: Use) -> Result<(Box<dyn Provider>, String), String> {
-        let mut verbs = Verbs::open().map_err(|error| error.to_string())?;
-        let reach = match usage {
-            Use::Listen => verbs.serves(address),
-            Use::Connect => verbs.reaches(address, RESOLVE),
-        };
-        match reach.map_err(|error| error.to_string())? {
-            Reach::Yes { device } => Ok((Box::new(verbs), device)),
-            Reach::No { reason } => Err(format!("no RDMA device serves {address}: {reason}")),
+    /// The devices together with the embedded provider, which is alone where there are none.
+    pub(super) fn or(embedded: Iwarp<TcpNet>, config: &Config) -> Result<Box<dyn Provider>, Error> {
+        match Verbs::open() {
+            Ok(devices) => Ok(Box::new(Dual::new(devices, embedded, config.resolve_timeout)?)),
+            Err(why) => {
+                log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
+                Ok(Box::new(embedded))
+            }
         }
     }
 }
 
 #[cfg(not(feature = "verbs"))]
 mod devices {
-    use std::net::SocketAddr;
-
+    use rdma_transport::iwarp::{Iwarp, TcpNet};
     use rdma_transport::provider::Provider;
 
-    use super::Use;
+    use crate::config::Config;
     use crate::error::Error;
 
+    const MISSING: &str = "this build has no support for RDMA devices (feature `verbs`)";
+
     pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
-        let reason = "this build has no support for RDMA devices (feature `verbs`); use the provider iwarp";
-        Err(Error::NoProvider { provider: "verbs", reason: reason.into() })
+        Err(Error::NoProvider { provider: "verbs", reason: format!("{MISSING}; use the provider iwarp") })
     }
 
-    pub(super) fn serving(_: SocketAddr, _: Use) -> Result<(Box<dyn Provider>, String), String> {
-        Err("this build has no support for RDMA devices (feature `verbs`)".into())
+    pub(super) fn or(embedded: Iwarp<TcpNet>, _: &Config) -> Result<Box<dyn Provider>, Error> {
+        log::info!("provider iwarp: {MISSING}");
+        Ok(Box::new(embedded))
     }
 }

@@ -1,12 +1,9 @@
 //! The provider in use, and the owners of its connection-manager ids.
 
-use std::net::SocketAddr;
-
 use rdma_transport::cm::CmId;
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use super::choose::{self, Use};
 use crate::id::ConnectionId;
 
 /// The owner of a connection-manager id.
@@ -22,8 +19,6 @@ pub(crate) enum Owner {
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) provider: Box<dyn Provider>,
-    /// The first address that is used decides on another provider.
-    undecided: bool,
     /// The provider's connection-manager channel is not watched yet.
     fresh: bool,
     /// By slot of the id.
@@ -32,37 +27,7 @@ pub(crate) struct Fabric {
 
 impl Fabric {
     pub(crate) const fn new(provider: Box<dyn Provider>) -> Self {
-        Self { provider, undecided: false, fresh: true, owners: Vec::new() }
-    }
-
-    /// Lets the first address that is used decide on the provider.
-    pub(crate) const fn stay_undecided(&mut self) {
-        self.undecided = true;
-    }
-
-    /// An address is used.
-    pub(crate) fn decide(&mut self, address: SocketAddr, usage: Use) {
-        if std::mem::take(&mut self.undecided)
-            && let Some(provider) = choose::for_address(address, usage)
-        {
-            self.change(provider);
-        }
-    }
-
-    /// Lets another reactor's choice of a provider decide.
-    pub(super) fn follow(&mut self, name: &'static str) {
-        if std::mem::take(&mut self.undecided) && name != self.provider.name() {
-            match choose::named(name) {
-                Ok(provider) => self.change(provider),
-                Err(error) => log::warn!("{error}"),
-            }
-        }
-    }
-
-    fn change(&mut self, provider: Box<dyn Provider>) {
-        // Nothing was made on the old one yet.
-        self.provider = provider;
-        self.fresh = true;
+        Self { provider, fresh: true, owners: Vec::new() }
     }
 
     /// Notes that the provider's channel is watched.

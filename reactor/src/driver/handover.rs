@@ -96,7 +96,6 @@ impl Driver {
 
     fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
         let Arrival { detached, framing, service, reactor, listener, peer, private_data } = arrival;
-        self.fabric.follow(detached.provider());
         match self.fabric.provider.attach(detached, self.now) {
             Ok((cm, device)) => {
                 Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed })

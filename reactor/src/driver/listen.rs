@@ -6,7 +6,6 @@ use std::time::Duration;
 use rdma_transport::cm::CmId;
 use rdma_transport::slab::Key;
 
-use super::choose::Use;
 use super::fabric::Owner;
 use super::{Driver, Due};
 use crate::error::Error;
@@ -32,7 +31,6 @@ impl Driver {
             return Err(Error::Drained);
         }
         options.check()?;
-        self.fabric.decide(address, Use::Listen);
         let cm = self.fabric.provider.listen_with(address, self.config.backlog, &options.path)?;
         let address = self.fabric.provider.local_address(cm).unwrap_or(address);
         let key = self.listeners.insert(Listener { cm: Some(cm), address, options });

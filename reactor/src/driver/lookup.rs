@@ -10,7 +10,6 @@ use rdma_transport::cm::PathOptions;
 
 use super::Driver;
 use super::accept::NOWHERE;
-use super::choose::Use;
 use super::fallback::Fallback;
 use crate::conn::state::{Certainty, Ending};
 use crate::error::ConnectError;
@@ -89,9 +88,6 @@ impl Driver {
             let error = match addresses {
                 Err(error) => format!("{host}: {error}: check the name and the resolver"),
                 Ok(addresses) => {
-                    if let Some(first) = addresses.first() {
-                        self.fabric.decide(*first, Use::Connect);
-                    }
                     if let Some(seat) = self.table.get_mut(of) {
                         seat.link.fallback = Some(Fallback::new(&addresses, path));
                     }

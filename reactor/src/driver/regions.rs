@@ -1,6 +1,6 @@
 //! Regions of connections: registering, one-sided operations, and taking rights back.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 
 use rdma_transport::caps::Features;
@@ -8,7 +8,6 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
-use super::choose::Use;
 use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
@@ -58,7 +57,6 @@ impl Driver {
         if self.refuses_all() {
             return Err(Error::Drained);
         }
-        self.fabric.decide(SocketAddr::new(local, 0), Use::Listen);
         let Self { devices, fabric, config, .. } = self;
         let device = fabric.provider.device_at(local)?;
         if devices.use_device(device, &*fabric.provider, config).removed {

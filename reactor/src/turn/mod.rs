@@ -20,7 +20,7 @@ use self::wait::Waiting;
 use crate::api::context::Context;
 use crate::api::handler::Handler;
 use crate::api::remote::{Commands, Remote};
-use crate::config::{Config, ProviderChoice};
+use crate::config::Config;
 use crate::datagram::table::Endpoints;
 use crate::driver::queues::CM_CHANNEL;
 use crate::driver::{Driver, choose};
@@ -86,14 +86,9 @@ impl<M> Reactor<M> {
     /// As [`Reactor::new`].
     pub fn with_messages(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        let auto = config.provider == ProviderChoice::Auto;
         let provider = choose::open(&config, system_entropy())?;
         let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
-        let mut reactor = Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })?;
-        if auto {
-            reactor.driver.fabric_mut().stay_undecided();
-        }
-        Ok(reactor)
+        Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })
     }
 
     /// Makes a reactor on parts of the caller's own.
@@ -140,8 +135,8 @@ impl<M> Reactor<M> {
         self.desk.commands.remote()
     }
 
-    /// Name of the provider that carries the connections. With `ProviderChoice::Auto`, the first address that is listened on
-    /// or connected to decides.
+    /// Name of the provider that carries the connections: `verbs` or `iwarp`. With `ProviderChoice::Auto` on a host with RDMA
+    /// devices it is the one that was used so far, or `verbs+iwarp` if that is none or both.
     #[must_use]
     pub fn provider_name(&self) -> &'static str {
         self.driver.provider().name()

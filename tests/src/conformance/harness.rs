@@ -27,6 +27,10 @@ pub struct Setup {
     pub datagrams: bool,
     /// Number of receives that connections share, if they do.
     pub shared: Option<u32>,
+    /// The completion vector, if one is chosen. By default reactors are spread over those of the device.
+    pub vector: Option<u32>,
+    /// Entries of a completion queue, if not the default, with which all connections share one.
+    pub completions: Option<u32>,
     /// Makes the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
@@ -55,6 +59,8 @@ impl Setup {
             reads_anything: false,
             datagrams: false,
             shared: None,
+            vector: None,
+            completions: None,
             reactor: Reactor::new,
         }
     }
@@ -97,6 +103,8 @@ impl Setup {
             reads_anything,
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
+            vector: None,
+            completions: None,
             reactor: Reactor::new,
         }
     }
@@ -107,10 +115,28 @@ impl Setup {
         Self { shared: Some(receives), ..self }
     }
 
+    /// The same provider, with its completions on one vector.
+    #[must_use]
+    pub fn on_vector(self, vector: u32) -> Self {
+        Self { vector: Some(vector), ..self }
+    }
+
+    /// The same provider, with a completion queue for each connection.
+    #[must_use]
+    pub fn own_queues(self) -> Self {
+        // Room for the sends and receives of one, with the default depths.
+        Self { completions: Some(130), ..self }
+    }
+
     /// Default settings on this provider.
     #[must_use]
     pub fn config(&self) -> Config {
-        Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared)
+        let config = Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared);
+        let config = config.completion_vector(self.vector);
+        match self.completions {
+            Some(entries) => config.completion_queue(entries),
+            None => config,
+        }
     }
 }
 

@@ -94,6 +94,17 @@ macro_rules! conformance {
             );
         }
     };
+    // The tests with other completion queues: several connections, both ways of waiting, and ends with completions on their way.
+    (queues $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                traffic: sends_complete_once_and_in_order, both_wait_modes;
+                flow: full_windows_both_ways_do_not_deadlock;
+                close: close_in_every_callback, both_close_at_once;
+                large: many_at_once_both_ways;
+            );
+        }
+    };
     // The tests that read the memory of peers.
     (reads $name:ident, $setup:expr) => {
         mod $name {

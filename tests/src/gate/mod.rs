@@ -113,6 +113,8 @@ struct State {
     completion: Option<u32>,
     /// The address of the first listener is about to move.
     moves: bool,
+    /// The next connection of this side goes on under another id.
+    diverts: bool,
 }
 
 /// See the [module](self). Clones are the same gate.
@@ -145,6 +147,17 @@ impl Gate {
     #[must_use]
     pub fn takes_completion(&self) -> Option<u32> {
         self.state().completion.take()
+    }
+
+    /// Lets the next connection of this side go on under another id, as one that no device leads to does.
+    pub fn divert_connection(&self) {
+        self.state().diverts = true;
+    }
+
+    /// Takes the order to divert a connection.
+    #[must_use]
+    pub fn takes_diversion(&self) -> bool {
+        std::mem::take(&mut self.state().diverts)
     }
 
     /// Lets the address of the first listener move, as a bond does that fails over: the listener is told, and hears no more.

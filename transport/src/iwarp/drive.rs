@@ -50,6 +50,10 @@ impl<N: Net> Iwarp<N> {
                 return !self.ready.is_empty();
             }
         }
+        // Without a connection there is nothing to poll for: what is left to be sent has its edges, and timers a deadline.
+        if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
+            return false;
+        }
         // Take all edges, so that `has_unread` is complete. Each socket has one at most, which bounds the rounds.
         let mut more = true;
         for _ in 0..self.live + 2 {

@@ -49,6 +49,11 @@ impl Verbs {
         Ok(CmId(key))
     }
 
+    /// Destroys a listener, which needs no time to be told.
+    pub(crate) fn unlisten(&mut self, id: CmId) {
+        self.remove(id.0);
+    }
+
     pub(super) fn resolve_from(&mut self, peer: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         options.check()?;
         let raw = match &options.source {

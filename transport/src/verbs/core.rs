@@ -129,6 +129,11 @@ impl Verbs {
         })
     }
 
+    /// Makes the connection-manager channel readable.
+    pub(crate) fn ring(&self) {
+        self.connector.wake();
+    }
+
     pub(super) fn id(&self, id: CmId) -> Result<&Id> {
         self.ids.get(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
     }

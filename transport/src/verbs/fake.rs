@@ -7,30 +7,33 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::channel::EventChannel;
+use super::core::Verbs;
 use super::sys::*;
+use crate::CmId;
 
 /// In what the device differs from a plain one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Personality {
-    pub(super) iwarp: bool,
+pub(crate) struct Personality {
+    pub(crate) iwarp: bool,
     /// A Read needs a sink that the peer may write.
-    pub(super) sink_needs_remote_write: bool,
+    pub(crate) sink_needs_remote_write: bool,
     /// The error state is refused while the connection closes.
-    pub(super) refuses_error_while_closing: bool,
+    pub(crate) refuses_error_while_closing: bool,
     /// A queue pair in the error state still holds a receive that it took from a shared queue. The receive completes together
     /// with the event of the last one; it is lost when the queue pair is destroyed before.
-    pub(super) holds_a_receive: bool,
+    pub(crate) holds_a_receive: bool,
     /// There are thread domains.
-    pub(super) thread_domains: bool,
+    pub(crate) thread_domains: bool,
 }
 
 /// The state of a queue pair in the fake.
 #[derive(Debug, Default)]
-pub(super) struct QpState {
-    pub(super) in_error: bool,
-    pub(super) destroyed: bool,
+pub(crate) struct QpState {
+    pub(crate) in_error: bool,
+    pub(crate) destroyed: bool,
     closing: bool,
     /// The number of the receive that it still holds.
     held: Option<u64>,
@@ -49,14 +52,18 @@ struct State {
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
     down: Vec<u8>,
+    /// Registering memory waits, as it does for the pages of gigabytes; and how many calls are waiting.
+    holds_registrations: bool,
+    registering: usize,
     log: Vec<String>,
 }
 
 /// A device, with the processes' view of it.
-pub(super) struct Fake {
+pub(crate) struct Fake {
     personality: Personality,
     context: *mut verbs_context,
     state: Mutex<State>,
+    let_go: Condvar,
 }
 
 // SAFETY: the pointers lead to objects that are never freed; what is shared is behind the lock.
@@ -120,7 +127,7 @@ unsafe fn behind(context: *mut ibv_context) -> &'static Fake {
 
 impl Fake {
     /// A device; providers opened on this thread from now on are on it.
-    pub(super) fn new(personality: Personality) -> &'static Self {
+    pub(crate) fn new(personality: Personality) -> &'static Self {
         install(table());
         let mut device: ibv_device = zeroed();
         device.transport_type = if personality.iwarp { 1 } else { 0 };
@@ -149,11 +156,17 @@ impl Fake {
         ops.post_srq_recv = Some(post_srq_recv);
         let context = forever(Context { verbs, fake: None });
         let state = Mutex::new(State { next: 1, ..State::default() });
-        let fake: &'static Self = Box::leak(Box::new(Self { personality, context: context.cast(), state }));
+        let fake: &'static Self =
+            Box::leak(Box::new(Self { personality, context: context.cast(), state, let_go: Condvar::new() }));
         // SAFETY: made above, and nobody else has it yet.
         unsafe { (*context).fake = Some(fake) };
         CURRENT.set(Some(fake));
         fake
+    }
+
+    /// A provider on the device that was made last on this thread.
+    pub(crate) fn provider() -> Verbs {
+        Verbs::on_channel(Arc::new(EventChannel::open().unwrap())).unwrap()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -170,7 +183,7 @@ impl Fake {
     }
 
     /// The notes since the last time.
-    pub(super) fn noted(&self) -> Vec<String> {
+    pub(crate) fn noted(&self) -> Vec<String> {
         std::mem::take(&mut self.state().log)
     }
 
@@ -185,7 +198,7 @@ impl Fake {
     }
 
     /// An event of the connection manager for the id of a queue pair.
-    pub(super) fn cm_event(&self, qp: &Handle, event: u32) {
+    pub(crate) fn cm_event(&self, qp: &Handle, event: u32) {
         if event == rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED {
             self.state().qps.get_mut(&qp.qp.addr()).expect("a queue pair").closing = false;
         }
@@ -193,18 +206,38 @@ impl Fake {
     }
 
     /// An event of the connection manager for an id.
-    pub(super) fn id_event(&self, id: *mut rdma_cm_id, event: u32) {
+    pub(crate) fn id_event(&self, id: *mut rdma_cm_id, event: u32) {
         self.event(id, event);
     }
 
+    /// The library's id behind a provider's.
+    pub(crate) fn id_of(verbs: &Verbs, id: CmId) -> *mut rdma_cm_id {
+        verbs.id(id).unwrap().raw.as_ptr()
+    }
+
+    /// A peer asks a listener for a connection, over a port of the device.
+    pub(crate) fn request(&self, listener: *mut rdma_cm_id, port: u8) {
+        let mut id: rdma_cm_id = zeroed();
+        // SAFETY: ids are never freed.
+        unsafe { (id.channel, id.ps) = ((*listener).channel, (*listener).ps) };
+        (id.verbs, id.port_num) = (self.context(), port);
+        id.route.addr.dst_addr_union.dst_sin.sin_family = libc::AF_INET as _;
+        let mut made: rdma_cm_event = zeroed();
+        (made.id, made.listen_id) = (forever(id), listener);
+        made.event = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        self.state().events.entry(id.channel.addr()).or_default().push_back(made);
+        // SAFETY: channels are never freed.
+        ring(unsafe { (*id.channel).fd });
+    }
+
     /// An asynchronous event of the device.
-    pub(super) fn async_event(&self, kind: u32, element: ibv_async_event_element_t) {
+    pub(crate) fn async_event(&self, kind: u32, element: ibv_async_event_element_t) {
         self.state().async_events.push_back(ibv_async_event { element, event_type: kind });
         // SAFETY: the context is never freed.
         ring(unsafe { (*self.context()).async_fd });
     }
 
-    pub(super) fn port_event(&self, kind: u32, port: u8) {
+    pub(crate) fn port_event(&self, kind: u32, port: u8) {
         let mut state = self.state();
         state.down.retain(|&down| down != port);
         if kind == ibv_event_type::IBV_EVENT_PORT_ERR {
@@ -215,14 +248,14 @@ impl Fake {
     }
 
     /// Puts a completion into the queue that a queue pair receives on.
-    pub(super) fn complete(&self, qp: &Handle, wc: ibv_wc) {
+    pub(crate) fn complete(&self, qp: &Handle, wc: ibv_wc) {
         // SAFETY: queue pairs are never freed.
         let (cq, number) = unsafe { ((*qp.qp).recv_cq, (*qp.qp).qp_num) };
         self.state().completions.entry(cq.addr()).or_default().push_back(ibv_wc { qp_num: number, ..wc });
     }
 
     /// The event that says that the last receive has come back, and the receive.
-    pub(super) fn last_receive(&self, qp: &Handle) {
+    pub(crate) fn last_receive(&self, qp: &Handle) {
         let held = self.state().qps.get_mut(&qp.qp.addr()).and_then(|qp| qp.held.take());
         if let Some(wr_id) = held {
             self.complete(qp, ibv_wc { wr_id, status: 5, ..zeroed() });
@@ -231,40 +264,51 @@ impl Fake {
     }
 
     /// Takes a receive from a shared queue, as a message would.
-    pub(super) fn take_shared(&self, qp: &Handle) -> u64 {
+    pub(crate) fn take_shared(&self, qp: &Handle) -> u64 {
         // SAFETY: queue pairs are never freed.
         let srq = unsafe { (*qp.qp).srq };
         self.state().shared.get_mut(&srq.addr()).and_then(VecDeque::pop_front).expect("a shared receive")
     }
 
-    pub(super) fn qp<T>(&self, qp: &Handle, look: impl FnOnce(&QpState) -> T) -> T {
+    pub(crate) fn qp<T>(&self, qp: &Handle, look: impl FnOnce(&QpState) -> T) -> T {
         look(&self.state().qps[&qp.qp.addr()])
     }
 
     /// The domain that a queue pair was made in.
-    pub(super) fn domain(qp: &Handle) -> usize {
+    pub(crate) fn domain(qp: &Handle) -> usize {
         // SAFETY: queue pairs are never freed.
         unsafe { (*qp.qp).pd.addr() }
     }
 
     /// Polling the queue of this queue pair fails from now on.
-    pub(super) fn break_queue(&self, qp: &Handle) {
+    pub(crate) fn break_queue(&self, qp: &Handle) {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };
         self.state().broken_queues.push(cq.addr());
     }
 
+    /// Lets the registration of memory wait, or go on.
+    pub(crate) fn hold_registrations(&self, hold: bool) {
+        self.state().holds_registrations = hold;
+        self.let_go.notify_all();
+    }
+
+    /// Whether a registration is waiting.
+    pub(crate) fn is_registering(&self) -> bool {
+        self.state().registering > 0
+    }
+
     /// Reading completion events fails from now on.
-    pub(super) fn break_channel(&self) {
+    pub(crate) fn break_channel(&self) {
         self.state().channel_broken = true;
     }
 }
 
 /// A queue pair of the fake, and its id.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Handle {
-    pub(super) qp: *mut ibv_qp,
-    pub(super) id: *mut rdma_cm_id,
+pub(crate) struct Handle {
+    pub(crate) qp: *mut ibv_qp,
+    pub(crate) id: *mut rdma_cm_id,
 }
 
 // --- connection manager
@@ -355,6 +399,7 @@ unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -
     0
 }
 
+/// Resolves an address. No device leads to those that end in 99, and those that end in 98 never resolve.
 unsafe extern "C" fn resolve_addr(
     id: *mut rdma_cm_id,
     _: *mut libc::sockaddr,
@@ -366,8 +411,13 @@ unsafe extern "C" fn resolve_addr(
         if (*id).verbs.is_null() {
             place(id, to);
         }
-        (*id).route.addr.dst_addr_union.dst_sin = *to.cast::<libc::sockaddr_in>();
-        of_id(id).event(id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED);
+        let peer = *to.cast::<libc::sockaddr_in>();
+        (*id).route.addr.dst_addr_union.dst_sin = peer;
+        match peer.sin_addr.s_addr.to_ne_bytes()[3] {
+            99 => return errno(libc::ENODEV),
+            98 => {}
+            _ => of_id(id).event(id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED),
+        }
     }
     0
 }
@@ -538,7 +588,13 @@ unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, a
     // SAFETY: a domain of the fake.
     let context = unsafe { (*pd).context };
     // SAFETY: a fake's context.
-    let mut state = unsafe { behind(context) }.state();
+    let fake = unsafe { behind(context) };
+    let mut state = fake.state();
+    state.registering += 1;
+    while state.holds_registrations {
+        state = fake.let_go.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state.registering -= 1;
     state.next += 1;
     let key = state.next;
     state.regions.insert(key, access as c_uint);

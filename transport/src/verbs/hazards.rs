@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::EventChannel;
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
@@ -40,8 +39,7 @@ impl World {
         // A clock reading to start from; time is an argument from then on.
         #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
         let now = Instant::now();
-        let channel = Arc::new(EventChannel::open().unwrap());
-        Self { fake, verbs: Verbs::on_channel(channel).unwrap(), now }
+        Self { fake, verbs: Fake::provider(), now }
     }
 
     fn new(personality: Personality) -> Self {
@@ -398,6 +396,38 @@ fn a_bad_completion_channel_ends_the_device_only() {
     assert_eq!(world.verbs.next_completion_event(device).unwrap(), None);
     world.verbs.destroy_id(end.id, world.now);
     world.verbs.destroy_cq(end.cq).unwrap();
+}
+
+/// H9: registering gigabytes takes seconds on every adapter, because the kernel pins each page (`ib_umem_get`). Another thread can
+/// do that, while the loop goes on.
+#[test]
+fn the_loop_goes_on_while_another_thread_registers_memory() {
+    let mut world = World::new(Personality::default());
+    let (end, device) = world.pair();
+    let registrar = world.verbs.registrar(device).unwrap();
+    let memory = Arc::new(Memory::new(8192).unwrap());
+    world.fake.hold_registrations(true);
+    let shared = Arc::clone(&memory);
+    #[expect(clippy::disallowed_methods, reason = "the thread is what this is about")]
+    let thread = std::thread::spawn(move || registrar.register(&shared, 0..4096, Access::LOCAL_WRITE));
+    for _ in 0..10_000 {
+        if world.fake.is_registering() {
+            break;
+        }
+        #[expect(clippy::disallowed_methods, reason = "for the thread")]
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(world.fake.is_registering());
+    let (another, _) = world.pair();
+    for (end, number) in [(end, 3), (another, 4)] {
+        world.fake.complete(&end.handle, failed(number));
+        assert_eq!(world.poll(end.cq).len(), 1);
+    }
+    assert!(!thread.is_finished());
+    world.fake.hold_registrations(false);
+    let region = world.verbs.adopt(thread.join().unwrap().unwrap()).unwrap();
+    world.verbs.deregister(region.id).unwrap();
+    assert!(matches!(world.verbs.deregister(region.id), Err(Error::Stale { .. })));
 }
 
 /// mlx5 gives the queues of a thread domain doorbells of their own (rdma-core, providers/mlx5/verbs.c, `mlx5_alloc_td`).

@@ -73,7 +73,7 @@ mod dispatcher;
 mod entry;
 mod events;
 #[cfg(all(test, not(feature = "rdma-sys")))]
-mod fake;
+pub(crate) mod fake;
 mod ffi;
 mod handover;
 #[cfg(all(test, not(feature = "rdma-sys")))]

@@ -20,8 +20,8 @@ use crate::options::{ConnectOptions, ListenOptions};
 use crate::stats::Stats;
 
 /// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing calls back from inside a call: what a call
-/// sets off is reported later, from the loop. Nothing blocks, but for registering memory, opening connections on devices, and
-/// the first address of [`crate::ProviderChoice::Auto`], each as its documentation says.
+/// sets off is reported later, from the loop. Nothing blocks, but for registering memory and opening connections on
+/// devices, each as its documentation says.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(crate) driver: &'a mut Driver,
@@ -80,8 +80,7 @@ impl Context<'_> {
     /// Opens a connection to the first of several addresses of a peer that lets itself be connected to, such as those of its
     /// adapters: when one is refused, unreachable or silent for `Config::connect_timeout`, the next one is tried, under the same
     /// id. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
-    /// address it was; or `on_connect_error`, with the error of the last one. With [`crate::ProviderChoice::Auto`], the first
-    /// address decides on the provider.
+    /// address it was; or `on_connect_error`, with the error of the last one.
     ///
     /// # Errors
     /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.

@@ -1,0 +1,64 @@
+//! `ProviderChoice::Auto` on a host with RDMA devices: which provider carries what. On the kernel's siw and
+//! rxe; `make test-rdma` runs these tests. `rdma_without_siw.rs` has the rest.
+#![cfg(feature = "verbs")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_reactor::{Config, ProviderChoice, Reactor};
+use rdma_reactor_tests::auto::{connect_to, device_of, echo, pair};
+use rdma_reactor_tests::conformance::harness::{Event, Probe, with_watchdog};
+use rdma_reactor_tests::device::{RXE, SIW};
+
+/// An iWARP device has the port in TCP, so that the devices listen alone.
+#[test]
+fn an_iwarp_device_keeps_the_port_for_itself() {
+    with_watchdog("an_iwarp_device_keeps_the_port_for_itself", || {
+        let mut p = pair();
+        assert_eq!(p.server.provider_name(), "verbs");
+        for device in [SIW, RXE] {
+            let conn = connect_to(&mut p, device.address().ip());
+            assert_eq!(device_of(&mut p.client, conn), device.name());
+            echo(&mut p, &[conn]);
+        }
+        p.finish();
+    });
+}
+
+/// A listener on the address of a device is on that device, and one on another address on the embedded provider; so one reactor
+/// serves both.
+#[test]
+fn each_address_is_listened_on_where_it_is() {
+    with_watchdog("each_address_is_listened_on_where_it_is", || {
+        let mut p = pair();
+        for (ip, on) in [(RXE.address().ip(), RXE.name()), ([127, 0, 0, 1].into(), "iwarp0".to_owned())] {
+            let listener = p.server.context().listen(SocketAddr::new(ip, 0)).expect("listening");
+            p.address = p.server.context().local_address(listener).expect("its address");
+            let conn = p.connect();
+            assert_eq!(device_of(&mut p.client, conn), on);
+            echo(&mut p, &[conn]);
+        }
+        p.finish();
+    });
+}
+
+/// An address that no device resolves in time is tried over TCP; here nobody has it, so that this fails, too, as it does there.
+#[test]
+fn what_does_not_resolve_in_time_is_tried_over_tcp() {
+    with_watchdog("what_does_not_resolve_in_time_is_tried_over_tcp", || {
+        let mine = RXE.address().ip().to_string();
+        let (network, _) = mine.rsplit_once('.').expect("an IPv4 address");
+        let nobody = format!("{network}.99:9").parse().expect("an address");
+        let quick = Config::default()
+            .provider(ProviderChoice::Auto)
+            .resolve_timeout(Duration::from_millis(50))
+            .connect_timeout(Duration::from_secs(20));
+        let mut client = Reactor::new(quick).expect("a reactor");
+        let mut probe = Probe::default();
+        client.context().connect(nobody).expect("connecting");
+        while probe.count(|event| matches!(event, Event::ConnectError(..))) == 0 {
+            client.turn(&mut probe, None).expect("a turn");
+        }
+        assert_eq!(client.provider_name(), "iwarp", "the device did not carry it");
+    });
+}

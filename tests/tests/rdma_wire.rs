@@ -1,0 +1,78 @@
+//! What two rxe devices send each other over a wire, as `tests/vm/wire.sh` sets it up in the guest; `make test-rdma` runs these
+//! tests.
+#![cfg(feature = "verbs")]
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use rdma_reactor::{Config, ConnectOptions, ListenOptions, ProviderChoice, Reactor, Source};
+use rdma_reactor_tests::capture::{Capture, Packet};
+use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
+
+/// The addresses of rxe0 and rxe1, and the network device between the two.
+const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
+const BETWEEN: &str = "v1";
+/// Octets of the IP, UDP and transport headers and the checksum of a packet in the middle of a message.
+const HEADERS: usize = 20 + 8 + 12 + 4;
+
+/// A server on rxe1 and a client on rxe0.
+fn pair(options: ListenOptions) -> Pair {
+    let config = Config::default().provider(ProviderChoice::Verbs);
+    let [mut server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
+    let any = SocketAddr::new(THERE.into(), 0);
+    let listener = server.context().listen_with(any, options).expect("listening");
+    let address = server.context().local_address(listener).expect("its address");
+    Pair { server, s: Probe::echo(), client, c: Probe::default(), address }
+}
+
+/// Has messages of 5,000 octets echoed, and returns the packets of their connection.
+fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
+    let capture = Capture::on(BETWEEN).expect("the right to capture");
+    let options = options.source(Source::Address(IpAddr::V4(HERE)));
+    let conn = p.client.context().connect_with(p.address, options).expect("connecting");
+    p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
+    for nth in 1..=20 {
+        p.client.context().send(conn, &[7; 5000]).expect("room");
+        p.until("it is back", |p| p.c.received == nth);
+    }
+    let packets: Vec<_> = capture.take().into_iter().filter(Packet::is_of_connection).collect();
+    assert!(packets.len() >= 2 * 20 * 2, "messages and their acknowledgements: {}", packets.len());
+    packets
+}
+
+/// The type of service is in the IP header of each packet of the connection, acknowledgements included. The side that connects
+/// decides for both: the listener gets it with the request, and what it asks for itself is not used on RoCE.
+#[test]
+fn the_type_of_service_is_on_the_wire() {
+    with_watchdog("the_type_of_service_is_on_the_wire", || {
+        for ours in [None, Some(0x68), Some(0xfc)] {
+            let mut p = pair(ListenOptions::new().type_of_service(0x20));
+            let options = ours.map_or_else(ConnectOptions::new, |octet| ConnectOptions::new().type_of_service(octet));
+            let packets = exchange(&mut p, options);
+            let seen = |from: Ipv4Addr| -> BTreeSet<u8> {
+                packets.iter().filter(|packet| packet.source == from).map(|packet| packet.type_of_service).collect()
+            };
+            println!(
+                "{} packets; from the client {:x?}, from the server {:x?}",
+                packets.len(),
+                seen(HERE),
+                seen(THERE)
+            );
+            let wanted = BTreeSet::from([ours.unwrap_or(0)]);
+            assert_eq!((seen(HERE), seen(THERE)), (wanted.clone(), wanted));
+            p.finish();
+        }
+    });
+}
+
+/// The connection manager takes the path MTU from the network device: 1024 for an MTU of 1500.
+#[test]
+fn the_path_mtu_is_that_of_the_network_device() {
+    with_watchdog("the_path_mtu_is_that_of_the_network_device", || {
+        let mut p = pair(ListenOptions::new());
+        let packets = exchange(&mut p, ConnectOptions::new());
+        assert_eq!(packets.iter().map(|packet| packet.len).max(), Some(1024 + HEADERS));
+        p.finish();
+    });
+}

@@ -1,0 +1,38 @@
+//! `ProviderChoice::Auto` on a host with RoCE and without iWARP: the kernel's rxe, after siw was taken away. A process that has
+//! the device open keeps it from going, so this test is alone in its process; `make test-rdma` runs it.
+#![cfg(feature = "verbs")]
+
+use std::time::Duration;
+
+use rdma_reactor::{Config, ProviderChoice, Reactor};
+use rdma_reactor_tests::auto::{connect_to, device_of, echo, pair};
+use rdma_reactor_tests::conformance::harness::{Probe, with_watchdog};
+use rdma_reactor_tests::device::{RXE, SIW};
+
+/// H10: one listener on an unspecified address serves a client on a device of RoCE and clients over TCP at once, and a connection
+/// finds out by itself which of the two it is. An iWARP device would have the port of TCP for itself.
+#[test]
+fn one_listener_serves_roce_and_tcp() {
+    with_watchdog("one_listener_serves_roce_and_tcp", || {
+        assert!(SIW.remove().wait().expect("rdma").success());
+        let mut p = pair();
+        let over_rdma = connect_to(&mut p, RXE.address().ip());
+        let over_loopback = connect_to(&mut p, [127, 0, 0, 1].into());
+        // An address of this host that is on no device.
+        let over_tcp = connect_to(&mut p, SIW.address().ip());
+        let on = [over_rdma, over_loopback, over_tcp].map(|conn| device_of(&mut p.client, conn));
+        assert_eq!(on, [RXE.name(), "iwarp0".to_owned(), "iwarp0".to_owned()]);
+        assert_eq!((p.server.provider_name(), p.client.provider_name()), ("verbs+iwarp", "verbs+iwarp"));
+        echo(&mut p, &[over_rdma, over_loopback, over_tcp]);
+        // A client that knows nothing of RDMA comes to the address of the device over TCP.
+        p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
+        p.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
+        let plain = Config::default().provider(ProviderChoice::Iwarp);
+        (p.client, p.c) = (Reactor::new(plain).expect("a reactor"), Probe::default());
+        let conn = connect_to(&mut p, RXE.address().ip());
+        assert_eq!(device_of(&mut p.client, conn), "iwarp0");
+        echo(&mut p, &[conn]);
+        p.finish();
+        SIW.add();
+    });
+}
