@@ -6,7 +6,8 @@ use std::process::Command;
 /// Runs a program that is to succeed; returns what it has printed.
 #[track_caller]
 fn succeeds(program: &str) -> String {
-    let output = Command::new("timeout").args(["-s", "KILL", "180", program]).env_remove("RUST_LOG").output().expect("it ran");
+    let output =
+        Command::new("timeout").args(["-s", "KILL", "180", program]).env_remove("RUST_LOG").output().expect("it ran");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!((output.status.code(), &*err), (Some(0), ""), "{out}");
     out.into_owned()

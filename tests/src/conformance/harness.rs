@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
     DeviceEvent, DisconnectReason, EndpointId, Error, Handler, Immediate, MemoryStats, Message, Origin, Outcome,
-    PeerId, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, TimerId,
 };
 
 use crate::forward::Forward;
+use crate::identities;
 
 /// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub struct Setup {
     pub datagrams: bool,
     /// Number of receives that connections share, if they do.
     pub shared: Option<u32>,
+    /// How connections are secured, if they are.
+    pub secured: Option<SecurityMode>,
     /// Makes the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
@@ -55,6 +58,7 @@ impl Setup {
             reads_anything: false,
             datagrams: false,
             shared: None,
+            secured: None,
             reactor: Reactor::new,
         }
     }
@@ -97,8 +101,15 @@ impl Setup {
             reads_anything,
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
+            secured: None,
             reactor: Reactor::new,
         }
+    }
+
+    /// The same provider, with connections that are secured in this way.
+    #[must_use]
+    pub fn secured(self, mode: SecurityMode) -> Self {
+        Self { secured: Some(mode), ..self }
     }
 
     /// The same provider, with so many receives for all connections together.
@@ -110,7 +121,12 @@ impl Setup {
     /// Default settings on this provider.
     #[must_use]
     pub fn config(&self) -> Config {
-        Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared)
+        let config = Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared);
+        match self.secured {
+            // The suite has one-sided operations, too.
+            Some(mode) => config.security(identities::security(mode)).allow_plain_remote_memory(true),
+            None => config,
+        }
     }
 }
 
