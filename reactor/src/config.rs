@@ -8,6 +8,7 @@ use rdma_transport::iwarp::IpNet;
 
 use crate::error::Error;
 use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_len};
+use crate::security::Security;
 
 /// Which provider carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +92,8 @@ pub struct Config {
     pub(crate) allowed_peers: Option<Vec<IpNet>>,
     pub(crate) max_handshakes_per_peer: Option<usize>,
     pub(crate) request_grace: Duration,
+    pub(crate) security: Security,
+    pub(crate) plain_remote_memory: bool,
 }
 
 impl Default for Config {
@@ -133,6 +136,8 @@ impl Default for Config {
             allowed_peers: None,
             max_handshakes_per_peer: None,
             request_grace: Duration::from_millis(500),
+            security: Security::Plain,
+            plain_remote_memory: false,
         }
     }
 }
@@ -429,6 +434,23 @@ impl Config {
     #[must_use]
     pub const fn request_grace(mut self, time: Duration) -> Self {
         self.request_grace = time;
+        self
+    }
+
+    /// How connections are secured, where [`crate::ConnectOptions::security`] and [`crate::ListenOptions::security`] say nothing
+    /// else. Datagrams are never secured. Default: [`Security::Plain`].
+    #[must_use]
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+
+    /// Whether one-sided operations, and regions that peers may use, are allowed on secured connections, although adapters
+    /// can neither encrypt nor authenticate them: whoever is on the way reads what they carry, can change it, and can use the
+    /// keys of regions that it has seen. Default: no, [`crate::SendErrorKind::PlainRemoteMemory`].
+    #[must_use]
+    pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
+        self.plain_remote_memory = yes;
         self
     }
 

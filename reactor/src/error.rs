@@ -6,6 +6,8 @@ use std::io;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::Failure;
 
+use crate::security::{SecurityError, SecurityMode};
+
 /// The error of a reactor that could not be made or cannot go on, and of calls that open something.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -63,6 +65,9 @@ pub enum Error {
     /// A region was prepared for another device, or by another reactor, than that of the connection.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
+    /// The connection or listener cannot be secured as the settings ask.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// A limit of the configuration is reached.
     #[error("{limit} is reached ({value})")]
     Limit {
@@ -157,6 +162,15 @@ pub enum SendErrorKind {
     /// (`Features::OPEN_READ_SINKS`, on iWARP adapters).
     #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
     NotASink,
+    /// One-sided operations cannot be encrypted. They are refused on a secured connection unless
+    /// [`crate::Config::allow_plain_remote_memory`] is set.
+    #[error(
+        "one-sided operations would travel in the clear on this secured connection: send messages, or set allow_plain_remote_memory"
+    )]
+    PlainRemoteMemory,
+    /// The region is a device's memory, which this side cannot look at, and so cannot seal for a secured connection.
+    #[error("memory of a device cannot be sent on a secured connection: copy it to memory of the host first")]
+    Sealed,
     /// No memory could be had or registered for a message past one buffer; the reason is logged.
     #[error("no memory for a message of {len} bytes")]
     NoMemory {
@@ -217,6 +231,8 @@ pub enum ConnectError {
         /// The private data of the peer's handler.
         private_data: Vec<u8>,
     },
+    /// The two sides did not accept each other.
+    Security(SecurityError),
     /// The connection was not established within `Config::connect_timeout`.
     Timeout,
     /// The transport failed.
@@ -245,6 +261,7 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected { reason, .. } => write!(f, "rejected: {reason}"),
+            Self::Security(error) => error.fmt(f),
             Self::Timeout => f.write_str("no connection within the connect timeout"),
             Self::Transport(failure) => failure.fmt(f),
             Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
@@ -264,6 +281,7 @@ impl From<Error> for ConnectError {
                 Self::Unsupported { provider, feature }
             }
             Error::Limit { limit, value } => Self::Limit { limit, value },
+            Error::Security(error) => Self::Security(error),
             other => Self::Local(other.to_string()),
         }
     }
@@ -350,6 +368,9 @@ pub enum PeerViolation {
     InvalidOffer,
     /// The peer sent a message that is too short, of an unknown kind, or out of place.
     MalformedMessage,
+    /// A message of a secured connection is not the next one that the peer has sealed: somebody has changed, repeated,
+    /// dropped or made it.
+    NotAuthentic,
 }
 
 impl fmt::Display for PeerViolation {
@@ -359,6 +380,7 @@ impl fmt::Display for PeerViolation {
             Self::InvalidGrant => "it granted more than any window holds",
             Self::InvalidOffer => "it offered a message past the limits",
             Self::MalformedMessage => "a malformed message",
+            Self::NotAuthentic => "a message that is not authentic",
         })
     }
 }
@@ -377,6 +399,8 @@ pub enum RejectReason {
     Limits,
     /// The peer is at a limit of its own.
     Busy,
+    /// The peer secures its connections in this way, and this side in another.
+    Security(SecurityMode),
     /// A reason that this version does not know.
     Other(u8),
 }
@@ -389,6 +413,7 @@ impl fmt::Display for RejectReason {
             Self::Version => f.write_str("the protocol versions differ"),
             Self::Limits => f.write_str("the window or message size cannot work"),
             Self::Busy => f.write_str("the peer is at a limit of its own"),
+            Self::Security(mode) => write!(f, "the peer takes {mode}"),
             Self::Other(raw) => write!(f, "reason {raw}"),
         }
     }

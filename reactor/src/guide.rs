@@ -7,12 +7,13 @@
 //! 4. [Remote memory](remote_memory): regions, reads, writes and atomics
 //! 5. [Stopping](stopping): five ways, and what each one leaves
 //! 6. [Errors and reasons](errors): cause and cure of each
-//! 7. [A reactor in another loop](embedding), and other things in a reactor's loop
-//! 8. async/await: the page `async_await`, with the feature `async`
-//! 9. [Coming from sockets, from ibverbs, from UCX](coming_from)
-//! 10. [Testing without hardware](testing)
-//! 11. [Devices](hardware): what was tested on which, and how to test yours
-//! 12. [Performance](performance)
+//! 7. [Security](security): who may connect, and who reads along
+//! 8. [A reactor in another loop](embedding), and other things in a reactor's loop
+//! 9. async/await: the page `async_await`, with the feature `async`
+//! 10. [Coming from sockets, from ibverbs, from UCX](coming_from)
+//! 11. [Testing without hardware](testing)
+//! 12. [Devices](hardware): what was tested on which, and how to test yours
+//! 13. [Performance](performance)
 //!
 //! Behind it: [the architecture](architecture), [the wire](wire).
 
@@ -35,6 +36,8 @@ pub mod hardware {}
 pub mod performance {}
 #[doc = include_str!("../docs/guide/remote-memory.md")]
 pub mod remote_memory {}
+#[doc = include_str!("../docs/security.md")]
+pub mod security {}
 #[doc = include_str!("../docs/guide/stopping.md")]
 pub mod stopping {}
 #[doc = include_str!("../docs/testing.md")]

@@ -31,6 +31,7 @@ mod limits;
 mod memory;
 mod options;
 mod seam;
+mod security;
 mod stats;
 pub mod stream;
 mod turn;
@@ -57,6 +58,11 @@ pub use crate::seam::poller::{
     Clock, Edge, Entropy, Interest, MioPoller, Poller, Readiness, SystemClock, system_entropy,
 };
 pub use crate::seam::wake::Wake;
+#[cfg(feature = "psk")]
+pub use crate::security::psk::Psk;
+#[cfg(feature = "tls")]
+pub use crate::security::tls::{Tls, TlsIdentity};
+pub use crate::security::{PeerIdentity, Security, SecurityError, SecurityMode};
 pub use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 pub use crate::turn::{Parts, Reactor, Turn};
 pub use rdma_transport as transport;
@@ -64,6 +70,8 @@ pub use rdma_transport::cm::{ReadDepth, Retries, Source};
 pub use rdma_transport::event::DeviceEventKind;
 pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;
+#[cfg(feature = "tls")]
+pub use rustls;
 
 /// The README's program, compiled and run.
 #[cfg(doctest)]

@@ -1,5 +1,7 @@
 //! The limits that the protocol between two reactors fixes. Settings and connections are checked against them.
 
+use crate::security::channel::TAG;
+
 /// Length of the header in front of every message, bytes.
 pub(crate) const HEADER_LEN: usize = 8;
 
@@ -9,12 +11,19 @@ pub(crate) const MAX_CONTROL: usize = 28;
 /// Alignment of buffers in memory, bytes: a line of the cache.
 pub(crate) const BUFFER_ALIGN: usize = 64;
 
+/// Octets behind every message that are for the authentication tag of a secured connection. Buffers have room for it
+/// whether or not there is such a connection yet, because connections of both kinds share them.
+pub(crate) const TAG_ROOM: usize = if cfg!(any(feature = "tls", feature = "psk")) { TAG } else { 0 };
+
 /// Length of a buffer that takes every message with its header, bytes. The payloads of the program have at most
 /// `buffer_size` bytes.
 pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
     let payload = buffer_size as usize;
-    HEADER_LEN + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
+    HEADER_LEN + TAG_ROOM + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
 }
+
+/// Most octets of a handshake that a peer may send.
+pub(crate) const MAX_HANDSHAKE: usize = 64 << 10;
 
 /// Widest window. A much wider one could not be told apart from a counter that ran backwards.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;

@@ -4,6 +4,7 @@ use rdma_transport::cm::{self, ConnectParam, PathOptions, ReadDepth, Retries, So
 
 use crate::config::Framing;
 use crate::error::Error;
+use crate::security::{Security, SecurityError};
 
 /// What a device is asked for on a connection, on either side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +21,15 @@ impl Service {
     }
 }
 
+/// Checks whether connections of a framing can be secured. `connects`: by the side that connects.
+pub(crate) fn check_security(security: &Security, framing: Framing, connects: bool) -> Result<(), SecurityError> {
+    if framing == Framing::Raw && !security.is_plain() {
+        let why = "Framing::Raw has nothing that could be secured: use Framing::Credits, or Security::Plain";
+        return Err(SecurityError::Settings(why.into()));
+    }
+    security.check(connects)
+}
+
 /// How to open a connection. What the transport cannot do is ignored, with one line in the log at `info`; a source that it
 /// cannot choose, and a value out of its range, are errors of [`crate::Context::connect_with`].
 #[derive(Clone, Debug, Default)]
@@ -28,6 +38,7 @@ pub struct ConnectOptions {
     pub(crate) framing: Framing,
     pub(crate) path: PathOptions,
     pub(crate) service: Service,
+    pub(crate) security: Option<Security>,
 }
 
 impl ConnectOptions {
@@ -93,6 +104,13 @@ impl ConnectOptions {
         self
     }
 
+    /// How the connection is secured. Default: as [`crate::Config::security`] says.
+    #[must_use]
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = Some(security);
+        self
+    }
+
     /// Checks the ranges.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.path.check()?;
@@ -108,6 +126,7 @@ pub struct ListenOptions {
     pub(crate) framing: Framing,
     pub(crate) path: cm::ListenOptions,
     pub(crate) service: Service,
+    pub(crate) security: Option<Security>,
 }
 
 impl ListenOptions {
@@ -158,6 +177,13 @@ impl ListenOptions {
     #[must_use]
     pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
         self.service.read_depth = depth;
+        self
+    }
+
+    /// How the connections that come in are secured. Default: as [`crate::Config::security`] says.
+    #[must_use]
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = Some(security);
         self
     }
 

@@ -95,6 +95,8 @@ pub struct ConnectionStats {
     pub disconnected: u64,
     /// Outgoing connections that did not come up.
     pub connect_errors: u64,
+    /// Connections whose peer was not accepted in the handshake that secures them.
+    pub insecure: u64,
     /// Incoming connections that were refused or did not come up.
     pub refused: u64,
     /// Connect requests handed over to other reactors of the group.

@@ -9,6 +9,7 @@ pub mod device;
 pub mod ends;
 pub mod forward;
 pub mod gate;
+pub mod identities;
 pub mod life;
 pub mod pcap;
 pub mod peer;

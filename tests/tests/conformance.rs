@@ -5,3 +5,7 @@ use rdma_reactor_tests::conformance;
 conformance!(iwarp, rdma_reactor_tests::conformance::Setup::iwarp());
 conformance!(reads open_sinks, rdma_reactor_tests::conformance::Setup::open_sinks());
 conformance!(shared iwarp_shared, rdma_reactor_tests::conformance::Setup::iwarp().shared(128));
+conformance!(secured tls, rdma_reactor_tests::conformance::Setup::iwarp().secured(rdma_reactor::SecurityMode::Tls));
+conformance!(secured_part psk, rdma_reactor_tests::conformance::Setup::iwarp().secured(rdma_reactor::SecurityMode::Psk));
+conformance!(secured_part tls_open_sinks, rdma_reactor_tests::conformance::Setup::open_sinks().secured(rdma_reactor::SecurityMode::Tls));
+conformance!(secured_part tls_shared, rdma_reactor_tests::conformance::Setup::iwarp().shared(128).secured(rdma_reactor::SecurityMode::Tls));

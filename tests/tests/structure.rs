@@ -32,7 +32,7 @@ const BOOLEANS: usize = 1;
 /// The types with more booleans, and the reason why no two of them exclude each other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The reactor.
-    ("Config", &["overtake", "crc", "contain_panics"], "settings of the program"),
+    ("Config", &["overtake", "crc", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
     ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
     (

@@ -11,6 +11,7 @@ use crate::driver::group::Place;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId};
 use crate::seam::poller::Readiness;
+use crate::security::PeerIdentity;
 
 /// A peer that wants a connection. Nothing is allocated for it yet.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +53,7 @@ pub enum Decision {
 /// |---|---|
 /// | exchanges messages | `on_connect`, `on_recv`, `on_send_complete`, `on_writable`, `on_disconnect`, `on_timer` |
 /// | connects | `on_connect_error` besides |
-/// | chooses its peers | `on_connect_request` besides |
+/// | chooses its peers | `on_connect_request` besides, and `on_identity` |
 /// | has memory that peers write | `on_immediate` besides |
 /// | has descriptors or threads of its own | `on_io_ready`, `on_wake` besides |
 /// | runs for long | `on_device_event`, `on_drain` besides |
@@ -98,6 +99,16 @@ pub trait Handler<M = ()> {
     /// A peer wants a connection. Default: accept.
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
+    }
+
+    /// The peer of a connection with [`crate::Security`] has proven who it is: is it accepted? Called on both sides, before
+    /// `on_connect`, for a connection that does not come up if this is an error. Its text goes to the peer, in the clear, at most
+    /// 200 bytes of it. Nothing can be sent on the connection yet. Default: yes.
+    ///
+    /// # Errors
+    /// Why the peer is not accepted.
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
+        Ok(())
     }
 
     // Remote memory.

@@ -15,6 +15,8 @@ use crate::memory::region::Region;
 /// A callback to make.
 #[derive(Debug)]
 pub(crate) enum Event {
+    /// The peer of a connection that is being secured has proven who it is. The program is to accept it or not.
+    Identified,
     /// The connection is up.
     Connected,
     /// A message arrived.

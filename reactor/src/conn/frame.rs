@@ -27,10 +27,12 @@ pub(crate) enum Kind {
     Fetched = 7,
     /// The program of the sender has closed the connection. It is the last message of its sender.
     Goodbye = 8,
+    /// Octets of the handshake of a connection that is to be secured; the first one is a [`Part`].
+    Handshake = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Data,
         Self::Hello,
         Self::Credit,
@@ -40,6 +42,7 @@ impl Kind {
         Self::Offer,
         Self::Fetched,
         Self::Goodbye,
+        Self::Handshake,
     ];
 
     /// Whether messages of this kind have no payload.
@@ -50,6 +53,31 @@ impl Kind {
     /// Whether messages of this kind carry something of the program.
     pub(crate) const fn is_of_program(self) -> bool {
         matches!(self, Self::Data | Self::Offer | Self::Immediate)
+    }
+}
+
+/// What a part of a handshake is, as its first octet says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Part {
+    /// Octets, and more messages without a seal may follow.
+    More = 0,
+    /// Octets, or none. The sender has accepted its peer, and every message of it behind this one is sealed.
+    Last = 1,
+    /// The sender does not accept its peer; the rest is text that says why.
+    Refusal = 2,
+}
+
+impl Part {
+    pub(crate) fn parse(payload: &[u8]) -> Option<(Self, &[u8])> {
+        let (first, rest) = payload.split_first()?;
+        let part = match first {
+            0 => Self::More,
+            1 => Self::Last,
+            2 => Self::Refusal,
+            _ => return None,
+        };
+        Some((part, rest))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::error::RejectReason;
 use crate::limits::{MAX_WINDOW, MIN_WINDOW};
+use crate::security::SecurityMode;
 
 /// Length of the private data that every connection manager carries, bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
@@ -10,6 +11,11 @@ const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
+/// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
+const MODE_SHIFT: u8 = 4;
+const MODE_MASK: u8 = 3;
+/// The first of the reasons to refuse a peer that secures its connections in another way. The number of the way is added.
+const SECURITY: u8 = 5;
 const GREETING_LEN: usize = 20;
 
 /// Longest private data of the program, bytes.
@@ -22,6 +28,7 @@ const fn raw(reason: RejectReason) -> u8 {
         RejectReason::Version => 2,
         RejectReason::Limits => 3,
         RejectReason::Busy => 4,
+        RejectReason::Security(mode) => SECURITY + mode as u8,
         RejectReason::Other(raw) => raw,
     }
 }
@@ -33,7 +40,10 @@ const fn reason(raw: u8) -> RejectReason {
         2 => RejectReason::Version,
         3 => RejectReason::Limits,
         4 => RejectReason::Busy,
-        other => RejectReason::Other(other),
+        other => match SecurityMode::of(other.wrapping_sub(SECURITY)) {
+            Some(mode) => RejectReason::Security(mode),
+            None => RejectReason::Other(other),
+        },
     }
 }
 
@@ -49,6 +59,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) max_message: u32,
     /// This side understands immediate data and atomics of the embedded provider. They are used if both sides say so.
     pub(crate) extensions: bool,
+    /// How this side secures the connection; `None`: in a way that this version does not know.
+    pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
     pub(crate) reason: RejectReason,
     /// The program's private data.
@@ -58,7 +70,15 @@ pub(crate) struct Greeting<'a> {
 impl<'a> Greeting<'a> {
     /// A greeting that refuses the connection.
     pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
-        Self { window: 0, buffer_size: 0, max_message: 0, extensions: false, reason, user }
+        Self {
+            window: 0,
+            buffer_size: 0,
+            max_message: 0,
+            extensions: false,
+            security: Some(SecurityMode::Plain),
+            reason,
+            user,
+        }
     }
 
     /// Returns the bytes to send. The caller has refused private data longer than [`MAX_USER_PRIVATE_DATA`].
@@ -66,12 +86,9 @@ impl<'a> Greeting<'a> {
         debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[
-            VERSION,
-            self.user.len() as u8,
-            raw(self.reason),
-            u8::from(self.extensions) * EXTENSIONS,
-        ]);
+        let mode = self.security.map_or(MODE_MASK, |mode| mode as u8) << MODE_SHIFT;
+        let features = (u8::from(self.extensions) * EXTENSIONS) | mode;
+        out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.buffer_size.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
@@ -104,8 +121,15 @@ impl<'a> Greeting<'a> {
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         // Feature bits that this version does not know are ignored.
         let extensions = fixed[7] & EXTENSIONS != 0;
+        let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
-        Ok(Self { window, buffer_size, max_message, extensions, reason: reason(fixed[6]), user })
+        Ok(Self { window, buffer_size, max_message, extensions, security, reason: reason(fixed[6]), user })
+    }
+
+    /// The octets of a greeting, without what private data were padded with.
+    pub(crate) fn octets(bytes: &[u8]) -> &[u8] {
+        let len = Greeting::parse(bytes).map_or(bytes.len(), |greeting| GREETING_LEN + greeting.user.len());
+        &bytes[..len]
     }
 }
 
@@ -116,13 +140,27 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_padding() {
-        let reason = RejectReason::Refused;
-        let greeting =
-            Greeting { window: 64, buffer_size: 8192, max_message: 9, extensions: true, reason, user: b"hello" };
+        let (reason, security) = (RejectReason::Refused, Some(SecurityMode::Psk));
+        let greeting = Greeting {
+            window: 64,
+            buffer_size: 8192,
+            max_message: 9,
+            extensions: true,
+            security,
+            reason,
+            user: b"hello",
+        };
         let mut bytes = greeting.emit();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
+        assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
+        bytes[7] |= 0x30;
+        assert_eq!(Greeting::parse(&bytes).unwrap().security, None, "a mode that nobody knows");
+        for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
+            let reject = RejectReason::Security(mode);
+            assert_eq!(Greeting::parse(&Greeting::reject(reject, b"").emit()).unwrap().reason, reject);
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::{Connection, Env, Terms};
 use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, RejectReason};
+use crate::security::SecurityMode;
 
 /// The peer's silence as it was when a timeout of a connection ran.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +67,7 @@ impl Connection {
                 buffer_size,
                 max_message: config.max_message_in_kib(),
                 extensions,
+                security: Some(self.about.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
             }
@@ -98,6 +100,18 @@ impl Connection {
                 self.announce(env);
             }
             (State::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked) {
+                Ok(greeting) if greeting.security != Some(self.about.security.mode()) => {
+                    // The peer has accepted all the same, so it does not know of security, or somebody has changed its greeting.
+                    let reason = RejectReason::Security(greeting.security.unwrap_or(SecurityMode::Plain));
+                    let error = ConnectError::Rejected { reason, private_data: Vec::new() };
+                    self.end(Ending::ConnectError(error), Certainty::Known, env);
+                }
+                Ok(greeting) if self.is_secured() => {
+                    self.agree(&greeting, own, false);
+                    self.note_greeting(private_data);
+                    self.begin_securing(env);
+                    return greeting.extensions;
+                }
                 Ok(greeting) => {
                     self.agree(&greeting, own, false);
                     // The hello opens the connection on the peer's side, so it goes before anything that the program
@@ -130,6 +144,7 @@ impl Connection {
                 let Ending::Silent(Some(reason)) = &closing.ending else { return };
                 closing.ending = Ending::disconnect(reason.clone());
             }
+            State::Refusing(_) => return,
             _ => {
                 self.state = State::Open;
                 self.heard = env.now;
@@ -158,12 +173,15 @@ impl Connection {
             State::Resolving | State::Connecting => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), Certainty::Known, env);
             }
-            State::Accepting | State::Greeting => {
+            State::Securing(_) if self.is_active() => {
+                self.end(Ending::ConnectError(ConnectError::Timeout), Certainty::Known, env);
+            }
+            State::Accepting | State::Securing(_) | State::Greeting => {
                 log::info!("{} was not up within the handshake timeout", self.about.peer);
                 self.end(Ending::Silent(None), Certainty::Known, env);
             }
             State::Open => return self.check_silence(silence, env),
-            State::Draining | State::Leaving => self.flush(env),
+            State::Draining | State::Leaving | State::Refusing(_) => self.flush(env),
             State::Closing(_) => {}
         }
         false
@@ -242,7 +260,7 @@ impl Connection {
         let graceful = matches!(ending, Ending::Disconnect { reason: DisconnectReason::Local, .. });
         match self.state {
             State::Closing(_) => return,
-            State::Draining | State::Leaving => {
+            State::Draining | State::Leaving | State::Refusing(_) => {
                 if !graceful {
                     // The program has closed the connection already. The sends that are left cannot go out any more.
                     self.flush(env);
@@ -255,7 +273,7 @@ impl Connection {
         // A connection that the program was not told of has no disconnect to report.
         let ending = match ending {
             Ending::Disconnect { reason: reason @ (DisconnectReason::Closed | DisconnectReason::Lost), .. }
-                if self.state.is_handshake() && !self.is_active() =>
+                if self.state.is_handshake() && !self.is_active() && !matches!(self.state, State::Securing(_)) =>
             {
                 Ending::Silent(Some(reason))
             }
@@ -276,9 +294,9 @@ impl Connection {
         self.begin_flush(ending, certainty, env);
     }
 
-    /// Whether the program has closed the connection and all sends have ended.
+    /// Whether the program has closed the connection, or a side was not accepted, and all sends have ended.
     pub(crate) fn is_drained(&self) -> bool {
-        let closed = matches!(self.state, State::Draining | State::Leaving);
+        let closed = matches!(self.state, State::Draining | State::Leaving | State::Refusing(_));
         closed && self.sends.is_empty() && !self.transfers.offers()
     }
 
@@ -312,8 +330,12 @@ impl Connection {
         if closed { DisconnectReason::Closed } else { DisconnectReason::Lost }
     }
 
-    /// Stops sending on a connection that the program has closed, and flushes its queues.
+    /// Stops sending on a connection that the program has closed or whose peer was not accepted, and flushes its queues.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
+        if let State::Refusing(ending) = &self.state {
+            let ending = (**ending).clone();
+            return self.begin_flush(ending, Certainty::Known, env);
+        }
         if matches!(self.state, State::Draining | State::Leaving) {
             let ending = Ending::Disconnect { reason: DisconnectReason::Local, delivers: false };
             self.begin_flush(ending, Certainty::Known, env);
@@ -359,6 +381,10 @@ impl Connection {
 
     /// Ends the connection because the peer has broken the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
+        if matches!(self.state, State::Refusing(_)) {
+            // A peer that was not accepted may go on as if it was, until it hears of that.
+            return;
+        }
         log::warn!("{}: {} broke the protocol: {what}", self.id, self.about.peer);
         self.end(Ending::violation(what), Certainty::Known, env);
     }
@@ -408,7 +434,7 @@ impl Connection {
             return;
         }
         let ending = match (&self.state, cause) {
-            (State::Connecting, cause) => {
+            (State::Connecting | State::Securing(_), cause) if self.is_active() => {
                 Ending::ConnectError(ConnectError::Transport(ConnectFailure::Protocol(cause.to_string())))
             }
             (_, DisconnectCause::Local) => Ending::disconnect(DisconnectReason::Local),
@@ -447,7 +473,10 @@ impl Connection {
             | ConnectError::Transport(_)
             | ConnectError::Local(_)
             | ConnectError::Unsupported { .. } => Some(error),
-            ConnectError::Rejected { .. } | ConnectError::Limit { .. } | ConnectError::Cancelled => None,
+            ConnectError::Rejected { .. }
+            | ConnectError::Security(_)
+            | ConnectError::Limit { .. }
+            | ConnectError::Cancelled => None,
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
 //! [`recv_queue`]), the large messages ([`transfer`]) and the account of the peer's silence ([`keepalive`]). [`frame`]
-//! and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end.
+//! and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end, and
+//! [`securing`] the handshake between them and the first message, if the connection is secured.
 
 pub(crate) mod credit;
 pub(crate) mod effects;
@@ -12,6 +13,7 @@ pub(crate) mod greeting;
 pub(crate) mod keepalive;
 pub(crate) mod life;
 pub(crate) mod recv_queue;
+pub(crate) mod securing;
 pub(crate) mod send_queue;
 pub(crate) mod state;
 pub(crate) mod transfer;
@@ -34,6 +36,7 @@ use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::Blocked;
 use crate::id::{ConnectionId, ListenerId};
+use crate::security::{Opener, PeerIdentity, Sealer, Security};
 use crate::stats::Stats;
 
 /// The surroundings that every input of a connection works with.
@@ -54,6 +57,12 @@ pub(crate) struct Env<'a> {
 pub(crate) enum Role {
     Active,
     Passive,
+}
+
+impl Role {
+    pub(crate) const fn is_active(self) -> bool {
+        matches!(self, Self::Active)
+    }
 }
 
 /// The things that a refused send needs. Each variant needs everything that the variants above it need, and more.
@@ -103,6 +112,25 @@ struct About {
     early: VecDeque<Early>,
     /// The peer's program has closed the connection: its goodbye has come.
     left: bool,
+    security: Security,
+    /// The name of the host that this side connects to, if it was given by its name.
+    host: Option<Box<str>>,
+    /// The greetings of the active and of the passive side, as they were sent, until the handshake has begun.
+    greetings: Vec<u8>,
+    /// The keys for what the peer sends, from the end of its handshake until its last message without a seal.
+    opener: Option<Box<Opener>>,
+    identity: Option<PeerIdentity>,
+}
+
+/// What a connection is opened with, on either side.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    pub(crate) framing: Framing,
+    pub(crate) peer: SocketAddr,
+    /// The name of the host that this side connects to, if it was given by its name.
+    pub(crate) host: Option<Box<str>>,
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) security: Security,
 }
 
 /// See the [module](self).
@@ -118,6 +146,10 @@ pub(crate) struct Connection {
     state: State,
     tx: SendWindow,
     rx: ReceiveWindow,
+    /// The keys for what this side sends, as soon as that is sealed.
+    sealer: Option<Box<Sealer>>,
+    /// The keys for what the peer sends, as soon as that is sealed.
+    opener: Option<Box<Opener>>,
     /// Time of the last sign of life: a message, a read that ended, or octets that the transport got.
     heard: Instant,
     terms: Terms,
@@ -130,15 +162,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(
-        id: ConnectionId,
-        role: Role,
-        framing: Framing,
-        peer: SocketAddr,
-        private_data: Vec<u8>,
-        config: &Config,
-        now: Instant,
-    ) -> Self {
+    pub(crate) fn new(id: ConnectionId, role: Role, opening: Opening, config: &Config, now: Instant) -> Self {
+        let Opening { framing, peer, host, private_data, security } = opening;
         let state = match role {
             Role::Active => State::Resolving,
             Role::Passive => State::Accepting,
@@ -152,6 +177,8 @@ impl Connection {
             state,
             tx: SendWindow::new(0),
             rx: ReceiveWindow::new(0),
+            sealer: None,
+            opener: None,
             heard: now,
             terms: Terms::default(),
             sends: SendQueue::new(id, config.send_slots()),
@@ -167,6 +194,11 @@ impl Connection {
                 stalled: Duration::ZERO,
                 early: VecDeque::new(),
                 left: false,
+                security,
+                host,
+                greetings: Vec::new(),
+                opener: None,
+                identity: None,
             }),
         }
     }
@@ -188,7 +220,7 @@ impl Connection {
     }
 
     pub(crate) const fn is_active(&self) -> bool {
-        matches!(self.role, Role::Active)
+        self.role.is_active()
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
@@ -206,6 +238,27 @@ impl Connection {
 
     pub(crate) fn private_data(&self) -> &[u8] {
         &self.about.private_data
+    }
+
+    /// The keys for what this side sends, if that is sealed.
+    pub(crate) fn sealer_mut(&mut self) -> Option<&mut Sealer> {
+        self.sealer.as_deref_mut()
+    }
+
+    /// Whether the messages of the connection are to be sealed.
+    pub(crate) fn is_secured(&self) -> bool {
+        !self.about.security.is_plain()
+    }
+
+    /// What another attempt of the same connection is opened with, at another address.
+    pub(crate) fn reopening(&self, peer: SocketAddr) -> Opening {
+        Opening {
+            framing: self.framing,
+            peer,
+            host: self.about.host.clone(),
+            private_data: self.about.private_data.clone(),
+            security: self.about.security.clone(),
+        }
     }
 
     pub(crate) fn user(&self) -> u64 {

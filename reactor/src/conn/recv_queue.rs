@@ -20,6 +20,7 @@ use crate::device::srq::claims::Claim;
 use crate::error::PeerViolation;
 use crate::id::{ConnectionId, recv_work};
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
+use crate::security::Opener;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -231,7 +232,7 @@ impl Connection {
     /// `false` if there was no such receive.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
-        let Some(buffer) = self.receives.complete(env.buffers, place) else { return false };
+        let Some(mut buffer) = self.receives.complete(env.buffers, place) else { return false };
         if let Err(failure) = wc.result {
             self.receive_failed(buffer, failure, env);
             return true;
@@ -246,8 +247,15 @@ impl Connection {
             self.received_bare(buffer, wc, env);
             return true;
         }
-        let message = env.buffers.pool.slabs().bytes(&buffer, wc.len as usize);
+        // A message that does not open is none of the peer's, and nothing of it is believed.
+        let opened = match &mut self.opener {
+            Some(opener) => open(opener, &mut buffer, wc.len, &env.buffers.pool),
+            None => Some(wc.len),
+        };
+        let len = opened.unwrap_or(0);
+        let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
         let header = match Header::parse(message) {
+            _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
             None => Err(PeerViolation::MalformedMessage),
             Some(_) if !self.rx.received() => Err(PeerViolation::CreditOverrun),
             Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
@@ -260,10 +268,10 @@ impl Connection {
             Ok(Header { kind: Kind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
                 self.receives.count();
                 let (device, shared) = (env.device as u16, self.receives.is_shared());
-                let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: wc.len, device, shared };
+                let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
                 self.deliver(arrived, env);
             }
-            Ok(header) => self.received_other(header.kind, buffer, wc.len, env),
+            Ok(header) => self.received_other(header.kind, buffer, len, env),
             Err(violation) => {
                 self.discard(buffer, env);
                 self.violated(violation, env);
@@ -287,6 +295,7 @@ impl Connection {
             || self.keepalive.owes_pong
             || self.sends.is_chained()
             || self.transfers.is_active()
+            || self.state.is_securing()
     }
 
     /// Passes a message to the program.
@@ -321,7 +330,7 @@ impl Connection {
         // If the connection is not up yet, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
-            State::Connecting => failure.status == WcStatus::Flushed,
+            State::Connecting | State::Securing(_) => failure.status == WcStatus::Flushed,
             _ => false,
         };
         if !expected {
@@ -331,9 +340,30 @@ impl Connection {
 
     /// Handles a message with a header, unless it is data that can be delivered at once.
     fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
-        // The active side's hello opens the connection of the passive side, and nothing else does.
+        if kind == Kind::Handshake {
+            let message = env.buffers.pool.slabs().bytes(&buffer, len as usize)[HEADER_LEN..].to_vec();
+            self.discard(buffer, env);
+            if let Err(violation) = self.received_handshake(&message, env) {
+                self.violated(violation, env);
+            }
+            return;
+        }
+        if matches!(self.state, State::Refusing(_)) {
+            // A peer that was not accepted may go on as if it was, until it hears of that.
+            return self.discard(buffer, env);
+        }
+        // The active side's hello opens the connection of the passive side, and nothing else does. On a connection that is to
+        // be secured it is sealed, and before it only grants come besides the handshake.
         let hello = kind == Kind::Hello;
-        if self.state.is_announced() == hello || (hello && self.is_active()) {
+        let grants = kind == Kind::Credit && self.is_secured() && self.state.is_handshake();
+        let early = hello && self.greeted_early();
+        let locked = self.is_secured()
+            && (self.opener.is_none() || self.state.is_securing())
+            && !cfg!(planted = "plain-byte-in-the-handshake");
+        if grants || early {
+            return self.discard(buffer, env);
+        }
+        if self.state.is_announced() == hello || (hello && self.is_active()) || locked {
             self.discard(buffer, env);
             return self.violated(PeerViolation::MalformedMessage, env);
         }
@@ -380,7 +410,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Credit | Kind::Pong => Ok(()),
-            Kind::Fetched | Kind::Data => Err(PeerViolation::MalformedMessage),
+            Kind::Fetched | Kind::Data | Kind::Handshake => Err(PeerViolation::MalformedMessage),
         };
         if let Err(violation) = done {
             self.violated(violation, env);
@@ -390,6 +420,11 @@ impl Connection {
     /// Handles a message without a header: a write with immediate data, or any message with `Framing::Raw`.
     fn received_bare(&mut self, buffer: Buffer, wc: &Completed, env: &mut Env<'_>) {
         let early = !self.state.is_announced();
+        if self.is_secured() {
+            // It has no header, so nothing says that the peer has sent it.
+            self.discard(buffer, env);
+            return self.violated(PeerViolation::NotAuthentic, env);
+        }
         if self.framing == Framing::Credits && (early || !self.rx.received()) {
             self.discard(buffer, env);
             return self.violated(PeerViolation::CreditOverrun, env);
@@ -441,4 +476,11 @@ impl Connection {
             self.tell(env, Event::Immediate(immediate));
         }
     }
+}
+
+/// Opens a message in place; returns its length without the seal.
+#[inline(never)]
+fn open(opener: &mut Opener, buffer: &mut Buffer, len: u32, pool: &Pool) -> Option<u32> {
+    let message = pool.slabs().bytes_mut(buffer).get_mut(..len as usize)?;
+    opener.open(message, HEADER_LEN).map(|len| len as u32)
 }

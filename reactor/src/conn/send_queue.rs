@@ -16,9 +16,11 @@ use crate::config::Framing;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::{Blocked, Outcome, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind, send_work};
-use crate::limits::{CONTROL_SENDS, HEADER_LEN};
+use crate::limits::{CONTROL_SENDS, HEADER_LEN, TAG_ROOM};
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
+use crate::security::Sealer;
+use crate::security::channel::TAG;
 
 /// A send that has not ended.
 #[derive(Debug)]
@@ -65,6 +67,9 @@ pub(crate) struct SendQueue {
     entries: VecDeque<Entry>,
     /// Work requests that the next flush posts.
     chain: Vec<SendWr>,
+    /// Number of work requests at the front of the chain that are not changed any more: they are sealed, or went into the
+    /// chain before the connection was.
+    sealed: usize,
     /// Number of entries that wait for an answer.
     answers: usize,
     /// Regions that entries use, one element for each entry that uses regions, in order.
@@ -90,6 +95,7 @@ impl SendQueue {
             slots: slots as usize,
             entries: VecDeque::new(),
             chain: Vec::new(),
+            sealed: 0,
             answers: 0,
             holds: VecDeque::new(),
             first: 0,
@@ -236,7 +242,7 @@ impl SendQueue {
 
     /// Returns the last send of the chain, for more bytes, if it is a message of the program in one buffer.
     pub(crate) fn open_message(&mut self) -> Option<(&mut Posted, &mut SgeList)> {
-        let wr = self.chain.last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
+        let wr = self.chain[self.sealed..].last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
         let entry =
             self.entries.back_mut().filter(|entry| entry.id.is_some_and(|id| id.kind() == SendKind::Message))?;
         Some((entry.buffer.as_mut()?, &mut wr.sges))
@@ -246,11 +252,35 @@ impl SendQueue {
     /// before it answers any message of the chain.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
-        let chained = self.entries.range_mut(self.posted()..);
+        let chained = self.entries.range_mut(self.posted() + self.sealed..);
         if let Some(message) = chained.filter_map(|entry| entry.buffer.as_mut()).next() {
             message.patch(pool.slabs(), HEADER_LEN - 4, &grant.to_le_bytes());
         }
         self.has_carrier = false;
+    }
+
+    /// Leaves the work requests of the chain as they are when those behind them are sealed.
+    pub(super) fn seal_from_here(&mut self) {
+        self.sealed = self.chain.len();
+        self.has_carrier = false;
+    }
+
+    /// Seals the messages of the chain that are not sealed yet, in their order. `false`: one cannot be, and must not be posted.
+    #[inline(never)]
+    fn seal(&mut self, pool: &Pool, sealer: &mut Sealer) -> bool {
+        let first = self.posted() + self.sealed;
+        for (entry, wr) in self.entries.range_mut(first..).zip(&mut self.chain[self.sealed..]) {
+            let Some(buffer) = &mut entry.buffer else { continue };
+            let len = wr.sges.total_len() + TAG;
+            debug_assert!(wr.sges.as_slice().len() == 1, "a message that is to be sealed is in its buffer");
+            let Some(message) = buffer.unposted(pool.slabs()).get_mut(..len) else { return false };
+            if !sealer.seal(message, HEADER_LEN) {
+                return false;
+            }
+            wr.sges = SgeList::one(pool.sge(buffer, len));
+        }
+        self.sealed = self.chain.len();
+        true
     }
 
     /// Returns the chain, ready to be posted. Its last work request is signaled.
@@ -272,6 +302,7 @@ impl SendQueue {
         } else {
             self.chain.drain(..count);
         }
+        self.sealed = self.sealed.saturating_sub(count);
     }
 
     /// Returns the number of sends that a completion of `sequence` ends; `None` if no such send is posted.
@@ -320,6 +351,7 @@ impl SendQueue {
     /// Forgets the chain after its queue pair is gone; the caller ends the entries.
     pub(crate) fn abandon_chain(&mut self) {
         self.chain.clear();
+        self.sealed = 0;
         self.has_carrier = false;
     }
 }
@@ -380,6 +412,16 @@ impl Connection {
     ) -> Result<SendId, SendErrorKind> {
         let len = range.len();
         self.check_message(len, env)?;
+        if self.is_secured() {
+            // What is sealed is a copy: the region stays readable to its program.
+            let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+            let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
+            if !region.try_copy_to(range.start, room) {
+                env.buffers.pool.give(buffer);
+                return Err(SendErrorKind::Sealed);
+            }
+            return Ok(self.push_filled(buffer, len, env));
+        }
         let locals = Locals::to_read(&[(region, range)])?;
         let id = self.sends.name(SendKind::Message);
         match self.framing {
@@ -405,7 +447,7 @@ impl Connection {
             return Err(SendErrorKind::Closed);
         }
         let start = self.header_len();
-        let end = start + self.terms.buffer_size.min(env.buffers.pool.stride() - HEADER_LEN);
+        let end = start + self.terms.buffer_size.min(env.buffers.pool.stride() - HEADER_LEN - TAG_ROOM);
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             if (start + 1..end).contains(&written) {
@@ -558,7 +600,7 @@ impl Connection {
     /// close while the peer still fetches messages that were offered before.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
-            State::Open => true,
+            State::Open | State::Securing(_) => true,
             State::Draining => self.transfers.offers(),
             _ => false,
         }
@@ -617,7 +659,14 @@ impl Connection {
     /// first message. Returns an empty chain if nothing is to be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
-        let sends = matches!(self.state, State::Open | State::Draining | State::Leaving);
+        let sends = match self.state {
+            State::Open | State::Draining | State::Leaving => true,
+            State::Securing(_) | State::Greeting | State::Refusing(_) => {
+                self.pump_handshake(env);
+                true
+            }
+            _ => false,
+        };
         if !sends || self.is_holding_back() {
             return &[];
         }
@@ -633,6 +682,12 @@ impl Connection {
                 self.keepalive.owes_pong = false;
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
+        }
+        if let Some(sealer) = &mut self.sealer
+            && !self.sends.seal(&env.buffers.pool, sealer)
+        {
+            self.posting_failed("a message cannot be sealed".into(), env);
+            return &[];
         }
         self.sends.chain()
     }
@@ -675,7 +730,7 @@ impl Connection {
             }
         }
         self.ask_writable(env);
-        if self.sends.is_chained() || self.transfers.is_active() || self.owes_control() {
+        if self.sends.is_chained() || self.transfers.is_active() || self.owes_control() || self.state.is_securing() {
             // Messages and reads that are to be posted may have waited for a place.
             self.mark(env);
         }

@@ -1,5 +1,6 @@
 //! The states of a connection, and the reasons for its end.
 
+use super::securing::Securing;
 use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 
 /// The state of a connection. A connection only moves forward through the states.
@@ -11,6 +12,9 @@ pub(crate) enum State {
     Connecting,
     /// The peer connects: this side has accepted, and the transport is not up yet.
     Accepting,
+    /// The transport is up, and the two sides prove who they are. The program knows nothing of the connection, except who
+    /// the peer is.
+    Securing(Box<Securing>),
     /// The peer connects: the transport is up, and the peer's hello has not come yet.
     Greeting,
     /// The connection is up: the program knows of it, and data flows.
@@ -19,6 +23,9 @@ pub(crate) enum State {
     Draining,
     /// The program has closed the connection, all sends have ended, and the goodbye is on its way to the peer.
     Leaving,
+    /// The two sides do not accept each other, and the news of that is on its way to the peer. Then the connection comes to
+    /// this end.
+    Refusing(Box<Ending>),
     /// The queues are being flushed. After that the connection is over.
     Closing(Box<Closing>),
 }
@@ -68,7 +75,20 @@ impl State {
     /// Whether the connection is not up yet: this side does not know that the transport is up, or the peer's hello has
     /// not come.
     pub(crate) const fn is_handshake(&self) -> bool {
-        matches!(self, Self::Resolving | Self::Connecting | Self::Accepting | Self::Greeting)
+        matches!(
+            self,
+            Self::Resolving
+                | Self::Connecting
+                | Self::Accepting
+                | Self::Securing(_)
+                | Self::Greeting
+                | Self::Refusing(_)
+        )
+    }
+
+    /// Whether the two sides prove who they are.
+    pub(crate) const fn is_securing(&self) -> bool {
+        matches!(self, Self::Securing(_))
     }
 
     pub(crate) const fn is_open(&self) -> bool {
@@ -77,7 +97,7 @@ impl State {
 
     /// Whether the connection is ending.
     pub(crate) const fn is_ending(&self) -> bool {
-        matches!(self, Self::Draining | Self::Leaving | Self::Closing(_))
+        matches!(self, Self::Draining | Self::Leaving | Self::Refusing(_) | Self::Closing(_))
     }
 
     pub(crate) const fn closing(&self) -> Option<&Closing> {

@@ -22,6 +22,8 @@ use crate::limits::{HEADER_LEN, MAX_TRANSFERS};
 use crate::memory::cells::Hold;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::{Region, RemoteRegion};
+use crate::security::Opener;
+use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
 
 /// Longest read, bytes.
 const PIECE: u64 = 1 << 20;
@@ -64,11 +66,57 @@ struct Incoming {
     /// Bytes for which reads are on their way or done.
     asked: u64,
     done: u64,
+    /// Bytes to read altogether: the message, and the tags of its segments if it is sealed.
+    total: u64,
+    /// A sealed message that is being opened.
+    segments: Option<Segments>,
 }
 
 impl Incoming {
     const fn is_whole(&self) -> bool {
-        self.done == self.offer.region.len
+        self.done == self.total
+    }
+
+    const fn is_sealed(&self) -> bool {
+        self.total > self.offer.region.len
+    }
+
+    /// Where the read after the first `asked` bytes begins, and its length. The pieces of a sealed message are read from its end:
+    /// the tags come first, and each piece is opened when it has come.
+    fn read_at(&self, asked: u64) -> (u64, u64) {
+        if !self.is_sealed() {
+            return (asked, piece(self.total - asked));
+        }
+        let end = self.total - asked;
+        let from = end.min(self.offer.region.len).saturating_sub(1) / PIECE * PIECE;
+        (from, end - from)
+    }
+
+    /// Opens the segments of the `len` bytes that came last; `false` if they are not what the peer has sealed.
+    fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
+        let (whole, message) = (self.is_whole(), self.offer.region.len);
+        let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
+        let Some(region) = &mut self.region else { return false };
+        let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
+        if region.is_open() {
+            // The device leaves the memory open to the peer: what is opened is a copy, once all is there.
+            if !whole {
+                return true;
+            }
+            if let Err(error) = region.make_private() {
+                log::warn!("memory for a copy of a message of {message} bytes: {error}");
+                return false;
+            }
+            (from, to) = (0, message);
+        }
+        let segment_len = SEGMENT as u64;
+        (from / segment_len..to.div_ceil(segment_len)).rev().all(|index| {
+            let mut tag = [0; TAG];
+            region.copy_to(message as usize + index as usize * TAG, &mut tag);
+            let range = segment(index, message);
+            let bytes = region.part_mut(range.start..range.end + TAG);
+            bytes.is_some_and(|bytes| opener.open_segment(message_of, index, bytes, tag))
+        })
     }
 }
 
@@ -154,7 +202,7 @@ impl Transfers {
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
-            let unread = |transfer: &Incoming| transfer.asked < transfer.offer.region.len;
+            let unread = |transfer: &Incoming| transfer.asked < transfer.total;
             active.fetched.len() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
         })
     }
@@ -356,15 +404,20 @@ impl Connection {
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
-        let len = offer.region.len;
+        let (len, sealed) = (offer.region.len, self.opener.is_some());
+        if len > env.config.max_message {
+            return Err(PeerViolation::InvalidOffer);
+        }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.contains(&offer.number);
         // A transfer is under way until the peer is told that the message was fetched.
+        let total = len + if sealed { tail(len) } else { 0 };
+        let wraps = offer.region.address.checked_add(total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
-        if len == 0 || len > env.config.max_message || full || known {
+        if len == 0 || full || known || wraps {
             return Err(PeerViolation::InvalidOffer);
         }
-        active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0 });
+        active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0, total, segments: None });
         active.held.push_back(Held::Transfer);
         self.mark(env);
         Ok(())
@@ -398,14 +451,14 @@ impl Connection {
         let mut begun = false;
         'transfers: for transfer in &mut active.incoming {
             while active.pieces < PIECES && self.sends.room(0) > 0 {
-                let Some(region) = transfer.region.as_mut() else { break 'transfers };
-                let (from, len) = (transfer.asked, piece(transfer.offer.region.len - transfer.asked));
-                if len == 0 {
+                if transfer.asked == transfer.total {
                     continue 'transfers;
                 }
+                let (from, len) = transfer.read_at(transfer.asked);
+                let Some(region) = transfer.region.as_mut() else { break 'transfers };
                 let range = from as usize..(from + len) as usize;
-                let (Some((sge, hold)), Some(remote)) = (region.lend_mut(range), transfer.offer.region.part(from, len))
-                else {
+                let memory = RemoteRegion { len: transfer.total, ..transfer.offer.region };
+                let (Some((sge, hold)), Some(remote)) = (region.lend_mut(range), memory.part(from, len)) else {
                     break 'transfers;
                 };
                 let mut holds = Holds::default();
@@ -445,6 +498,11 @@ impl Connection {
         // Reads end in order, so the read belongs to the first transfer that is not whole.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
+        if let Some(opener) = &mut self.opener
+            && !transfer.open(u64::from(len), opener)
+        {
+            return self.violated(PeerViolation::NotAuthentic, env);
+        }
         if transfer.is_whole() {
             let number = transfer.offer.number;
             active.fetched.push_back(number);
@@ -471,7 +529,9 @@ impl Connection {
             }
             match active.held.pop_front() {
                 Some(Held::Transfer) => {
-                    let Some(region) = active.incoming.pop_front().and_then(|transfer| transfer.region) else { return };
+                    let Some(transfer) = active.incoming.pop_front() else { return };
+                    let Some(mut region) = transfer.region else { return };
+                    region.truncate(transfer.offer.region.len as usize);
                     if delivers {
                         env.stats.messages.received += 1;
                         env.stats.messages.bytes_received += region.len() as u64;

@@ -23,7 +23,7 @@ use self::pool::{Buffer, Exhausted, Pool};
 use self::srq::queue::SharedReceives;
 use crate::config::Config;
 use crate::error::Error;
-use crate::limits::{HEADER_LEN, buffer_len};
+use crate::limits::{HEADER_LEN, TAG_ROOM, buffer_len};
 
 /// The buffers of a device: the pool, and the receives that connections share.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl Device {
     pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, reactor: u32, home: Arc<Home>) -> Self {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
-        let longest = u32::try_from(longest.saturating_sub(HEADER_LEN as u64)).unwrap_or(u32::MAX);
+        let longest = u32::try_from(longest.saturating_sub((HEADER_LEN + TAG_ROOM) as u64)).unwrap_or(u32::MAX);
         let nowhere = CqId(Key::NONE);
         let queues = QpAttr {
             max_inline: config.max_inline,

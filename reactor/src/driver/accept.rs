@@ -18,11 +18,12 @@ use crate::config::Framing;
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::{Certainty, Ending};
-use crate::conn::{Connection, Role};
+use crate::conn::{Connection, Opening, Role};
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
-use crate::options::{ConnectOptions, Service};
+use crate::options::{ConnectOptions, Service, check_security};
+use crate::security::Security;
 
 /// The connection-manager id of a connection whose address is not known yet: it names nothing.
 pub(super) const NOWHERE: CmId = CmId(Key::NONE);
@@ -49,6 +50,7 @@ pub(crate) struct Request {
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
     pub(super) service: Service,
+    pub(super) security: Security,
     pub(super) device: DeviceId,
     pub(super) peer: SocketAddr,
     pub(super) private_data: Box<[u8]>,
@@ -78,7 +80,8 @@ impl Driver {
     /// Opens a connection to the first of several addresses that lets itself be connected to.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service } = options;
+        let ConnectOptions { private_data, framing, path, service, security } = options;
+        let security = security.unwrap_or_else(|| self.config.security.clone());
         let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
         let deadline = self.now + self.config.connect_timeout;
         let resolved = self.fabric.provider.resolve_with(*first, &path, deadline);
@@ -87,7 +90,8 @@ impl Driver {
             Ok(cm) => (*first, cm),
             Err(error) => fallback.resolve_next(&mut *self.fabric.provider, deadline).ok_or(error)?,
         };
-        let id = self.insert(cm, peer, framing, service, Role::Active, private_data);
+        let opening = Opening { framing, peer, host: None, private_data, security };
+        let id = self.insert(cm, service, Role::Active, opening);
         if let Some(seat) = self.table.get_mut(id) {
             seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
         }
@@ -104,9 +108,11 @@ impl Driver {
         options: ConnectOptions,
     ) -> Result<ConnectionId, Error> {
         self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service } = options;
+        let ConnectOptions { private_data, framing, path, service, security } = options;
+        let security = security.unwrap_or_else(|| self.config.security.clone());
         let unknown = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
-        let id = self.insert(NOWHERE, unknown, framing, service, Role::Active, private_data);
+        let opening = Opening { framing, peer: unknown, host: Some(host.into()), private_data, security };
+        let id = self.insert(NOWHERE, service, Role::Active, opening);
         if let Err(error) = self.look_up(id, host.to_owned(), port, path) {
             self.release(id);
             return Err(Error::Lookup(error));
@@ -119,6 +125,7 @@ impl Driver {
     /// Checks whether a connection may be opened.
     fn may_connect(&self, options: &ConnectOptions) -> Result<(), Error> {
         options.check()?;
+        check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, true)?;
         if options.framing == Framing::Credits && options.private_data.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: options.private_data.len(), max: MAX_USER_PRIVATE_DATA });
         }
@@ -155,8 +162,7 @@ impl Driver {
         let Some(mut fallback) = seat.link.fallback.take() else { return false };
         let Some((peer, cm)) = fallback.resolve_next(&mut *fabric.provider, deadline) else { return false };
         log::info!("{id}: {peer} is tried");
-        let private_data = seat.conn.private_data().to_vec();
-        let mut conn = Connection::new(id, Role::Active, seat.conn.framing(), peer, private_data, config, *now);
+        let mut conn = Connection::new(id, Role::Active, seat.conn.reopening(peer), config, *now);
         conn.set_user(seat.conn.user());
         let old = std::mem::replace(seat, Seat::new(conn, cm, seat.link.service));
         seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
@@ -171,19 +177,9 @@ impl Driver {
     }
 
     /// Adds a connection.
-    fn insert(
-        &mut self,
-        cm: CmId,
-        peer: SocketAddr,
-        framing: Framing,
-        service: Service,
-        role: Role,
-        private_data: Vec<u8>,
-    ) -> ConnectionId {
+    fn insert(&mut self, cm: CmId, service: Service, role: Role, opening: Opening) -> ConnectionId {
         let (config, now) = (&self.config, self.now);
-        let id = self
-            .table
-            .insert(|id| Seat::new(Connection::new(id, role, framing, peer, private_data, config, now), cm, service));
+        let id = self.table.insert(|id| Seat::new(Connection::new(id, role, opening, config, now), cm, service));
         if cm != NOWHERE {
             self.fabric.own(cm, Owner::Connection(id));
         }
@@ -273,8 +269,11 @@ impl Driver {
         }
         self.equip(id, device)?;
         let (own, extensions) = (self.buffer_size_of(id), self.offers_extensions(id));
-        let Some(seat) = self.table.get(id) else { return Ok(()) };
+        let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
         let private_data = seat.conn.greeting(seat.conn.private_data(), own, extensions, &self.config);
+        if seat.conn.is_secured() {
+            seat.conn.note_greeting(&private_data);
+        }
         self.fabric.provider.connect(seat.link.cm, &seat.link.service.param(&private_data))?;
         Ok(())
     }
@@ -353,6 +352,11 @@ impl Driver {
                 log::info!("{peer} is refused: {reason}");
                 Some(reason)
             }
+            Ok(greeting) if greeting.security != Some(request.security.mode()) => {
+                let reason = RejectReason::Security(request.security.mode());
+                log::info!("{peer} is refused: it secures its connections in another way than this listener");
+                Some(reason)
+            }
             Ok(_) if !self.config.admits(peer.ip()) => {
                 log::info!("{peer} is refused: its network is not among those that may connect");
                 Some(RejectReason::Refused)
@@ -363,8 +367,17 @@ impl Driver {
             }
             Ok(_) => {
                 let full = self.table.len() >= self.config.max_connections as usize;
-                let limit = if full { "max_connections" } else { "max_pending" };
-                (full || self.table.pending >= self.config.max_pending).then(|| {
+                let pending = self.table.pending() >= self.config.max_pending;
+                // A handshake takes time to compute, so one host gets no more than a part of them.
+                let most =
+                    self.config.max_handshakes_per_peer.unwrap_or((self.config.max_pending as usize).div_ceil(2));
+                let crowds = !request.security.is_plain() && self.table.pending_of(peer.ip()) as usize >= most;
+                let limit = match (full, pending) {
+                    (true, _) => "max_connections",
+                    (_, true) => "max_pending",
+                    _ => "max_handshakes_per_peer",
+                };
+                (full || pending || crowds).then(|| {
                     log::warn!("{peer} is refused: {limit} is reached");
                     RejectReason::Busy
                 })
@@ -397,7 +410,7 @@ impl Driver {
     }
 
     fn try_accept(&mut self, request: Request, answer: &[u8]) -> Result<(), Error> {
-        let Request { cm, listener, framing, service, device, peer, placed, .. } = request;
+        let Request { cm, listener, framing, service, ref security, device, peer, placed, .. } = request;
         if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
@@ -406,7 +419,8 @@ impl Driver {
         if placed && let Some(membership) = &mut self.membership {
             membership.begin();
         }
-        let id = self.insert(cm, peer, framing, service, Role::Passive, Vec::new());
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
+        let id = self.insert(cm, service, Role::Passive, opening);
         if let Err(error) = self.equip(id, device) {
             // Nobody has heard of the connection, and its connection-manager id lives on.
             self.forget(id);
@@ -418,7 +432,11 @@ impl Driver {
         seat.conn.came_to(listener);
         seat.conn.agree(&greeting, own, extensions);
         let reply = seat.conn.greeting(answer, own, extensions, &self.config);
-        self.table.pending += 1;
+        if seat.conn.is_secured() {
+            seat.conn.note_greeting(&request.private_data);
+            seat.conn.note_greeting(&reply);
+        }
+        self.table.add_pending(peer.ip());
         self.set_timeout(id, self.config.handshake_timeout);
         if let Err(error) = self.fabric.provider.accept(cm, &service.param(&reply), self.now) {
             // The peer may have gone in between: no fault of this side, and nobody was told of the connection.

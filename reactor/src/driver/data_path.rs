@@ -7,6 +7,7 @@ use rdma_transport::wc::{WcOpcode, WorkCompletion};
 use rdma_transport::wr::RecvWr;
 
 use super::Driver;
+use super::large::Payload;
 use super::table::{Place, Seat};
 use crate::conn::Env;
 use crate::conn::recv_queue::Completed;
@@ -19,7 +20,7 @@ impl Driver {
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let Some((seat, mut env)) = self.at(id) else { return Err(SendErrorKind::Closed) };
         match seat.conn.send(payload, &mut env) {
-            Err(SendErrorKind::TooLong { len, max }) if len <= max => self.send_large(id, payload),
+            Err(SendErrorKind::TooLong { len, max }) if len <= max => self.send_large(id, Payload::Bytes(payload)),
             other => {
                 self.act();
                 other

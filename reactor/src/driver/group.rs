@@ -24,6 +24,7 @@ use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::Service;
 use crate::seam::wake::WakeFlag;
+use crate::security::Security;
 
 /// Which reactor of a group takes a connection; see [`crate::Handler::on_place`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +63,7 @@ pub(crate) struct Arrival {
     pub(crate) detached: Detached,
     pub(crate) framing: Framing,
     pub(crate) service: Service,
+    pub(crate) security: Security,
     /// Index of the reactor that listens, and its listener.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,
@@ -220,9 +222,9 @@ impl Membership {
     }
 
     /// Sends a request to the reactor it was placed at. It comes back when that is gone.
-    pub(crate) fn send(&self, index: usize, arrival: Arrival) -> Result<(), Arrival> {
+    pub(crate) fn send(&self, index: usize, arrival: Arrival) -> Result<(), Box<Arrival>> {
         let member = &self.group.members[index];
-        member.arrivals.send(arrival).map_err(|error| error.0)?;
+        member.arrivals.send(arrival).map_err(|error| Box::new(error.0))?;
         member.wake.wake();
         Ok(())
     }

@@ -22,7 +22,8 @@ impl Driver {
         peer: SocketAddr,
         private_data: Box<[u8]>,
     ) -> Option<Request> {
-        let ListenOptions { framing, service, .. } = self.listeners.get(listener)?.options;
+        let ListenOptions { framing, service, ref security, .. } = self.listeners.get(listener)?.options;
+        let security = security.as_ref().unwrap_or(&self.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag, listener);
         // A listener of IPv6 that takes IPv4 too gets the IPv4 address of a peer in the form of IPv6 (RFC 4291, section
@@ -31,7 +32,7 @@ impl Driver {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,
         };
-        Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed: false })
+        Some(Request { cm, reactor, listener, framing, service, security, device, peer, private_data, placed: false })
     }
 
     /// Whether the program is to be asked which reactor of the group takes a request.
@@ -64,8 +65,9 @@ impl Driver {
                 return Some(request);
             }
         };
-        let Request { reactor, listener, framing, service, peer, private_data, .. } = request;
-        match membership.send(index, Arrival { detached, framing, service, reactor, listener, peer, private_data }) {
+        let Request { reactor, listener, framing, service, security, peer, private_data, .. } = request;
+        let arrival = Arrival { detached, framing, service, security, reactor, listener, peer, private_data };
+        match membership.send(index, arrival) {
             Ok(()) => {
                 self.stats.connections.handed_over += 1;
                 None
@@ -73,7 +75,7 @@ impl Driver {
             Err(arrival) => {
                 // That reactor has gone since it was chosen.
                 membership.unplace(index);
-                self.take_in(arrival, false)
+                self.take_in(*arrival, false)
             }
         }
     }
@@ -95,10 +97,10 @@ impl Driver {
     }
 
     fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
-        let Arrival { detached, framing, service, reactor, listener, peer, private_data } = arrival;
+        let Arrival { detached, framing, service, security, reactor, listener, peer, private_data } = arrival;
         match self.fabric.provider.attach(detached, self.now) {
             Ok((cm, device)) => {
-                Some(Request { cm, reactor, listener, framing, service, device, peer, private_data, placed })
+                Some(Request { cm, reactor, listener, framing, service, security, device, peer, private_data, placed })
             }
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");

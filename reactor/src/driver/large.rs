@@ -10,7 +10,9 @@ use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, SendId};
 use crate::memory::budget::{Account, Budget};
 use crate::memory::operations::outside;
-use crate::memory::region::Region;
+use crate::memory::region::{Region, RemoteRegion};
+use crate::security::Sealer;
+use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
 /// How much of it is in use.
 #[derive(Debug)]
@@ -36,10 +38,64 @@ impl LargeMessages {
     }
 }
 
+/// What a large message is made of.
+#[derive(Debug)]
+pub(super) enum Payload<'a> {
+    Bytes(&'a [u8]),
+    /// A range inside of a region.
+    Region(&'a Region, Range<usize>),
+}
+
+impl Payload<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Region(_, range) => range.len(),
+        }
+    }
+
+    /// Copies a part; `false` if this side cannot look at the memory.
+    fn part(&self, range: Range<usize>, out: &mut [u8]) -> bool {
+        match self {
+            Self::Bytes(bytes) => {
+                out.copy_from_slice(&bytes[range]);
+                true
+            }
+            Self::Region(region, within) => region.try_copy_to(within.start + range.start, out),
+        }
+    }
+
+    /// Copies all of it into memory that nobody else writes.
+    fn copy_to(&self, to: &mut Region) -> bool {
+        match self {
+            Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
+            // It is fetched from where it is.
+            Self::Region(..) => false,
+        }
+    }
+}
+
+/// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and whoever knows its key,
+/// may read the region at any time, so nothing gets there that is not sealed.
+fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
+    let len = payload.len() as u64;
+    let message = sealer.begin(len);
+    let mut scratch = vec![0; SEGMENT.min(payload.len())];
+    (0..segments(len)).all(|index| {
+        let range = segment(index, len);
+        let bytes = &mut scratch[..range.len()];
+        payload.part(range.clone(), bytes)
+            && sealer.seal_segment(message, index, bytes).is_some_and(|tag| {
+                to.copy_from(range.start, bytes).is_ok()
+                    && to.copy_from(payload.len() + index as usize * TAG, &tag).is_ok()
+            })
+    })
+}
+
 impl Driver {
-    /// Offers a copy of `payload`.
+    /// Offers a copy of `payload`, or a sealed copy if the connection is secured.
     #[cold]
-    pub(super) fn send_large(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+    pub(super) fn send_large(&mut self, id: ConnectionId, payload: Payload<'_>) -> Result<SendId, SendErrorKind> {
         let (len, most) = (payload.len(), self.large.copied.limit());
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
@@ -52,12 +108,7 @@ impl Driver {
             seat.conn.refuse(Need::Transfer { copy: len }, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
-        let copy = self.block(id, len, Account::Copied).map(|mut region| {
-            let copied = region.copy_from(0, payload);
-            debug_assert!(copied.is_ok(), "no operation uses memory that nobody has");
-            region
-        });
-        let region = match copy {
+        let region = match self.block(id, len, Account::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
                 self.large.copied.give_back(len);
@@ -65,7 +116,17 @@ impl Driver {
                 return Err(SendErrorKind::NoMemory { len });
             }
         };
-        let remote = region.remote();
+        let mut region = region;
+        let (seat, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
+        // The region that is dropped gives the memory back.
+        let copied = match seat.conn.sealer_mut() {
+            Some(sealer) => seal(sealer, &payload, &mut region),
+            None => payload.copy_to(&mut region),
+        };
+        if !copied {
+            return Err(SendErrorKind::Sealed);
+        }
+        let remote = RemoteRegion { len: len as u64, ..region.remote() };
         self.input(id, |conn, env| conn.offer(remote, Source::Copy(region), env)).ok_or(SendErrorKind::Closed)
     }
 
@@ -78,10 +139,18 @@ impl Driver {
     ) -> Result<SendId, SendErrorKind> {
         let conn = self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_open());
         let conn = conn.ok_or(SendErrorKind::Closed)?;
-        let (max, raw) = (conn.terms().buffer_size, conn.framing() == Framing::Raw);
+        let (max, raw, secured) = (conn.terms().buffer_size, conn.framing() == Framing::Raw, conn.is_secured());
         self.check_local(id, region, &range)?;
         if range.len() <= max || raw {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
+        }
+        if secured {
+            // The peer fetches a sealed copy: what it could read in the region itself would travel in the clear.
+            let max = usize::try_from(conn.terms().max_message).unwrap_or(usize::MAX);
+            if range.len() > max {
+                return Err(SendErrorKind::TooLong { len: range.len(), max });
+            }
+            return self.send_large(id, Payload::Region(region, range));
         }
         if !self.registry.readable_by(region.key(), id) {
             return Err(SendErrorKind::NotReadable { max });

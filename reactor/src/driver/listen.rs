@@ -10,7 +10,7 @@ use super::fabric::Owner;
 use super::{Driver, Due};
 use crate::error::Error;
 use crate::id::ListenerId;
-use crate::options::ListenOptions;
+use crate::options::{ListenOptions, check_security};
 
 /// How often a listener without an id tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -31,6 +31,7 @@ impl Driver {
             return Err(Error::Drained);
         }
         options.check()?;
+        check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, false)?;
         let cm = self.fabric.provider.listen_with(address, self.config.backlog, &options.path)?;
         let address = self.fabric.provider.local_address(cm).unwrap_or(address);
         let key = self.listeners.insert(Listener { cm: Some(cm), address, options });

@@ -44,12 +44,13 @@ use crate::device::pool::{Buffer, Slabs};
 use crate::device::table::Devices;
 use crate::error::Error;
 use crate::id::{ConnectionId, ReactorTag};
-use crate::limits::HEADER_LEN;
+use crate::limits::{HEADER_LEN, TAG_ROOM};
 use crate::memory::registry::Registry;
 use crate::seam::io::Registrations;
 use crate::seam::poller::Poller;
 use crate::seam::timer::Timers;
 use crate::seam::wake::WakeFlag;
+use crate::security::PeerIdentity;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
 
 pub(crate) use self::accept::{CmStep, Request};
@@ -276,7 +277,7 @@ impl Driver {
                 Action::LookBy(at) => self.look_by(id, at),
                 Action::Flush => self.begin_flush(id),
                 Action::Ending => self.watch_end(id),
-                Action::Settled => self.table.pending = self.table.pending.saturating_sub(1),
+                Action::Settled => self.table.settled(id),
                 Action::Invalidated(remote) => {
                     let ended = self.registry.invalidated(&mut *self.fabric.provider, remote);
                     self.forget_rights(ended);
@@ -299,6 +300,11 @@ impl Driver {
     /// A connection that the program was told of.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
         self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_announced())
+    }
+
+    /// Who the peer of a connection is, if that is proven.
+    pub(crate) fn identity(&self, id: ConnectionId) -> Option<&PeerIdentity> {
+        self.table.get(id)?.conn.identity()
     }
 
     /// What the device of a connection can do.
@@ -337,7 +343,7 @@ impl Driver {
         let device = devices.get_mut(seat.link.place?.device)?;
         let buffer = device.take_for_program(&mut *fabric.provider)?;
         let pool = &device.buffers.pool;
-        let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN);
+        let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.home)))
     }
 

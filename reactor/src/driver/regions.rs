@@ -18,6 +18,7 @@ use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 use crate::memory::registry::{RightsEnded, Site};
+use crate::security::{SecurityError, channel};
 
 /// A part of a region, to read from.
 pub(crate) type Part<'a> = (&'a Region, Range<usize>);
@@ -66,6 +67,15 @@ impl Driver {
     }
 
     fn register_on(&mut self, site: &Site, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
+        let hidden = match site.connection {
+            Some((id, _)) => self.hides_memory(id),
+            None => !self.config.plain_remote_memory && !self.config.security.is_plain(),
+        };
+        if hidden && options.access.intersects(Access::REMOTE) {
+            let why = "a region that peers may use would travel in the clear on secured connections: \
+                       send messages, or set allow_plain_remote_memory";
+            return Err(SecurityError::Settings(why.into()).into());
+        }
         let region = self.registry.register(&mut *self.fabric.provider, site, material, options)?;
         if options.access.intersects(Access::REMOTE)
             && let Some(lifetime) = options.lifetime
@@ -80,7 +90,9 @@ impl Driver {
     /// Memory on the device of a connection for a message past one buffer; see [`Registry::block`](crate::memory::registry::Registry::block).
     pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: Account) -> Result<Region, Error> {
         let site = self.site(id)?;
-        let (region, fresh) = self.registry.block(&mut *self.fabric.provider, &site, len, account)?;
+        let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
+        let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
+        let (region, fresh) = self.registry.block(&mut *self.fabric.provider, &site, (len, tail), account)?;
         self.stats.messages.large_registrations += u64::from(fresh);
         if self.registry.belongs_to(region.key(), id)
             && let Some(seat) = self.table.get_mut(id)
@@ -226,7 +238,9 @@ impl Driver {
         immediate: Option<u32>,
     ) -> Result<SendId, SendErrorKind> {
         let len = self.check_parts(id, remote, locals.iter().map(|(region, range)| (*region, range)))?;
-        let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
+        // The news of a native one has no header that could be authenticated.
+        let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
+        let native = immediate.is_some() && !secured && self.has(id, Features::WRITE_WITH_IMMEDIATE);
         let tells = immediate.is_some() && !native;
         if tells && self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw) {
             return Err(self.lacks("writes with immediate data"));
@@ -275,6 +289,11 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
+    /// Whether a connection is secured and its memory therefore not for one-sided operations.
+    fn hides_memory(&self, id: ConnectionId) -> bool {
+        !self.config.plain_remote_memory && self.table.get(id).is_some_and(|seat| seat.conn.is_secured())
+    }
+
     /// Whether a connection has something.
     fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
@@ -307,6 +326,9 @@ impl Driver {
     ) -> Result<u32, SendErrorKind> {
         if self.table.get(id).is_none_or(|seat| !seat.conn.state().is_open()) {
             return Err(SendErrorKind::Closed);
+        }
+        if self.hides_memory(id) {
+            return Err(SendErrorKind::PlainRemoteMemory);
         }
         let count = locals.len();
         if !(1..=MAX_SGE).contains(&count) {

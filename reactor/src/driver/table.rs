@@ -1,6 +1,8 @@
 //! The connections of a reactor, each with its place in the world. A completion, an event or a call finds its connection
 //! here, once.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use rdma_transport::cm::CmId;
@@ -117,8 +119,10 @@ pub(crate) struct Table {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
     live: usize,
-    /// Connections of peers that were accepted and are not up yet.
-    pub(super) pending: u32,
+    /// Connections of peers that were accepted and are not up yet, by the address of the peer; none has 0.
+    pending: BTreeMap<IpAddr, u32>,
+    /// All of these together.
+    all_pending: u32,
     /// Connections that end.
     pub(super) ending: Vec<ConnectionId>,
     /// One of those may have come to its end: they are to be looked at before anything sleeps.
@@ -128,7 +132,7 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn new(reactor: ReactorTag) -> Self {
         let (slots, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
-        Self { reactor, slots, vacant, live: 0, pending: 0, ending, ending_moved: false }
+        Self { reactor, slots, vacant, live: 0, pending: BTreeMap::new(), all_pending: 0, ending, ending_moved: false }
     }
 
     /// Adds what `make` makes of its name.
@@ -146,6 +150,34 @@ impl Table {
         slot.seat = Some(make(slot.id));
         self.live += 1;
         slot.id
+    }
+
+    /// Number of connections of peers that were accepted and are not up yet.
+    pub(super) const fn pending(&self) -> u32 {
+        self.all_pending
+    }
+
+    /// Number of those of one peer.
+    pub(super) fn pending_of(&self, peer: IpAddr) -> u32 {
+        self.pending.get(&peer).copied().unwrap_or(0)
+    }
+
+    /// Counts a connection of a peer that was accepted.
+    pub(super) fn add_pending(&mut self, peer: IpAddr) {
+        *self.pending.entry(peer).or_default() += 1;
+        self.all_pending += 1;
+    }
+
+    /// A connection that a peer has opened is up, or will not come up.
+    pub(super) fn settled(&mut self, id: ConnectionId) {
+        let Some(peer) = self.get(id).map(|seat| seat.conn.peer().ip()) else { return };
+        if let Some(count) = self.pending.get_mut(&peer) {
+            *count -= 1;
+            self.all_pending -= 1;
+            if *count == 0 {
+                self.pending.remove(&peer);
+            }
+        }
     }
 
     /// Takes a connection out. Its name is stale from now on.
@@ -208,11 +240,14 @@ impl Table {
 mod tests {
     use super::*;
     use crate::config::{Config, Framing};
-    use crate::conn::Role;
+    use crate::conn::{Opening, Role};
+    use crate::security::Security;
 
     fn seat(id: ConnectionId, config: &Config, now: Instant) -> Seat {
         let peer = ([127, 0, 0, 1], 1).into();
-        let conn = Connection::new(id, Role::Passive, Framing::Credits, peer, Vec::new(), config, now);
+        let (framing, security) = (Framing::Credits, Security::Plain);
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security };
+        let conn = Connection::new(id, Role::Passive, opening, config, now);
         Seat::new(conn, CmId(Key::new(0, 1)), Service::default())
     }
 

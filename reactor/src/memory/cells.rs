@@ -185,6 +185,11 @@ impl RegionMemory {
         Ok(Some(own))
     }
 
+    /// Whether others have the memory, too.
+    pub(crate) const fn is_shared(&self) -> bool {
+        !matches!(self.bytes, Bytes::Own(_))
+    }
+
     /// A share of the memory.
     pub(crate) fn share(&self) -> Option<Arc<Memory>> {
         match &self.bytes {
@@ -275,6 +280,23 @@ impl RegionMemory {
         }
         // SAFETY: as in `bytes`, and nobody reads them either; a borrow of self is needed to start.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr(), self.len) })
+    }
+
+    /// A part of the bytes, to change; `None` while anybody else may read or write that part, and where [`RegionMemory::bytes`]
+    /// never lends them.
+    pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        let Bytes::Own(memory) = &self.bytes else { return None };
+        if !self.contains(&range) || self.users.peers_may() || self.is_lent(&range) {
+            return None;
+        }
+        // SAFETY: the range is inside. No operation uses a part of it, and no peer has a right to the memory; a borrow of self is
+        // needed to start either. Operations that use other parts touch nothing of this one.
+        Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(range.start), range.len()) })
+    }
+
+    /// Makes the region end earlier. What it no longer includes stays registered.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 
     /// Copies out, whoever else uses the memory; `false` if the range is not inside. A copy that overlaps with a write may

@@ -195,6 +195,11 @@ impl Region {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
 
+    /// As [`Region::copy_to`]; `false` if the range is not inside or this side cannot look at the memory.
+    pub(crate) fn try_copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
+        self.memory.copy_to(offset, out)
+    }
+
     /// Copies bytes in. A peer that reads at the same time may see a mixture.
     ///
     /// # Errors
@@ -239,6 +244,22 @@ impl Region {
             (self.memory, self.device) = (copy, usize::MAX);
         }
         Ok(())
+    }
+
+    /// Whether others than this side's operations may reach the memory, or have a share of it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.memory.is_shared()
+    }
+
+    /// See [`RegionMemory::part_mut`].
+    pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        self.memory.part_mut(range)
+    }
+
+    /// Leaves out what is behind the first `len` bytes.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.memory.truncate(len);
+        self.remote.len = self.memory.len() as u64;
     }
 
     pub(crate) const fn key(&self) -> Key {

@@ -36,6 +36,7 @@ struct Registration {
     /// The connection whose peer alone may.
     connection: Option<ConnectionId>,
     timer: Option<Key>,
+    /// What it counts for in its account, bytes.
     len: usize,
     account: Account,
 }
@@ -129,12 +130,13 @@ impl Registry {
     }
 
     /// Memory for a message past one buffer, and whether it had to be registered. It may hold what an earlier message of the
-    /// same purpose has left.
+    /// same purpose has left. Behind the message there is room for the `tail` of a sealed one, which the region includes and its
+    /// account does not.
     pub(crate) fn block(
         &mut self,
         provider: &mut dyn Provider,
         site: &Site,
-        len: usize,
+        (len, tail): (usize, usize),
         account: Account,
     ) -> Result<(Region, bool), Error> {
         let open_sinks = || {
@@ -149,18 +151,22 @@ impl Registry {
         // A peer learns the key of an open sink from the Read that it answers.
         let peer = site.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: site.device.0 as usize, account, peer };
-        let (memory, registered, fresh) = match self.kept.take(purpose, len) {
+        let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                let (memory, registered) = self.register_block(provider, site, len, access)?;
+                let (memory, registered) = self.register_block(provider, site, len + tail, access)?;
                 if peer.is_some() {
                     restrict(provider, registered.id, site)?;
                 }
                 (memory, registered, true)
             }
         };
-        let memory = RegionMemory::new(bytes(memory, access), len);
-        Ok((self.add(site, registered, memory, access, peer, account), fresh))
+        let memory = RegionMemory::new(bytes(memory, access), len + tail);
+        let region = self.add(site, registered, memory, access, peer, account);
+        if let Some(registration) = self.regions.get_mut(region.key()) {
+            registration.len = len;
+        }
+        Ok((region, fresh))
     }
 
     /// Registers memory for a message of `len` bytes. If there is none, what was kept on the device goes first.

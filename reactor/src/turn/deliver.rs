@@ -293,6 +293,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             Event::Message(arrived) => return self.message(id, arrived),
             Event::Sent { send, outcome } => callback!(self.on_send_complete(of, id, send, outcome)),
             Event::Writable => callback!(self.on_writable(of, id)),
+            Event::Identified => return self.identified(id),
             Event::Connected => callback!(self.on_connect(of, id)),
             Event::Fetched(region) => return self.fetched(id, region),
             Event::Immediate(immediate) => callback!(self.on_immediate(of, id, immediate)),
@@ -318,6 +319,15 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             Some(buffer) => self.driver.free_receive(device, buffer, shared),
             None => self.driver.keep_message(id),
         }
+    }
+
+    #[cold]
+    fn identified(&mut self, id: ConnectionId) {
+        let Some(peer) = self.driver.identity(id).cloned() else { return };
+        let judged = callback!(self.on_identity(Of::Connection(id), id, &peer));
+        // A callback that has panicked has ended the connection.
+        let refusal = judged.map_or(Some("this side has failed".to_owned()), Result::err);
+        self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
 
     fn fetched(&mut self, id: ConnectionId, mut region: Box<Region>) {

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
     DeviceEvent, DisconnectReason, EndpointId, Error, Handler, Immediate, MemoryStats, Message, Origin, Outcome,
-    PeerId, ProviderChoice, Reactor, SendErrorKind, SendId, TimerId,
+    PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, TimerId,
 };
 
 use crate::forward::Forward;
+use crate::identities;
 
 /// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,8 @@ pub struct Setup {
     pub vector: Option<u32>,
     /// Entries of a completion queue, if not the default, with which all connections share one.
     pub completions: Option<u32>,
+    /// How connections are secured, if they are.
+    pub secured: Option<SecurityMode>,
     /// Makes the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
@@ -61,6 +64,7 @@ impl Setup {
             shared: None,
             vector: None,
             completions: None,
+            secured: None,
             reactor: Reactor::new,
         }
     }
@@ -105,8 +109,15 @@ impl Setup {
             shared: None,
             vector: None,
             completions: None,
+            secured: None,
             reactor: Reactor::new,
         }
+    }
+
+    /// The same provider, with connections that are secured in this way.
+    #[must_use]
+    pub fn secured(self, mode: SecurityMode) -> Self {
+        Self { secured: Some(mode), ..self }
     }
 
     /// The same provider, with so many receives for all connections together.
@@ -133,8 +144,13 @@ impl Setup {
     pub fn config(&self) -> Config {
         let config = Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared);
         let config = config.completion_vector(self.vector);
-        match self.completions {
+        let config = match self.completions {
             Some(entries) => config.completion_queue(entries),
+            None => config,
+        };
+        match self.secured {
+            // The suite has one-sided operations, too.
+            Some(mode) => config.security(identities::security(mode)).allow_plain_remote_memory(true),
             None => config,
         }
     }

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod one_sided;
 pub mod reactors;
 pub mod scale;
+pub mod security;
 pub mod shared;
 pub mod stream;
 pub mod threads;
@@ -102,6 +103,70 @@ macro_rules! conformance {
                 flow: full_windows_both_ways_do_not_deadlock;
                 close: close_in_every_callback, both_close_at_once;
                 large: many_at_once_both_ways;
+            );
+        }
+    };
+    // The suite on secured connections: all of it but peers that speak the framing by hand, and what a secured connection
+    // refuses.
+    (secured $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                security: both_learn_who_the_other_is, a_peer_that_is_not_accepted_hears_why,
+                    handlers_have_the_last_word, modes_are_not_mixed, remote_memory_is_refused_unless_allowed,
+                    regions_are_sent_as_sealed_copies, the_smallest_buffers_carry_a_handshake,
+                    handshakes_of_one_host_are_limited;
+                connect: exchanges_private_data, a_host_is_found_by_its_name, passive_side_may_speak_first, reject_carries_its_reason,
+                    nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
+                    cancelled_before_it_is_up, connections_are_limited, the_next_address_is_tried;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
+                    too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
+                flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing,
+                    full_windows_both_ways_do_not_deadlock, messages_kept_for_good_stall_nobody,
+                    messages_kept_after_others_stall_nobody, timers_fire_in_order,
+                    remote_stops_the_loop, silent_peer_is_given_up, own_stall_is_not_the_peers;
+                close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
+                    both_close_at_once, a_dropped_reactor_is_a_lost_peer, an_abort_is_no_goodbye,
+                    a_full_window_has_room_for_a_goodbye, listener_closes_connections_stay;
+                one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
+                    atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
+                    what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
+                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no,
+                    on_demand_regions_or_a_clear_no;
+                large: any_length_arrives_in_order, overtaking_is_a_choice, memory_is_bounded, many_at_once_both_ways,
+                    an_abort_releases_everything, what_follows_registers_nothing;
+                stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
+                    a_dead_peer_is_an_error_after_its_bytes,
+                    a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
+                    small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
+                    bytes_after_the_end_are_a_violation;
+                batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
+                    a_pool_shrinks_and_grows_again, bytes_without_a_copy;
+                shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
+                    messages_kept_are_not_promised, refused_when_nothing_is_left;
+                embed: an_outer_loop_misses_nothing, what_is_asked_from_outside_is_seen_to;
+                reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
+                    one_is_drained_and_the_others_go_on, draining_has_a_deadline,
+                    a_drained_reactor_is_over, a_reactor_that_is_gone_is_passed_over;
+                threads: messages_of_other_threads_arrive, other_threads_send_and_let_go, a_full_queue_refuses;
+            );
+        }
+    };
+    // A part of them, which needs no wide window at the beginning.
+    (secured_part $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                security: both_learn_who_the_other_is, a_peer_that_is_not_accepted_hears_why,
+                    handlers_have_the_last_word, modes_are_not_mixed, remote_memory_is_refused_unless_allowed,
+                    the_smallest_buffers_carry_a_handshake,
+                    handshakes_of_one_host_are_limited;
+                connect: exchanges_private_data, cancelled_before_it_is_up;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
+                flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
+                close: both_close_at_once, a_dropped_reactor_is_a_lost_peer;
+                large: any_length_arrives_in_order, many_at_once_both_ways;
+                stream: odd_pieces_arrive_in_order_both_ways, a_stream_closes_in_every_callback;
+                batch: a_forgotten_cork_stops_nothing;
             );
         }
     };

@@ -13,6 +13,7 @@ use rdma_transport::iwarp::net::Channel;
 use rdma_transport::slab::{Key, Slab};
 
 use super::hardware::Hardware;
+use super::middleman::Middleman;
 use super::rng::Rng;
 use super::swarm::{Fault, FaultOptions, MS, NetOptions};
 use super::tcp::{Pipe, Socket};
@@ -163,6 +164,8 @@ pub struct Fabric {
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
+    /// Somebody on the path between the first two nodes.
+    pub middleman: Option<Middleman>,
     /// Hardware may not report a disconnect.
     pub forgetful: bool,
     /// The history.
@@ -211,6 +214,7 @@ impl Fabric {
             threads: Threads::default(),
             next_port: 20_000,
             calm: false,
+            middleman: None,
             forgetful: false,
             trace,
             violations: Vec::new(),

@@ -17,6 +17,7 @@
 //! | [`threads`] | what other threads say to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
 //! | [`hostile`] | a hostile peer beside an honest one, on that network |
+//! | [`middleman`] | somebody on the path between two secured reactors |
 //! | [`quiet`] | a network without faults, for tests that write their own history |
 //! | [`run`] | many worlds, and the report of one that failed |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
@@ -28,6 +29,7 @@ pub mod flow;
 pub mod hardware;
 pub mod hostile;
 pub mod memory;
+pub mod middleman;
 pub mod net;
 pub mod one_sided;
 pub mod poller;

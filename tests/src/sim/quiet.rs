@@ -20,8 +20,14 @@ const STEPS: u64 = 10_000_000;
 /// A network of `nodes` nodes.
 #[must_use]
 pub fn network(nodes: usize) -> Shared {
+    network_of(nodes, 1448)
+}
+
+/// A network of `nodes` nodes, whose TCP segments have `segment` octets.
+#[must_use]
+pub fn network_of(nodes: usize, segment: usize) -> Shared {
     let net = NetOptions {
-        segment: 1448,
+        segment,
         latency: (20_000, 20_000),
         buffer: 1 << 20,
         short_write: 0,

@@ -281,6 +281,7 @@ impl Fabric {
             return Err(kind.into());
         }
         let (false, Some(pipe)) = (s.shut, s.tx) else { return Err(ErrorKind::BrokenPipe.into()) };
+        let node = s.node;
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
         let mut n = total.min(free);
         if self.rng.chance(self.net.short_write) {
@@ -302,6 +303,9 @@ impl Fabric {
             let left = n - bytes.len();
             buf.append_to(&mut bytes, left);
         }
+        if let Some(middleman) = &mut self.middleman {
+            bytes = middleman.pass(node, &bytes);
+        }
         self.transmit(pipe, bytes);
         Ok(n)
     }
@@ -310,6 +314,7 @@ impl Fabric {
         let Some(s) = self.sockets.get_mut(key) else { return };
         if !std::mem::replace(&mut s.shut, true)
             && let Some(pipe) = s.tx
+            && !self.middleman.as_ref().is_some_and(|middleman| middleman.silent)
         {
             self.push(pipe, Segment::Fin);
         }

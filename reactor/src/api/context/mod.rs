@@ -17,6 +17,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::id::{ConnectionId, ListenerId};
 use crate::options::{ConnectOptions, ListenOptions};
+use crate::security::PeerIdentity;
 use crate::stats::Stats;
 
 /// The reactor, inside a callback or from [`crate::Reactor::context`]. Nothing calls back from inside a call: what a call
@@ -145,6 +146,13 @@ impl Context<'_> {
     #[must_use]
     pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
         self.driver.announced(conn).map_or(&[], |conn| conn.private_data())
+    }
+
+    /// Who the peer of a secured connection is, as its handshake has proven; `None` without [`crate::Security`], before
+    /// [`crate::Handler::on_identity`], and when the connection is gone.
+    #[must_use]
+    pub fn identity(&self, conn: ConnectionId) -> Option<&PeerIdentity> {
+        self.driver.identity(conn)
     }
 
     /// Attaches a number to a connection; ignored when the connection is gone.

@@ -246,6 +246,7 @@ impl Side {
         assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");
         match event {
             Event::Connected => assert!(!std::mem::replace(&mut self.announced, true), "connected twice"),
+            Event::Identified => panic!("these connections are not secured"),
             Event::Message(arrived) => self.message(arrived),
             Event::Fetched(region) => self.hear(Said::Large { len: region.len() }),
             Event::Immediate(Immediate { value, len }) => {

@@ -20,7 +20,7 @@ use crate::conn::greeting::Greeting;
 use crate::conn::life::Silence;
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::State;
-use crate::conn::{Connection, Env, Role};
+use crate::conn::{Connection, Env, Opening, Role};
 use crate::device::Buffers;
 use crate::device::pool::{Buffer, Exhausted, Pool};
 use crate::device::srq::queue::SharedReceives;
@@ -30,6 +30,7 @@ use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS, buffer_len};
 use crate::memory::cells::{Bytes, RegionMemory};
 use crate::memory::region::{Home, Region, RemoteRegion};
 use crate::seam::wake::{Wake, WakeFlag};
+use crate::security::Security;
 use crate::stats::Stats;
 
 /// Largest payload of a message in one buffer, bytes.
@@ -178,8 +179,10 @@ impl Side {
         let home = Home { dropped, wake: Arc::new(WakeFlag::new(Arc::new(NoWake))) };
         let id = ConnectionId::new(ReactorTag::next(), 0, 1);
         let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let framing = terms.framing;
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: Security::Plain };
         let mut side = Self {
-            conn: Some(Connection::new(id, role, terms.framing, peer, Vec::new(), &config, now)),
+            conn: Some(Connection::new(id, role, opening, &config, now)),
             device: Device::new(memory, terms.in_order, terms.shared),
             config,
             buffers: Buffers { pool, shared: queue },

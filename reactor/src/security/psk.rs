@@ -1,0 +1,285 @@
+//! A key that all members of a small cluster have: Noise with the pattern NNpsk0 (revision 34 of its specification),
+//! Curve25519, AES-256-GCM and SHA-256.
+//!
+//! ```text
+//! active:  name of the key | psk, e        passive:  e, ee        active:  an empty sealed message
+//! ```
+//!
+//! The last one proves that the active side is there now, so that a recorded first one opens nothing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use snow::{Builder, HandshakeState};
+
+use super::channel::{Channel, Key, Opener, Sealer, TAG};
+use super::records::{Records, emit};
+use super::{Handshake, PeerIdentity, SecurityError, Side};
+
+const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
+
+/// Longest name of a key, bytes.
+const LONGEST_NAME: usize = 64;
+
+/// Length of a key, bytes.
+const KEY: usize = 32;
+
+/// The first of the numbers that Noise keeps for renewing keys.
+const RENEWS: u64 = u64::MAX;
+
+/// Pre-shared keys: the one that this side uses when it connects, and those that it takes from others.
+#[derive(Clone)]
+pub struct Psk {
+    /// Names and keys; the first is for connecting.
+    keys: Arc<[(String, [u8; KEY])]>,
+}
+
+impl fmt::Debug for Psk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The keys are nobody's business.
+        f.debug_list().entries(self.keys.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+fn settings(why: impl Into<String>) -> SecurityError {
+    SecurityError::Settings(why.into())
+}
+
+impl Psk {
+    /// One key for both roles. `name`: 1 to 64 octets of text, which travel in the clear.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] for a name that is empty or too long.
+    pub fn new(name: &str, key: [u8; 32]) -> Result<Self, SecurityError> {
+        Self::of(vec![(name.to_owned(), key)])
+    }
+
+    /// Reads keys: each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
+    /// left out. The first key is the one that this side connects with, and all of them let peers in: so a key is replaced
+    /// by adding the new one everywhere, then putting it first, then removing the old one.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] names the line that is wrong. Digits are never repeated in the error.
+    pub fn parse(text: &str) -> Result<Self, SecurityError> {
+        let mut keys = Vec::new();
+        for (nth, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let wrong = || settings(format!("line {} of the keys: write NAME:64-HEX-DIGITS", nth + 1));
+            let (name, digits) = line.split_once(':').ok_or_else(wrong)?;
+            keys.push((name.trim().to_owned(), hex(digits.trim()).ok_or_else(wrong)?));
+        }
+        Self::of(keys)
+    }
+
+    fn of(keys: Vec<(String, [u8; KEY])>) -> Result<Self, SecurityError> {
+        if keys.is_empty() {
+            return Err(settings("there is no pre-shared key: write a line NAME:64-HEX-DIGITS"));
+        }
+        if let Some((name, _)) = keys.iter().find(|(name, _)| !(1..=LONGEST_NAME).contains(&name.len())) {
+            return Err(settings(format!("a key with a name of {} bytes: it must be 1 to {LONGEST_NAME}", name.len())));
+        }
+        if keys.iter().any(|(_, key)| key.iter().all(|&octet| octet == key[0])) {
+            return Err(settings(
+                "a pre-shared key of equal octets: take 32 random ones, as `openssl rand -hex 32` does",
+            ));
+        }
+        Ok(Self { keys: keys.into() })
+    }
+
+    pub(super) fn start(&self, side: Side<'_>, context: &[u8]) -> Result<Session, SecurityError> {
+        let stage = match side {
+            Side::Active { .. } => {
+                let (name, key) = &self.keys[0];
+                Stage::Asking(name.clone(), Box::new(noise(true, name, key, context)?))
+            }
+            Side::Passive => Stage::Listening { keys: self.clone(), context: context.to_vec() },
+        };
+        Ok(Session { stage, records: Records::default() })
+    }
+}
+
+fn hex(digits: &str) -> Option<[u8; KEY]> {
+    let mut key = [0; KEY];
+    if digits.len() != 2 * KEY || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (nth, octet) in key.iter_mut().enumerate() {
+        *octet = u8::from_str_radix(&digits[2 * nth..2 * nth + 2], 16).ok()?;
+    }
+    Some(key)
+}
+
+fn noise(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<HandshakeState, SecurityError> {
+    let failed = |error: snow::Error| settings(format!("noise: {error}"));
+    let prologue = [name.as_bytes(), context].concat();
+    let builder = Builder::new(PATTERN.parse().map_err(failed)?);
+    let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
+    if active { builder.build_initiator() } else { builder.build_responder() }.map_err(failed)
+}
+
+/// How far a handshake is.
+enum Stage {
+    /// This side connects, with a key of this name.
+    Asking(String, Box<HandshakeState>),
+    /// The peer is to say with which key it comes.
+    Listening {
+        keys: Psk,
+        context: Vec<u8>,
+    },
+    /// The peer has a key of this name, and is to prove that it is there now.
+    Proving(String, Channel),
+    Complete(String, Channel),
+    /// It is finished, or has failed.
+    Over,
+}
+
+/// See [`Psk`].
+pub(crate) struct Session {
+    stage: Stage,
+    records: Records,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a handshake with a pre-shared key")
+    }
+}
+
+fn differs() -> SecurityError {
+    SecurityError::Peer("the pre-shared keys differ, or the handshake was changed on the way".into())
+}
+
+/// The channel of a handshake that is over.
+fn channel(noise: &mut HandshakeState) -> Channel {
+    let active = noise.is_initiator();
+    let (to_passive, to_active) = noise.dangerously_get_raw_split();
+    let (own, peers) = if active { (to_passive, to_active) } else { (to_active, to_passive) };
+    let pair = |key: [u8; KEY]| {
+        let first = Cipher::new(&key);
+        let mut second = Cipher::new(&key);
+        second.renew();
+        (Box::new(first), Box::new(second))
+    };
+    let ((first, second), (third, fourth)) = (pair(own), pair(peers));
+    Channel { sealer: Sealer::new(first, second), opener: Opener::new(third, fourth) }
+}
+
+impl Session {
+    fn record(&mut self, record: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        let mut payload = [0; 64];
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Asking(name, mut noise) => {
+                noise.read_message(record, &mut payload).map_err(|_| differs())?;
+                let mut channel = channel(&mut noise);
+                let mut proof = [0; TAG];
+                if !channel.sealer.seal(&mut proof, 0) {
+                    return Err(differs());
+                }
+                emit(&proof, out, |_| {});
+                Stage::Complete(name, channel)
+            }
+            Stage::Listening { keys, context } => {
+                let named = record.split_first().and_then(|(&len, rest)| rest.split_at_checked(usize::from(len)));
+                let (name, message) = named.ok_or_else(differs)?;
+                let known = keys.keys.iter().find(|(of, _)| of.as_bytes() == name);
+                let unknown = || SecurityError::Peer("no pre-shared key here has the name that the peer says".into());
+                let (name, key) = known.ok_or_else(unknown)?;
+                let mut noise = noise(false, name, key, &context)?;
+                noise.read_message(message, &mut payload).map_err(|_| differs())?;
+                let mut answer = [0; 128];
+                let len = noise.write_message(&[], &mut answer).map_err(|_| differs())?;
+                emit(&answer[..len], out, |_| {});
+                Stage::Proving(name.clone(), channel(&mut noise))
+            }
+            Stage::Proving(name, mut channel) => {
+                let mut proof: [u8; TAG] = record.try_into().map_err(|_| differs())?;
+                channel.opener.open(&mut proof, 0).ok_or_else(differs)?;
+                Stage::Complete(name, channel)
+            }
+            Stage::Complete(..) | Stage::Over => {
+                return Err(SecurityError::Peer("the handshake goes on behind its end".into()));
+            }
+        };
+        Ok(())
+    }
+}
+
+impl Handshake for Session {
+    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        if let Stage::Asking(name, noise) = &mut self.stage {
+            let mut message = [0; 128];
+            let len = noise.write_message(&[], &mut message).map_err(|error| settings(format!("noise: {error}")))?;
+            let mut record = vec![name.len() as u8];
+            record.extend_from_slice(name.as_bytes());
+            record.extend_from_slice(&message[..len]);
+            emit(&record, out, |_| {});
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        self.records.push(octets);
+        while let Some(record) = self.records.next() {
+            self.record(&record, out)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Option<(Channel, PeerIdentity)> {
+        if !self.records.is_empty() {
+            return None;
+        }
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Complete(name, channel) => Some((channel, PeerIdentity::Psk(name))),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+
+    fn alert(&self, _: &SecurityError) -> String {
+        "the pre-shared keys differ, or the handshake was changed on the way".into()
+    }
+}
+
+/// The cipher of Noise with AES-256-GCM, with the number of a message as its nonce.
+struct Cipher(LessSafeKey);
+
+impl Cipher {
+    fn new(key: &[u8; KEY]) -> Self {
+        // The length is that of the algorithm's keys, which is all that ring checks.
+        Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 octets")))
+    }
+}
+
+/// The nonce of a number: 4 zero octets, and the number big-endian (Noise, section 12.4).
+fn nonce(number: u64) -> Nonce {
+    let mut octets = [0; 12];
+    octets[4..].copy_from_slice(&number.to_be_bytes());
+    Nonce::assume_unique_for_key(octets)
+}
+
+impl Key for Cipher {
+    fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]> {
+        let tag = self.0.seal_in_place_separate_tag(nonce(number), Aad::from(header), body).ok()?;
+        tag.as_ref().try_into().ok()
+    }
+
+    fn open(&self, number: u64, header: &[u8], body: &mut [u8]) -> bool {
+        self.0.open_in_place(nonce(number), Aad::from(header), body).is_ok()
+    }
+
+    /// REKEY of Noise, section 4.2: the first octets of 32 zeros, encrypted with the number that no message has.
+    fn renew(&mut self) {
+        let mut zeros = [0; KEY];
+        // A key of zeros would be worse than none.
+        let sealed = self.0.seal_in_place_separate_tag(nonce(RENEWS), Aad::empty(), &mut zeros);
+        assert!(sealed.is_ok(), "32 octets are not too long");
+        *self = Self::new(&zeros);
+    }
+}

@@ -1,0 +1,493 @@
+//! Both kinds of handshakes, and the channels that they end in.
+
+#![cfg(all(feature = "tls", feature = "psk"))]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use rustls::pki_types::UnixTime;
+use rustls::time_provider::TimeProvider;
+
+use super::channel::{Key, SEGMENT, Sealer, TAG, segment, segments, tail};
+use super::psk::Psk;
+use super::tls::{Tls, TlsIdentity};
+use super::{Channel, Handshake, Opener, PeerIdentity, Security, SecurityError, SecurityMode, Side};
+
+/// A certificate authority of the tests.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// An identity for a host, valid in these years.
+    fn identity_in(&self, host: &str, years: (i32, i32)) -> TlsIdentity {
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        TlsIdentity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes()).unwrap()
+    }
+
+    pub(crate) fn identity(&self, host: &str) -> TlsIdentity {
+        self.identity_in(host, (2000, 2100))
+    }
+}
+
+fn mutual(own: &Authority, trusted: &Authority, host: &str) -> Security {
+    Security::Tls(Tls::mutual(&own.identity(host), trusted.pem().as_bytes()).unwrap())
+}
+
+fn active(security: &Security, host: &str) -> Result<Box<dyn Handshake>, SecurityError> {
+    security.start(Side::Active { host: Some(host), address: [192, 0, 2, 1].into() }, b"context")
+}
+
+fn passive(security: &Security) -> Box<dyn Handshake> {
+    security.start(Side::Passive, b"context").unwrap()
+}
+
+/// What came of the handshakes of an active and of a passive side.
+type Ends = [Result<(Channel, PeerIdentity), SecurityError>; 2];
+
+/// Lets two handshakes talk, in pieces of `cut` octets, which `wire` may change: it gets the direction and the octets.
+fn talk(mut sides: [Box<dyn Handshake>; 2], cut: usize, mut wire: impl FnMut(usize, &mut Vec<u8>)) -> Ends {
+    let mut out = [Vec::new(), Vec::new()];
+    let mut errors = [None, None];
+    sides[0].begin(&mut out[0]).unwrap();
+    sides[1].begin(&mut out[1]).unwrap();
+    assert!(out[1].is_empty(), "the active side begins");
+    while out.iter().any(|octets| !octets.is_empty()) && errors.iter().all(Option::is_none) {
+        for from in 0..2 {
+            let mut octets = std::mem::take(&mut out[from]);
+            wire(from, &mut octets);
+            for piece in octets.chunks(cut) {
+                if let Err(error) = sides[1 - from].read(piece, &mut out[1 - from]) {
+                    assert!(!sides[1 - from].alert(&error).is_empty());
+                    errors[1 - from] = Some(error);
+                    break;
+                }
+            }
+        }
+    }
+    let [first, second] = &mut sides;
+    let [of_first, of_second] = errors;
+    let end = |side: &mut Box<dyn Handshake>, error: Option<SecurityError>| {
+        let none = || SecurityError::Settings("it does not end".into());
+        error.map_or_else(|| side.finish().ok_or_else(none), Err)
+    };
+    [end(first, of_first), end(second, of_second)]
+}
+
+fn shake(active_side: &Security, passive_side: &Security, host: &str) -> Ends {
+    talk([active(active_side, host).unwrap(), passive(passive_side)], usize::MAX, |_, _| {})
+}
+
+fn why(ends: &Ends, side: usize) -> String {
+    ends[side].as_ref().expect_err("no peer was to be accepted").to_string()
+}
+
+/// Two channels that belong together.
+fn channels(security: &Security) -> [Channel; 2] {
+    shake(security, security, "node").map(|end| end.unwrap().0)
+}
+
+fn all() -> Vec<Security> {
+    let authority = Authority::new("test");
+    vec![mutual(&authority, &authority, "node"), Security::Psk(psk("a", 1))]
+}
+
+fn psk(name: &str, seed: u8) -> Psk {
+    let mut key = [seed; 32];
+    key[0] = 0xff;
+    Psk::new(name, key).unwrap()
+}
+
+fn sealed(sealer: &mut Sealer, header: [u8; 8], body: &[u8]) -> Vec<u8> {
+    let mut message = [&header[..], body, &[0; TAG]].concat();
+    assert!(sealer.seal(&mut message, 8));
+    message
+}
+
+#[test]
+fn both_sides_learn_who_the_other_is_however_the_octets_are_cut() {
+    for security in all() {
+        for cut in [1, 2, 17, 1000, usize::MAX] {
+            let ends = talk([active(&security, "node").unwrap(), passive(&security)], cut, |_, _| {});
+            for end in ends {
+                match (end.unwrap().1, security.mode()) {
+                    (PeerIdentity::Certificates(chain), SecurityMode::Tls) => assert_eq!(chain.len(), 1),
+                    (PeerIdentity::Psk(name), SecurityMode::Psk) => assert_eq!(name, "a"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_of_another_authority_is_not_accepted() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (us, them) = (mutual(&ours, &ours, "node"), mutual(&theirs, &ours, "node"));
+    let ends = shake(&us, &them, "node");
+    assert!(why(&ends, 0).contains("UnknownIssuer"), "{ends:?}");
+    let ends = shake(&them, &us, "node");
+    assert!(why(&ends, 1).contains("UnknownIssuer"), "{ends:?}");
+}
+
+#[test]
+fn a_wrong_name_no_certificate_and_an_expired_one_are_not_accepted() {
+    let authority = Authority::new("ours");
+    let pem = authority.pem();
+    let us = mutual(&authority, &authority, "node");
+    let ends = shake(&us, &us, "other");
+    assert!(why(&ends, 0).contains("not valid for name"), "{ends:?}");
+
+    let anonymous = Security::Tls(Tls::client(pem.as_bytes()).unwrap());
+    let ends = shake(&anonymous, &us, "node");
+    assert!(why(&ends, 1).contains("no certificates"), "{ends:?}");
+
+    let expired = authority.identity_in("node", (2000, 2001));
+    let expired = Security::Tls(Tls::mutual(&expired, pem.as_bytes()).unwrap());
+    assert!(why(&shake(&us, &expired, "node"), 0).contains("expired"));
+    assert!(why(&shake(&expired, &us, "node"), 1).contains("expired"));
+}
+
+#[test]
+fn a_side_may_stay_anonymous_if_the_other_lets_it() {
+    let authority = Authority::new("ours");
+    let client = Security::Tls(Tls::client(authority.pem().as_bytes()).unwrap());
+    let server = Security::Tls(Tls::server(&authority.identity("node")).unwrap());
+    let [of_client, of_server] = shake(&client, &server, "node").map(|end| end.unwrap().1);
+    assert!(matches!(of_client, PeerIdentity::Certificates(_)));
+    assert_eq!(of_server, PeerIdentity::Anonymous);
+    assert!(client.check(false).is_err() && server.check(true).is_err(), "they are for one role");
+    assert!(active(&server, "node").is_err());
+}
+
+#[test]
+fn an_identity_is_replaced_for_the_handshakes_that_follow() {
+    let authority = Authority::new("ours");
+    let identity = authority.identity_in("node", (2000, 2001));
+    let us = Security::Tls(Tls::mutual(&identity, authority.pem().as_bytes()).unwrap());
+    assert!(shake(&us, &us, "node")[0].is_err());
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["node".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &authority.0).unwrap();
+    let other = KeyPair::generate().unwrap().serialize_pem();
+    assert!(identity.replace(certificate.pem().as_bytes(), other.as_bytes()).is_err(), "a key of something else");
+    identity.replace(certificate.pem().as_bytes(), key.serialize_pem().as_bytes()).unwrap();
+    assert!(shake(&us, &us, "node").iter().all(Result::is_ok));
+}
+
+/// Raw public keys and another clock: settings of rustls's own.
+#[test]
+fn settings_of_rustls_s_own_are_taken() {
+    #[derive(Debug)]
+    struct At(u64);
+    impl TimeProvider for At {
+        fn current_time(&self) -> Option<UnixTime> {
+            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0)))
+        }
+    }
+    let authority = Authority::new("ours");
+    let of_2000 = authority.identity_in("node", (2000, 2001));
+    let server = Security::Tls(Tls::server(&of_2000).unwrap());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority.0.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    for (now, accepted) in [(946_700_000, true), (996_700_000, false)] {
+        let config = rustls::ClientConfig::builder_with_details(Arc::clone(&provider), Arc::new(At(now)))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_no_client_auth();
+        let client = Security::Tls(Tls::of(Some(config), None));
+        assert_eq!(shake(&client, &server, "node")[0].is_ok(), accepted, "at {now}");
+    }
+}
+
+#[test]
+fn keys_are_told_apart() {
+    let [ours, same_name] = [psk("a", 1), psk("a", 2)].map(Security::Psk);
+    for (active_side, passive_side) in [(&ours, &same_name), (&same_name, &ours)] {
+        let ends = shake(active_side, passive_side, "node");
+        assert!(why(&ends, 1).contains("keys differ"), "{ends:?}");
+    }
+    let ends = shake(&Security::Psk(psk("b", 1)), &ours, "node");
+    assert!(why(&ends, 1).contains("no pre-shared key here has the name"), "{ends:?}");
+
+    // A key is replaced: both are taken, the first is used.
+    let digits = "ff".to_owned() + &"01".repeat(31);
+    let both = Psk::parse(&format!("# two keys\n\nnew: {}\na:{digits}\n", "0f1e".repeat(16))).unwrap();
+    let both = Security::Psk(both);
+    assert_eq!(shake(&ours, &both, "node")[1].as_ref().unwrap().1, PeerIdentity::Psk("a".into()));
+    assert!(shake(&both, &ours, "node")[1].is_err());
+    assert!(!format!("{both:?}").contains("0f1e") && !format!("{both:?}").contains("15, 30"), "{both:?}");
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_named() {
+    for (text, wrong) in [
+        ("", "no pre-shared key"),
+        ("a", "line 1"),
+        ("a:0", "line 1"),
+        ("\nb:zz", "line 2"),
+        (&format!(":{}", "0f".repeat(32)), "0 bytes"),
+        (&format!("{}:{}1e", "n".repeat(65), "0f".repeat(31)), "65 bytes"),
+        (&format!("a:{}", "0f".repeat(32)), "equal octets"),
+        (&format!("a:{}", "+f".repeat(32)), "line 1"),
+    ] {
+        let error = Psk::parse(text).unwrap_err().to_string();
+        assert!(error.contains(wrong), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn another_context_fails_the_handshake() {
+    for security in all() {
+        let other = security.start(Side::Passive, b"another context").unwrap();
+        let ends = talk([active(&security, "node").unwrap(), other], usize::MAX, |_, _| {});
+        assert!(ends.iter().any(Result::is_err), "{ends:?}");
+        assert!(ends[1].is_err(), "the passive side lets nobody in: {ends:?}");
+    }
+}
+
+/// Every octet of either direction matters, up to the one that is the last of the handshake.
+#[test]
+fn no_handshake_survives_a_changed_octet() {
+    for security in all() {
+        let mut lens = [0, 0];
+        let sides = [active(&security, "node").unwrap(), passive(&security)];
+        let ends = talk(sides, usize::MAX, |from, octets| lens[from] += octets.len());
+        assert!(ends.iter().all(Result::is_ok));
+        for (from, len) in lens.into_iter().enumerate() {
+            // TLS has ECDSA signatures, whose lengths differ by a few octets from one handshake to the next.
+            for at in (0..len - 12).step_by(if security.mode() == SecurityMode::Tls { 13 } else { 1 }) {
+                let mut seen = 0;
+                let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, octets| {
+                    if of == from && (seen..seen + octets.len()).contains(&at) {
+                        octets[at - seen] ^= 1 << (at % 8);
+                    }
+                    seen += if of == from { octets.len() } else { 0 };
+                });
+                assert!(ends.iter().any(Result::is_err), "octet {at} from side {from}: {ends:?}");
+                assert!(ends[1].is_err() || from == 1, "the passive side lets nobody in: octet {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recorded_handshake_opens_nothing() {
+    for security in all() {
+        let mut recorded = Vec::new();
+        let sides = [active(&security, "node").unwrap(), passive(&security)];
+        let ends = talk(sides, usize::MAX, |from, octets| {
+            if from == 0 {
+                recorded.extend_from_slice(octets)
+            }
+        });
+        assert!(ends.iter().all(Result::is_ok));
+        let mut again = passive(&security);
+        let read = again.read(&recorded, &mut Vec::new());
+        assert!(read.is_err() && again.finish().is_none());
+    }
+}
+
+#[test]
+fn messages_open_in_their_order_and_no_other() {
+    for security in all() {
+        let [mut a, mut b] = channels(&security);
+        let header = [7; 8];
+        let messages: Vec<Vec<u8>> = (0..4_u8).map(|n| sealed(&mut a.sealer, header, &[n; 30])).collect();
+        assert_ne!(messages[0][8..], messages[1][8..], "the same nonce twice");
+        let mut first = messages[0].clone();
+        assert_eq!(b.opener.open(&mut first, 8), Some(38));
+        assert_eq!(first[..38], [&header[..], &[0; 30]].concat());
+        for wrong in [0, 2] {
+            // A message again, and one too early. A failure ends the connection, so the opener is a new one each time.
+            let [mut c, mut d] = channels(&security);
+            let messages: Vec<Vec<u8>> = (0..4_u8).map(|n| sealed(&mut c.sealer, header, &[n; 30])).collect();
+            assert!(d.opener.open(&mut messages[0].clone(), 8).is_some());
+            assert!(d.opener.open(&mut messages[wrong].clone(), 8).is_none(), "message {wrong}");
+        }
+        // Of the other direction, and of another connection.
+        let mut own = sealed(&mut a.sealer, header, b"x");
+        assert!(a.opener.open(&mut own, 8).is_none());
+        let [_, mut other] = channels(&security);
+        assert!(other.opener.open(&mut messages[0].clone(), 8).is_none());
+    }
+}
+
+#[test]
+fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
+    for security in all() {
+        // The first message that does not open ends its connection, so each attempt has a channel of its own.
+        let fails = |change: &dyn Fn(&mut Vec<u8>)| {
+            let [mut a, mut b] = channels(&security);
+            let mut message = sealed(&mut a.sealer, [0, 0, 0, 0, 9, 0, 0, 0], b"hello");
+            change(&mut message);
+            b.opener.open(&mut message, 8).is_none()
+        };
+        for bit in 0..(8 + 5 + TAG) * 8 {
+            assert!(fails(&|message| message[bit / 8] ^= 1 << (bit % 8)), "bit {bit}");
+        }
+        for len in 0..8 + 5 + TAG {
+            assert!(fails(&|message| message.truncate(len)), "{len} octets of it");
+        }
+        assert!(fails(&|message| message.push(0)) && !fails(&|_| {}));
+    }
+}
+
+/// Seals a large message as it lies in memory: its segments, and their tags behind it.
+fn sealed_large(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
+    let len = plain.len() as u64;
+    let mut memory = plain.to_vec();
+    memory.resize((len + tail(len)) as usize, 0);
+    let message = sealer.begin(len);
+    for index in 0..segments(len) {
+        let tag = sealer.seal_segment(message, index, &mut memory[segment(index, len)]).unwrap();
+        memory[len as usize + index as usize * TAG..][..TAG].copy_from_slice(&tag);
+    }
+    memory
+}
+
+fn opened_large(opener: &mut Opener, memory: &mut [u8], len: u64) -> bool {
+    let message = opener.begin(len);
+    (0..segments(len)).rev().all(|index| {
+        let tag = memory[len as usize + index as usize * TAG..][..TAG].try_into().unwrap();
+        let range = segment(index, len);
+        opener.open_segment(message, index, &mut memory[range.start..range.end + TAG], tag)
+    })
+}
+
+#[test]
+fn large_messages_open_in_place_from_their_end() {
+    for security in all() {
+        let [mut a, mut b] = channels(&security);
+        for len in [1, 15, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5] {
+            let plain: Vec<u8> = (0..len).map(|at| (at * 31 + (at >> 8)) as u8).collect();
+            let mut memory = sealed_large(&mut a.sealer, &plain);
+            assert_ne!(memory[..len], plain);
+            // Messages that are sealed meanwhile have numbers and keys of their own.
+            let mut small = sealed(&mut a.sealer, [0; 8], b"small");
+            assert!(b.opener.open(&mut small, 8).is_some());
+            assert!(opened_large(&mut b.opener, &mut memory, len as u64), "{len} bytes");
+            assert_eq!(memory[..len], plain);
+        }
+        let plain = vec![3; 2 * SEGMENT];
+        let mut memory = sealed_large(&mut a.sealer, &plain);
+        memory.copy_within(..SEGMENT, SEGMENT);
+        assert!(!opened_large(&mut b.opener, &mut memory, plain.len() as u64), "a segment in the place of another");
+    }
+}
+
+#[test]
+fn keys_are_renewed_by_both_sides_at_the_same_place() {
+    for security in all() {
+        let [mut a, mut b] = channels(&security);
+        let plain = vec![9; 1000];
+        let before = sealed_large(&mut a.sealer, &plain);
+        assert!(opened_large(&mut b.opener, &mut before.clone(), 1000));
+        for round in 0..3 {
+            // Messages of 64 GiB, as far as the keys are concerned.
+            let (of_a, of_b) = (a.sealer.begin(1 << 36), b.opener.begin(1 << 36));
+            let _ = (of_a, of_b);
+            let memory = sealed_large(&mut a.sealer, &plain);
+            assert!(opened_large(&mut b.opener, &mut memory.clone(), 1000), "round {round}");
+        }
+        // A side that has missed the last renewal opens nothing.
+        let _ = a.sealer.begin(1 << 36);
+        let memory = sealed_large(&mut a.sealer, &plain);
+        let _ = b.opener.begin(1);
+        assert!(!opened_large(&mut b.opener, &mut memory.clone(), 1000));
+    }
+}
+
+/// A key that notes what it is asked to do.
+#[test]
+fn a_number_is_used_once_with_a_key() {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    #[derive(Clone)]
+    struct Noted {
+        number_of_key: u32,
+        used: Arc<Mutex<BTreeSet<(u32, u64)>>>,
+    }
+    impl Key for Noted {
+        fn seal(&self, number: u64, _: &[u8], _: &mut [u8]) -> Option<[u8; TAG]> {
+            assert!(self.used.lock().unwrap().insert((self.number_of_key, number)), "a number twice");
+            Some([0; TAG])
+        }
+        fn open(&self, _: u64, _: &[u8], _: &mut [u8]) -> bool {
+            true
+        }
+        fn renew(&mut self) {
+            self.number_of_key += 1;
+        }
+    }
+    let first = Noted { number_of_key: 0, used: Arc::default() };
+    let used = Arc::clone(&first.used);
+    let mut sealer = Sealer::new(Box::new(first.clone()), Box::new(Noted { number_of_key: 1, ..first }));
+    for _ in 0..9 {
+        let message = sealer.begin(1 << 37);
+        for index in 0..3 {
+            assert!(sealer.seal_segment(message, index, &mut []).is_some());
+        }
+        for _ in 0..1000 {
+            assert!(sealer.seal(&mut [0; 8 + TAG], 8));
+        }
+    }
+    assert_eq!(used.lock().unwrap().len(), 9 * 1003);
+    assert!(used.lock().unwrap().iter().any(|&(key, _)| key >= 15), "keys are renewed");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 256 }))]
+
+    /// Whatever a peer sends, alone or behind a good beginning, nothing panics, and nobody is let in.
+    #[test]
+    fn no_octets_panic_or_let_anybody_in(
+        kind in 0..2_usize,
+        is_active: bool,
+        good in 0..600_usize,
+        noise in proptest::collection::vec(any::<u8>(), 1..300),
+        cut in 1..400_usize,
+    ) {
+        let security = &all()[kind];
+        let mut side = if is_active { active(security, "node").unwrap() } else { passive(security) };
+        let mut out = Vec::new();
+        side.begin(&mut out).unwrap();
+        // The beginning of what an honest peer says.
+        let mut honest = if is_active { passive(security) } else { active(security, "node").unwrap() };
+        let mut said = Vec::new();
+        honest.begin(&mut said).unwrap();
+        let _ = honest.read(&out, &mut said);
+        said.truncate(good.min(said.len().saturating_sub(1)));
+        said.extend_from_slice(&noise);
+        for piece in said.chunks(cut) {
+            if side.read(piece, &mut out).is_err() {
+                break;
+            }
+        }
+        prop_assert!(side.finish().is_none());
+    }
+
+    #[test]
+    fn no_message_of_a_stranger_opens(noise in proptest::collection::vec(any::<u8>(), 0..200), kind in 0..2_usize) {
+        let [mut a, _] = channels(&all()[kind]);
+        let mut noise = noise;
+        prop_assert_eq!(a.opener.open(&mut noise, 8), None);
+    }
+}

@@ -1,0 +1,408 @@
+//! TLS 1.3 as QUIC carries it (RFC 9001): rustls makes the handshake's octets and the keys, and the messages of the
+//! connection carry them.
+//!
+//! The octets travel in records. Those behind the hello of the server are sealed with the handshake's keys, so that
+//! certificates are not readable on the way. The greetings of both sides are the transport parameters: the handshake
+//! fails if somebody has changed them.
+
+use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::quic::{self, Connection, KeyChange, Keys, PacketKey, Secrets, Version};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, KeyLogFile, RootCertStore, ServerConfig, SignatureScheme};
+
+use super::channel::{Channel, Key, Opener, Sealer, TAG};
+use super::records::{Records, emit};
+use super::{Handshake, PeerIdentity, SecurityError, Side};
+
+fn settings(why: impl fmt::Display) -> SecurityError {
+    SecurityError::Settings(why.to_string())
+}
+
+/// The ciphers and key exchanges of ring, with AES-128-GCM first: it is the fastest one on processors that have AES.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+}
+
+/// The certificates of this side and its private key. A clone is the same identity: replacing it in one place replaces it
+/// in every listener and connection that is opened afterwards.
+#[derive(Clone, Debug)]
+pub struct TlsIdentity(Arc<Shown>);
+
+/// What is shown to peers.
+#[derive(Debug)]
+struct Shown(Mutex<Arc<CertifiedKey>>);
+
+impl TlsIdentity {
+    /// Reads certificates and a private key in PEM: the own certificate first, then those between it and the authority.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if there is no certificate, no key, or the key is another's.
+    pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
+        Ok(Self(Arc::new(Shown(Mutex::new(certified(certificates, key)?)))))
+    }
+
+    /// Takes new certificates and a new key, for the handshakes that begin from now on. Connections that are up stay. It may be
+    /// called on any thread.
+    ///
+    /// # Errors
+    /// As [`TlsIdentity::from_pem`]; the identity stays as it was.
+    pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), SecurityError> {
+        let new = certified(certificates, key)?;
+        // Nothing in there can be left half done by a panic.
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(())
+    }
+}
+
+impl Shown {
+    fn now(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.now())
+    }
+}
+
+impl ResolvesClientCert for Shown {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.now())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+fn certified(certificates: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
+    let chain = chain(certificates)?;
+    let key = PrivateKeyDer::from_pem_slice(key)
+        .map_err(|error| settings(format!("the private key: {error}: give one in PEM (PKCS #8, PKCS #1 or SEC 1)")))?;
+    let certified = CertifiedKey::from_der(chain, key, &provider())
+        .map_err(|error| settings(format!("the certificate and its key: {error}")))?;
+    Ok(Arc::new(certified))
+}
+
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let chain = chain.map_err(|error| settings(format!("the certificates: {error}: give them in PEM")))?;
+    if chain.is_empty() { Err(settings("the certificates: there are none in PEM")) } else { Ok(chain) }
+}
+
+fn roots(pem: &[u8]) -> Result<Arc<RootCertStore>, SecurityError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in chain(pem)? {
+        roots.add(certificate).map_err(|error| settings(format!("the certificate authority: {error}")))?;
+    }
+    Ok(Arc::new(roots))
+}
+
+/// Settings of TLS. Only TLS 1.3 is spoken, without session tickets and early data.
+#[derive(Clone)]
+pub struct Tls {
+    /// For connecting.
+    client: Option<Arc<ClientConfig>>,
+    /// For accepting.
+    server: Option<Arc<ServerConfig>>,
+    /// The name that the certificate of a peer that is connected to must have.
+    name: Option<Box<ServerName<'static>>>,
+}
+
+/// Handshakes do not change settings, and an identity is replaced in one step: a panic leaves nothing half done.
+impl UnwindSafe for Tls {}
+impl RefUnwindSafe for Tls {}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (connects, accepts) = (self.client.is_some(), self.server.is_some());
+        f.debug_struct("Tls").field("connects", &connects).field("accepts", &accepts).field("name", &self.name).finish()
+    }
+}
+
+impl Tls {
+    /// Both sides show certificates, and `authorities` (in PEM) have signed those of the peers. For connecting and for
+    /// accepting.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if the authorities cannot be used.
+    pub fn mutual(identity: &TlsIdentity, authorities: &[u8]) -> Result<Self, SecurityError> {
+        let (provider, roots) = (provider(), roots(authorities)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(settings)?;
+        let shown = || Arc::clone(&identity.0);
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13]);
+        let client = client.map_err(settings)?.with_root_certificates(roots).with_client_cert_resolver(shown());
+        let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+        let server = server.map_err(settings)?.with_client_cert_verifier(verifier).with_cert_resolver(shown());
+        Ok(Self::of(Some(client), Some(server)))
+    }
+
+    /// Only the side that accepts shows a certificate. These settings are for the side that connects: `authorities` (in PEM)
+    /// have signed the certificates of those it connects to.
+    ///
+    /// # Errors
+    /// As [`Tls::mutual`].
+    pub fn client(authorities: &[u8]) -> Result<Self, SecurityError> {
+        let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
+        let client = client.map_err(settings)?.with_root_certificates(roots(authorities)?).with_no_client_auth();
+        Ok(Self::of(Some(client), None))
+    }
+
+    /// The other side of [`Tls::client`]: whoever connects is let in, and stays anonymous.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if rustls does not take the settings.
+    pub fn server(identity: &TlsIdentity) -> Result<Self, SecurityError> {
+        let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
+        let server = server.map_err(settings)?.with_no_client_auth().with_cert_resolver(Arc::clone(&identity.0) as _);
+        Ok(Self::of(None, Some(server)))
+    }
+
+    /// Settings of rustls's own, for raw public keys (RFC 7250), other verifiers, another clock or other cryptography. Session
+    /// tickets, resumption and early data are turned off.
+    #[must_use]
+    pub fn of(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {
+        let client = client.map(|mut config| {
+            config.resumption = Resumption::disabled();
+            config.enable_early_data = false;
+            Arc::new(config)
+        });
+        let server = server.map(|mut config| {
+            config.send_tls13_tickets = 0;
+            config.max_early_data_size = 0;
+            Arc::new(config)
+        });
+        Self { client, server, name: None }
+    }
+
+    /// The name, a host's or an address in text form, that the certificate of a peer must have. Default: the name that
+    /// [`crate::Context::connect_host`] is given, else the address that is connected to.
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if it is neither a host name nor an address.
+    pub fn server_name(mut self, name: &str) -> Result<Self, SecurityError> {
+        self.name = Some(Box::new(server_name(name)?));
+        Ok(self)
+    }
+
+    /// Appends the secrets of all connections to the file that the environment variable `SSLKEYLOGFILE` names, if it is set.
+    /// For debugging only: whoever reads the file reads the connections.
+    #[must_use]
+    pub fn log_keys(mut self) -> Self {
+        let log = Arc::new(KeyLogFile::new());
+        if let Some(config) = &mut self.client {
+            Arc::make_mut(config).key_log = Arc::clone(&log) as _;
+        }
+        if let Some(config) = &mut self.server {
+            Arc::make_mut(config).key_log = log;
+        }
+        self
+    }
+
+    pub(super) fn check(&self, connects: bool) -> Result<(), SecurityError> {
+        match connects {
+            true if self.client.is_none() => {
+                Err(settings("these settings of TLS are for listening only: use Tls::mutual or Tls::client to connect"))
+            }
+            false if self.server.is_none() => {
+                Err(settings("these settings of TLS are for connecting only: use Tls::mutual or Tls::server to listen"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn start(&self, side: Side<'_>, context: &[u8]) -> Result<Session, SecurityError> {
+        let parameters = context.to_vec();
+        let conn = match (side, &self.client, &self.server) {
+            (Side::Active { host, address }, Some(config), _) => {
+                let name = match (&self.name, host) {
+                    (Some(name), _) => (**name).clone(),
+                    (None, Some(host)) => server_name(host)?,
+                    (None, None) => ServerName::IpAddress(address.into()),
+                };
+                let conn = quic::ClientConnection::new(Arc::clone(config), Version::V1, name, parameters);
+                Connection::Client(conn.map_err(settings)?)
+            }
+            (Side::Passive, _, Some(config)) => {
+                let conn = quic::ServerConnection::new(Arc::clone(config), Version::V1, parameters);
+                Connection::Server(conn.map_err(settings)?)
+            }
+            (side, ..) => {
+                self.check(matches!(side, Side::Active { .. }))?;
+                return Err(settings("TLS is not set up"));
+            }
+        };
+        Ok(Session { conn, records: Records::default(), level: None, channel: None, context: context.to_vec() })
+    }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
+    let parsed = ServerName::try_from(name.to_owned());
+    parsed.map_err(|_| {
+        settings(format!("\"{name}\" cannot be the name in a certificate: give a host name or an address"))
+    })
+}
+
+/// The keys of the handshake's own octets, and how many records were sealed and opened with them.
+struct Level {
+    keys: Keys,
+    sealed: u64,
+    opened: u64,
+}
+
+/// See [`Tls`].
+pub(crate) struct Session {
+    conn: Connection,
+    records: Records,
+    /// From the server's hello on.
+    level: Option<Level>,
+    /// Once the keys are known; the peer may still have to prove who it is.
+    channel: Option<Channel>,
+    /// What both sides must have been told in the clear before.
+    context: Vec<u8>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a handshake of TLS")
+    }
+}
+
+fn peer(why: impl fmt::Display) -> SecurityError {
+    SecurityError::Peer(why.to_string())
+}
+
+impl Session {
+    fn record(&mut self, mut record: Vec<u8>) -> Result<(), SecurityError> {
+        if self.is_proven() {
+            return Err(peer("the handshake goes on behind its end"));
+        }
+        let octets = match &mut self.level {
+            None => &record[..],
+            Some(level) => {
+                let number = level.opened;
+                level.opened += 1;
+                let opened = level.keys.remote.packet.decrypt_in_place(number, &[], &mut record);
+                opened.map_err(|_| peer("a part of the handshake was changed on the way"))?
+            }
+        };
+        self.conn.read_hs(octets).map_err(peer)?;
+        Ok(())
+    }
+
+    /// Takes the octets and keys that rustls has.
+    fn write(&mut self, out: &mut Vec<u8>) {
+        loop {
+            let mut octets = Vec::new();
+            let change = self.conn.write_hs(&mut octets);
+            let level = &mut self.level;
+            emit(&octets, out, |record| {
+                if let Some(level) = level {
+                    // It is not longer than a record, which is all that can be wrong.
+                    if let Ok(tag) = level.keys.local.packet.encrypt_in_place(level.sealed, &[], record) {
+                        record.extend_from_slice(tag.as_ref());
+                    }
+                    level.sealed += 1;
+                }
+            });
+            match change {
+                Some(KeyChange::Handshake { keys }) => self.level = Some(Level { keys, sealed: 0, opened: 0 }),
+                Some(KeyChange::OneRtt { keys, next }) => self.channel = Some(channel(keys, next)),
+                None if octets.is_empty() => return,
+                None => {}
+            }
+        }
+    }
+
+    fn is_proven(&self) -> bool {
+        self.channel.is_some() && !self.conn.is_handshaking()
+    }
+}
+
+impl Handshake for Session {
+    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        self.write(out);
+        Ok(())
+    }
+
+    fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        self.records.push(octets);
+        while let Some(record) = self.records.next() {
+            let read = self.record(record);
+            self.write(out);
+            read?;
+        }
+        if self.is_proven() && self.conn.quic_transport_parameters() != Some(&self.context) {
+            return Err(peer("the greetings were changed on the way"));
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Option<(Channel, PeerIdentity)> {
+        if !self.is_proven() || !self.records.is_empty() {
+            return None;
+        }
+        let identity = match self.conn.peer_certificates() {
+            Some(chain) => PeerIdentity::Certificates(chain.iter().map(|one| one.to_vec()).collect()),
+            None => PeerIdentity::Anonymous,
+        };
+        Some((self.channel.take()?, identity))
+    }
+
+    fn alert(&self, error: &SecurityError) -> String {
+        // Of its reasons a side tells only what TLS would tell (RFC 8446, section 6.2).
+        match (self.conn.alert(), error) {
+            (Some(alert), _) => format!("{alert:?}"),
+            (None, SecurityError::Peer(why)) => why.clone(),
+            (None, _) => "InternalError".into(),
+        }
+    }
+}
+
+/// The key of one direction.
+struct Packets {
+    key: Box<dyn PacketKey>,
+    /// Of the keys behind it.
+    next: Secrets,
+    /// It is for what this side sends.
+    own: bool,
+}
+
+impl Key for Packets {
+    fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]> {
+        let tag = self.key.encrypt_in_place(number, header, body).ok()?;
+        tag.as_ref().try_into().ok()
+    }
+
+    fn open(&self, number: u64, header: &[u8], body: &mut [u8]) -> bool {
+        self.key.decrypt_in_place(number, header, body).is_ok()
+    }
+
+    fn renew(&mut self) {
+        let keys = self.next.next_packet_keys();
+        self.key = if self.own { keys.local } else { keys.remote };
+    }
+}
+
+fn channel(keys: Keys, next: Secrets) -> Channel {
+    let mut second = next.clone();
+    let keys_of_second = second.next_packet_keys();
+    let packets = |key, next: &Secrets, own| Box::new(Packets { key, next: next.clone(), own });
+    Channel {
+        sealer: Sealer::new(packets(keys.local.packet, &next, true), packets(keys_of_second.local, &second, true)),
+        opener: Opener::new(packets(keys.remote.packet, &next, false), packets(keys_of_second.remote, &second, false)),
+    }
+}

@@ -1,0 +1,267 @@
+//! Secured connections: who is let in, who is not, and what travels sealed.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::transport::mr::Access;
+use rdma_reactor::{
+    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Framing, Handler, ListenOptions,
+    Message, PeerIdentity, Reactor, RegionOptions, RejectReason, Security, SecurityError, SecurityMode, SendErrorKind,
+};
+
+use super::harness::{Event, Pair, Probe, Setup, pattern};
+use crate::identities::{security, stranger};
+
+fn mode(setup: &Setup) -> SecurityMode {
+    setup.secured.expect("these tests are for secured connections")
+}
+
+/// The error of the client's only connection, once there is one.
+fn refused(p: &Pair) -> Option<&ConnectError> {
+    p.c.events.iter().find_map(|event| if let Event::ConnectError(_, error) = event { Some(error) } else { None })
+}
+
+/// Both sides know who the other one is when they hear of the connection.
+pub fn both_learn_who_the_other_is(setup: &Setup) {
+    let mode = mode(setup);
+    let check = move |cx: &mut Context<'_>, event: &Event| {
+        if let Event::Connect(conn, _) = event {
+            match (mode, cx.identity(*conn)) {
+                (SecurityMode::Tls, Some(PeerIdentity::Certificates(chain))) => assert_eq!(chain.len(), 1),
+                (SecurityMode::Psk, Some(PeerIdentity::Psk(name))) => assert_eq!(name, "tests"),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let mut p = Pair::new(setup, setup.config(), Probe::new(check), Probe::new(check));
+    let conn = p.connect();
+    p.client.context().send(conn, b"sealed").expect("room");
+    p.until("the message", |p| p.s.received == 1);
+    assert_eq!(p.s.messages(), [b"sealed"]);
+    // A goodbye is told from a cut, as on any connection.
+    p.client.context().close(conn);
+    p.until("the end", |p| p.s.live() + p.c.live() == 0);
+    assert_eq!(p.s.count(|e| matches!(e, Event::Disconnect(_, DisconnectReason::Closed))), 1);
+    p.finish();
+}
+
+/// A peer with another authority or key gets a typed error, on whichever side it is, and nothing is delivered.
+pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
+    let mode = mode(setup);
+    for stranger_listens in [false, true] {
+        let (known, stranger) = (setup.config(), setup.config().security(stranger(mode)));
+        let (server, client) = if stranger_listens { (stranger, known) } else { (known, stranger) };
+        let mut p = Pair::with_configs(setup, server, client, Probe::default(), Probe::default());
+        p.client.context().connect(p.address).expect("connecting");
+        p.until("the error", |p| refused(p).is_some());
+        let error = refused(&p).expect("just seen").clone();
+        match (mode, error) {
+            // The side that is connected to shows its certificate first.
+            (SecurityMode::Tls, ConnectError::Security(SecurityError::Peer(why))) => {
+                assert!(why.contains("UnknownIssuer"), "{why}");
+            }
+            (SecurityMode::Psk, ConnectError::Security(SecurityError::Refused(why))) => {
+                assert!(why.contains("keys differ"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!((p.s.live(), p.c.live(), p.s.received), (0, 0, 0));
+        let insecure = |reactor: &Reactor| reactor.stats().connections.insecure;
+        assert_eq!(insecure(&p.server) + insecure(&p.client), 1);
+        assert!(p.s.events.iter().all(|event| matches!(event, Event::Request(_))), "{:?}", p.s.events);
+        p.until("nothing is left of it", |p| {
+            p.server.stats().connections.current + p.client.stats().connections.current == 0
+        });
+        p.finish();
+    }
+    if mode == SecurityMode::Tls {
+        // A side without a certificate, which finds its peer to its liking, is refused by that peer.
+        let authority = crate::identities::Authority::new();
+        let anonymous = rdma_reactor::Tls::client(authority.pem().as_bytes()).expect("settings");
+        let anonymous = Security::Tls(anonymous.server_name("node").expect("a name"));
+        let (server, client) = (setup.config().security(authority.tls("node")), setup.config().security(anonymous));
+        let mut p = Pair::with_configs(setup, server, client, Probe::default(), Probe::default());
+        p.client.context().connect(p.address).expect("connecting");
+        p.until("the error", |p| refused(p).is_some());
+        let error = refused(&p).expect("just seen");
+        assert_eq!(*error, ConnectError::Security(SecurityError::Refused("CertificateRequired".into())));
+        assert_eq!((p.s.live(), p.c.live()), (0, 0), "the client was not told that it is connected");
+        p.finish();
+    }
+}
+
+/// A handler that accepts nobody.
+#[derive(Default)]
+struct Distrustful {
+    probe: Probe,
+    asked: Rc<RefCell<u32>>,
+}
+
+impl Handler for Distrustful {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
+        assert_eq!(cx.identity(conn), Some(peer));
+        assert_eq!(cx.send(conn, b"too early"), Err(SendErrorKind::Closed));
+        *self.asked.borrow_mut() += 1;
+        Err("not on the list".into())
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.probe.on_connect(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.probe.on_recv(cx, conn, message);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        self.probe.on_connect_error(cx, conn, error);
+    }
+}
+
+/// A handler refuses a peer that has proven who it is; the peer hears the reason.
+pub fn handlers_have_the_last_word(setup: &Setup) {
+    for server_refuses in [true, false] {
+        let mut server = (setup.reactor)(setup.config()).expect("a reactor");
+        let mut client = (setup.reactor)(setup.config()).expect("a reactor");
+        let listener = server.context().listen(setup.address).expect("listening");
+        let address = server.context().local_address(listener).expect("an address");
+        client.context().connect(address).expect("connecting");
+        let (mut strict, mut open) = (Distrustful::default(), Probe::default());
+        let deadline = super::harness::now() + Duration::from_secs(60);
+        let errors = |strict: &Distrustful, open: &Probe| {
+            [&strict.probe, open].map(|probe| probe.count(|event| matches!(event, Event::ConnectError(..))))
+        };
+        while errors(&strict, &open) != if server_refuses { [0, 1] } else { [1, 0] }
+            || server.context().connections() > 0
+        {
+            assert!(super::harness::now() < deadline, "{:?} {:?}", strict.probe, open);
+            if server_refuses {
+                server.turn(&mut strict, Some(Duration::ZERO)).expect("a turn");
+                client.turn(&mut open, Some(Duration::ZERO)).expect("a turn");
+            } else {
+                server.turn(&mut open, Some(Duration::ZERO)).expect("a turn");
+                client.turn(&mut strict, Some(Duration::ZERO)).expect("a turn");
+            }
+        }
+        assert_eq!((strict.probe.live(), open.live(), *strict.asked.borrow()), (0, 0, 1));
+        let heard = strict.probe.events.iter().chain(&open.events).find_map(|event| match event {
+            Event::ConnectError(_, error) => Some(error.clone()),
+            _ => None,
+        });
+        let why = "not on the list".to_owned();
+        let error = if server_refuses { SecurityError::Refused(why) } else { SecurityError::Peer(why) };
+        assert_eq!(heard, Some(ConnectError::Security(error)));
+    }
+}
+
+/// A plain peer, one that is secured in another way and one that speaks raw are refused with the cure, on both sides.
+pub fn modes_are_not_mixed(setup: &Setup) {
+    let mode = mode(setup);
+    let other = if mode == SecurityMode::Tls { SecurityMode::Psk } else { SecurityMode::Tls };
+    for theirs in [SecurityMode::Plain, other] {
+        for (server, client) in [(mode, theirs), (theirs, mode)] {
+            let config = |mode| setup.config().security(security(mode));
+            let mut p = Pair::with_configs(setup, config(server), config(client), Probe::default(), Probe::default());
+            p.client.context().connect(p.address).expect("connecting");
+            p.until("the refusal", |p| refused(p).is_some());
+            let reason = RejectReason::Security(server);
+            assert_eq!(refused(&p), Some(&ConnectError::Rejected { reason, private_data: Vec::new() }));
+            assert!(p.s.events.is_empty(), "the program is not asked: {:?}", p.s.events);
+            p.finish();
+        }
+    }
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let raw = ConnectOptions::new().framing(Framing::Raw);
+    let error = p.client.context().connect_with(p.address, raw).expect_err("it cannot be secured");
+    assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
+    let raw = ListenOptions::new().framing(Framing::Raw);
+    assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
+    // A listener and a connection may differ from the rest of the reactor.
+    let open = ListenOptions::new().security(Security::Plain);
+    let listener = p.server.context().listen_with(setup.address, open).expect("listening");
+    let address = p.server.context().local_address(listener).expect("an address");
+    let options = ConnectOptions::new().security(Security::Plain);
+    p.client.context().connect_with(address, options).expect("connecting");
+    p.until("both are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
+    p.connect();
+    p.finish();
+}
+
+/// One-sided operations, and regions for peers, need the program's word.
+pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
+    let config = setup.config().allow_plain_remote_memory(false);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let conn = p.connect();
+    let mut cx = p.client.context();
+    let open = RegionOptions::new().allow(Access::REMOTE_READ);
+    assert!(matches!(cx.register(conn, 4096, &open), Err(Error::Security(_))));
+    let mut own = cx.register(conn, 4096, &RegionOptions::new()).expect("a region that no peer reaches");
+    let remote = own.remote();
+    assert_eq!(cx.read(conn, remote, &mut own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.write(conn, remote, &own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.write_with_immediate(conn, remote, &own, 0..8, 1), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.fetch_add(conn, remote, &mut own, 0, 1), Err(SendErrorKind::PlainRemoteMemory));
+    cx.send(conn, b"messages go").expect("room");
+    p.until("the message", |p| p.s.received == 1);
+    drop(own);
+    p.finish();
+}
+
+/// What is sent from a region is a sealed copy: no right of the peer is needed, and the region is free at once.
+pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
+    let config = setup.config().buffer_size(4096).close_timeout(Duration::from_secs(30));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    let len = 3_000_000;
+    let mut cx = p.client.context();
+    let mut region = cx.register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
+    cx.send_region(conn, &region, 7..4096 + 7).expect("it fits a buffer");
+    cx.send_region(conn, &region, 0..0).expect("nothing, either");
+    cx.send_region(conn, &region, 100..len).expect("room");
+    region.copy_from(0, &vec![0; len]).expect("it is not lent");
+    p.until("all three", |p| p.s.received == 3 && p.c.sent == 3);
+    let got = p.s.messages();
+    assert!(got[0] == &pattern(8, len)[7..4096 + 7] && got[1].is_empty() && got[2] == &pattern(8, len)[100..]);
+    drop(region);
+    p.finish();
+}
+
+/// A handshake comes through buffers of one byte and the narrowest windows.
+pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
+    for (window, size) in [(5, 1), (5, 100), (6, 1), (64, 1)] {
+        let config = setup.config().receive_depth(window).send_depth(1).buffer_size(size).shared_receives(None);
+        let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+        let conn = p.connect();
+        p.client.context().send(conn, b"x").expect("room");
+        p.until("the message", |p| p.s.received == 1);
+        p.finish();
+    }
+}
+
+/// Connections of one host that are not up yet are limited.
+pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
+    let config = setup.config().max_handshakes_per_peer(Some(2)).connect_timeout(Duration::from_secs(60));
+    let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
+    for _ in 0..12 {
+        p.client.context().connect(p.address).expect("connecting");
+    }
+    p.until("each is up or refused", |p| {
+        p.c.live() + p.c.count(|event| matches!(event, Event::ConnectError(..))) == 12
+    });
+    for event in &p.c.events {
+        if let Event::ConnectError(_, error) = event {
+            assert!(
+                matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. } | ConnectError::Transport(_)),
+                "{error}"
+            );
+        }
+    }
+    assert!(p.c.live() >= 2, "some are up");
+    // Those that are up do not count any more.
+    let before = p.c.live();
+    p.client.context().connect(p.address).expect("connecting");
+    p.until("one more", |p| p.c.live() == before + 1 && p.s.live() == before + 1);
+    p.finish();
+}

@@ -1,0 +1,134 @@
+//! Somebody on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]): nothing wrong is ever
+//! delivered, and what was changed is noticed.
+//!
+//! `FLIP_STEP=N` changes every `N`th octet only (default: 1 with a pre-shared key, 7 with TLS; `make soak` takes all).
+
+use rdma_reactor::SecurityMode;
+use rdma_reactor_tests::sim::middleman::{Attack, CLIENT, Hit, How, Outcome, SERVER, live};
+
+const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
+
+/// Octets of each direction that are changed, one in each connection.
+const OCTETS: usize = 10_000;
+
+fn undisturbed(mode: SecurityMode, segment: usize) -> Outcome {
+    let outcome = live(mode, Attack::None, segment);
+    assert!(outcome.is_whole(), "{outcome:?}");
+    outcome
+}
+
+/// Somebody who only passes octets on is not noticed, however they are cut.
+#[test]
+fn octets_may_be_cut_anywhere() {
+    for mode in MODES {
+        for segment in [1, 7, 100, 1448] {
+            let outcome = undisturbed(mode, segment);
+            assert!(outcome.passed.iter().all(|&(octets, messages)| octets > 6000 && messages > 6), "{outcome:?}");
+        }
+    }
+}
+
+/// Checks an outcome after something was changed.
+fn check(attack: Attack, outcome: &Outcome) {
+    if let Some(wrong) = outcome.wrong() {
+        panic!("{attack:?}: {wrong}: {outcome:?}");
+    }
+    match outcome.hit {
+        // The handshake covers the greetings.
+        Some(Hit::Greeting) => {
+            assert!(!outcome.seen[SERVER].connected && !outcome.is_whole(), "{attack:?}: {outcome:?}");
+        }
+        Some(Hit::Sealed) => assert!(!outcome.is_whole(), "{attack:?} is not noticed: {outcome:?}"),
+        // A grant of the handshake may be changed without harm, and so may what fills up the tags of a large message.
+        Some(Hit::Fetched | Hit::Handshake | Hit::Transport) | None => {}
+    }
+}
+
+fn flips(mode: SecurityMode, step: usize) {
+    let step = std::env::var("FLIP_STEP").map_or(step, |text| text.parse().expect("FLIP_STEP=N"));
+    let whole = undisturbed(mode, 1448).passed;
+    let (mut hits, mut filling) = ([0; 4], 0);
+    for from in [SERVER, CLIENT] {
+        for at in (0..whole[from].0.min(OCTETS)).step_by(step) {
+            let attack = Attack::Octet { from, at };
+            let outcome = live(mode, attack, 1448);
+            check(attack, &outcome);
+            let noticed = outcome.seen.iter().any(|seen| seen.noticed);
+            match outcome.hit {
+                Some(Hit::Sealed) => {
+                    assert!(noticed, "{attack:?}: {outcome:?}");
+                    hits[0] += 1;
+                }
+                Some(Hit::Fetched) => {
+                    assert_eq!(noticed, !outcome.is_whole(), "{attack:?}: {outcome:?}");
+                    hits[1] += usize::from(noticed);
+                    filling += usize::from(!noticed);
+                }
+                Some(Hit::Greeting) => hits[2] += 1,
+                _ => hits[3] += 1,
+            }
+        }
+    }
+    println!("{mode:?}: {hits:?} octets of sealed messages, of fetched ones, of greetings, and others");
+    assert!(hits.iter().all(|&count| count > 0), "{hits:?}");
+    assert!(filling <= 2 * 48, "{filling} octets of large messages may be changed, more than fill up their tags");
+}
+
+#[test]
+fn no_changed_octet_is_delivered_with_a_pre_shared_key() {
+    flips(SecurityMode::Psk, 1);
+}
+
+#[test]
+fn no_changed_octet_is_delivered_with_tls() {
+    flips(SecurityMode::Tls, 7);
+}
+
+/// Messages that are dropped, repeated, moved, cut, changed, or made by somebody else, at every place in both directions.
+#[test]
+fn no_message_is_dropped_repeated_moved_or_made() {
+    for mode in MODES {
+        let whole = undisturbed(mode, 1448).passed;
+        let mut noticed = 0;
+        for from in [SERVER, CLIENT] {
+            for nth in 0..whole[from].1 {
+                for how in [
+                    How::Drop,
+                    How::Repeat,
+                    How::Swap,
+                    How::Truncate(1),
+                    How::Truncate(16),
+                    How::Truncate(usize::MAX),
+                    How::Flip(0),
+                    How::Flip(33),
+                    How::Flip(8 * 8 + 1),
+                    How::Replay,
+                    How::Plain,
+                    How::Stall,
+                    How::Flood,
+                ] {
+                    let attack = Attack::Message { from, nth, how };
+                    let outcome = live(mode, attack, 1448);
+                    if let Some(wrong) = outcome.wrong() {
+                        panic!("{mode:?}, {attack:?}: {wrong}: {outcome:?}");
+                    }
+                    // The last message of the history may be missed or moved behind it, and what is in front of one that is
+                    // not sealed may be a grant.
+                    let last = nth + 1 >= whole[from].1;
+                    let soft = matches!(how, How::Drop | How::Swap | How::Stall) || (last && outcome.is_whole());
+                    if outcome.hit == Some(Hit::Sealed) && !soft {
+                        let seen = outcome.seen.iter().any(|seen| seen.noticed);
+                        assert!(seen, "{mode:?}, {attack:?} is not noticed: {outcome:?}");
+                        noticed += 1;
+                    }
+                    if outcome.hit == Some(Hit::Handshake) && matches!(how, How::Plain | How::Flood | How::Truncate(_))
+                    {
+                        assert!(!outcome.is_whole(), "{mode:?}, {attack:?} is not noticed: {outcome:?}");
+                    }
+                }
+            }
+        }
+        println!("{mode:?}: {noticed} times noticed");
+        assert!(noticed > 50);
+    }
+}
