@@ -355,6 +355,10 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
         let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
+        if certainty == Certainty::Guessed && self.state.is_securing() {
+            // The connection manager is about to say why.
+            return;
+        }
         // The peer's Terminate and the work request that it is about are one fault. The work request names it, whichever is
         // seen first.
         if certainty == Certainty::Known

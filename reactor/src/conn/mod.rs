@@ -10,6 +10,7 @@ pub(crate) mod credit;
 pub(crate) mod effects;
 pub(crate) mod frame;
 pub(crate) mod greeting;
+pub(crate) mod handshake;
 pub(crate) mod keepalive;
 pub(crate) mod life;
 pub(crate) mod recv_queue;

@@ -12,40 +12,15 @@ use std::mem;
 use super::effects::{Action, Event};
 use super::frame::{Kind, Part};
 use super::greeting::Greeting;
+use super::handshake::{Progress, Securing};
 use super::state::{Ending, State};
 use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
-use crate::security::{Handshake, PeerIdentity, Sealer, SecurityError, Side};
+use crate::security::{PeerIdentity, SecurityError, Side};
 
 /// Longest text about a refusal that is taken from a peer, bytes.
 const LONGEST_REASON: usize = 200;
-
-/// A handshake that goes on.
-#[derive(Debug)]
-pub(crate) struct Securing {
-    handshake: Box<dyn Handshake>,
-    /// Octets for the peer that have no message yet.
-    outbox: Vec<u8>,
-    /// Number of octets that the peer has sent.
-    taken: usize,
-    progress: Progress,
-    /// The peer's hello has come, before this side was done.
-    greeted: bool,
-}
-
-/// How far this side is.
-#[derive(Debug)]
-enum Progress {
-    /// The peer has not proven who it is.
-    Proving,
-    /// It has, and the program is to say whether it accepts the peer.
-    Asking(Sealer),
-    /// The program has; the peer is to hear of it behind the last octets.
-    Accepted(Sealer),
-    /// The peer was told.
-    Done,
-}
 
 impl Connection {
     /// Starts the handshake, on either side.

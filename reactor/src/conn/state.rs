@@ -1,6 +1,6 @@
 //! The states of a connection, and the reasons for its end.
 
-use super::securing::Securing;
+use super::handshake::Securing;
 use crate::error::{ConnectError, DisconnectReason, PeerViolation};
 
 /// The state of a connection. A connection only moves forward through the states.

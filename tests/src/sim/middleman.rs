@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, PeerViolation, SecurityMode, Wait,
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, PeerViolation,
+    SecurityMode, SendId, Wait,
 };
 use rdma_transport::iwarp::wire::crc32c;
 use rdma_transport::iwarp::wire::mpa::fpdu_len;
@@ -322,17 +323,29 @@ pub struct Seen {
     pub ended: Option<String>,
     /// A message was not authentic.
     pub noticed: bool,
+    sent: usize,
 }
 
 impl fmt::Debug for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { connected, messages, ended, noticed } = self;
+        let Self { connected, messages, ended, noticed, .. } = self;
         write!(f, "connected: {connected}, {} messages, ended: {ended:?}, noticed: {noticed}", messages.len())
     }
 }
 
 #[derive(Clone, Default)]
 struct Program(Rc<RefCell<Seen>>);
+
+impl Program {
+    /// The side that has connected closes the connection when all is said and heard.
+    fn close_if_done(&self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let seen = self.0.borrow();
+        let active = cx.listener(conn).is_none();
+        if active && seen.sent == said().len() && seen.messages.len() == said().len() {
+            cx.close(conn);
+        }
+    }
+}
 
 /// What each side says: the last one is past one buffer.
 #[must_use]
@@ -349,8 +362,14 @@ impl Handler for Program {
         }
     }
 
-    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.0.borrow_mut().messages.push(message.to_vec());
+        self.close_if_done(cx, conn);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
+        self.0.borrow_mut().sent += usize::from(outcome.is_sent());
+        self.close_if_done(cx, conn);
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
@@ -366,7 +385,7 @@ impl Handler for Program {
 
 /// How a connection with somebody on its path went.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct History {
     /// What the sides have seen, by node.
     pub seen: [Seen; 2],
     /// Where the attack has hit.
@@ -375,11 +394,13 @@ pub struct Outcome {
     pub passed: [(usize, usize); 2],
 }
 
-impl Outcome {
-    /// Whether both sides have got everything.
+impl History {
+    /// Whether both sides have got everything, up to the goodbye.
     #[must_use]
     pub fn is_whole(&self) -> bool {
+        let ends = [(SERVER, DisconnectReason::Closed), (CLIENT, DisconnectReason::Local)];
         self.seen.iter().all(|seen| seen.messages == said())
+            && ends.iter().all(|(node, reason)| self.seen[*node].ended == Some(reason.to_string()))
     }
 
     /// What a side has got that the other one has not said, or not in this place.
@@ -398,7 +419,7 @@ impl Outcome {
 /// # Panics
 /// When a turn fails, or the connection neither comes to its end nor delivers everything in a minute.
 #[must_use]
-pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> Outcome {
+pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
     let fabric = network_of(2, segment);
     lock(&fabric).middleman = Some(Middleman::new(attack));
     let programs = [Program::default(), Program::default()];
@@ -412,7 +433,7 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> Outcome {
     let outcome = || {
         let fabric = lock(&fabric);
         let middleman = fabric.middleman.as_ref().expect("just put there");
-        Outcome {
+        History {
             seen: [0, 1].map(|node| programs[node].0.borrow().clone()),
             hit: middleman.hit,
             passed: middleman.passed(),
@@ -422,8 +443,7 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> Outcome {
     loop {
         let over = nodes.iter().all(|node| node.reactor.stats().connections.current == 0)
             && programs[CLIENT].0.borrow().ended.is_some();
-        let whole = programs.iter().all(|program| program.0.borrow().messages.len() == said().len());
-        if over || whole {
+        if over {
             return outcome();
         }
         assert!(lock(&fabric).now() < end, "{attack:?} keeps a connection half alive: {:?}", outcome());
