@@ -1,6 +1,6 @@
 //! Opening the provider that a configuration asks for.
 
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
+use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpConfig, TcpNet};
 use rdma_transport::provider::Provider;
 
 use crate::config::{Config, ProviderChoice};
@@ -24,7 +24,8 @@ pub(crate) fn open(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider
 }
 
 fn iwarp(config: &Config, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
-    let net = TcpNet::new().map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
+    let net = TcpNet::with_config(tcp(config));
+    let net = net.map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
     let mut settings = IwarpConfig::default();
     settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
     // Those that are complete are counted and rejected by this side; what is still silent gives way in there.
@@ -35,6 +36,14 @@ fn iwarp(config: &Config, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
     // Only where the greetings agree on them.
     settings.extensions = true;
     Ok(Iwarp::new(settings, net, entropy)?)
+}
+
+/// TCP gives no connection up whose peer the keepalive would still wait for: a peer that takes nothing for a while, because its
+/// process is stopped or its machine is busy, is not gone.
+fn tcp(config: &Config) -> TcpConfig {
+    let mut tcp = TcpConfig::default();
+    tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.keepalive_timeout));
+    tcp
 }
 
 #[cfg(feature = "verbs")]
@@ -80,5 +89,20 @@ mod devices {
     pub(super) fn or(embedded: Iwarp<TcpNet>, _: &Config) -> Result<Box<dyn Provider>, Error> {
         log::info!("provider iwarp: {MISSING}");
         Ok(Box::new(embedded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn tcp_waits_for_as_long_as_the_keepalive() {
+        let usual = tcp(&Config::default()).user_timeout.expect("there is a limit");
+        assert!(usual >= Config::default().keepalive_timeout);
+        let patient = Config::default().keepalive(Duration::from_secs(20), Duration::from_secs(60));
+        assert_eq!(tcp(&patient).user_timeout, Some(Duration::from_secs(60)));
     }
 }
