@@ -119,6 +119,10 @@ fn guessed(device: Option<&str>) -> Choice {
 }
 
 #[cfg(feature = "verbs")]
+const EVERY_DEVICE: &str =
+    "every device serves it, and the embedded provider beside them unless an iWARP device has the port";
+
+#[cfg(feature = "verbs")]
 fn asked(address: SocketAddr) -> Choice {
     use std::time::Duration;
 
@@ -132,7 +136,7 @@ fn asked(address: SocketAddr) -> Choice {
         }
     });
     match reach {
-        Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", "every device serves it".into(), None),
+        Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", EVERY_DEVICE.into(), None),
         Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} leads there"), None),
         // The address is in a device's network, but nobody there has it.
         Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),

@@ -110,12 +110,11 @@ impl Driver {
         self.queues.early.is_some() || !self.queues.ready.is_empty()
     }
 
-    /// Watches the channels of a provider and of devices that came into use; whether connection-manager events are to be
+    /// Watches the channels of the provider and of devices that came into use; whether connection-manager events are to be
     /// asked for. After an error the next call goes on with the channel that could not be watched.
     pub(super) fn watch_new_channels(&mut self) -> Result<bool, Error> {
         let fresh = self.fabric.is_fresh();
         if fresh {
-            // The provider before this one, if any, took its registration with its descriptor.
             self.watch(self.fabric.provider.cm_channel(), CM_CHANNEL)?;
             self.fabric.watched();
         }

@@ -261,7 +261,7 @@ impl<M> Reactor<M> {
         delivery.descriptors(self.waiting.program_edges());
         delivery.calls();
         delivery.others();
-        // A callback may have brought a provider or a device into use.
+        // A callback may have brought a device into use.
         self.cm_pending |= delivery.driver.watch_channels()?;
         // 10. ends
         delivery.ends();
