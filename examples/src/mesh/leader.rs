@@ -57,10 +57,10 @@ impl Leader {
         self.coordinator.results()
     }
 
-    /// Whether everything is done.
+    /// Whether everything is done, and every rank that is there has been told so. A busy rank may take a while to make room.
     #[must_use]
-    pub const fn is_over(&self) -> bool {
-        self.coordinator.is_over()
+    pub fn is_over(&self) -> bool {
+        self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())
     }
 
     /// Ends the run early.
