@@ -18,3 +18,4 @@ pub mod program;
 #[cfg(feature = "rcp")]
 pub mod rcp;
 pub mod rping;
+pub mod secure;

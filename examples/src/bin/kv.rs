@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rdma_reactor::Config;
+use rdma_reactor::{Config, Security};
 use rdma_reactor_examples::kv::bench::{self, Plan};
 use rdma_reactor_examples::kv::once::{self, Wish};
 use rdma_reactor_examples::kv::server;
@@ -17,6 +17,7 @@ use rdma_reactor_examples::pingpong::cli::{Provider, parse_size};
 use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
+use rdma_reactor_examples::secure::SecurityArgs;
 
 /// A hash table that clients read out of the server's memory.
 #[derive(Debug, Parser)]
@@ -30,6 +31,8 @@ struct Cli {
     /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
     #[arg(long, value_enum, default_value_t = Provider::Auto, global = true)]
     provider: Provider,
+    #[command(flatten)]
+    security: SecurityArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -89,7 +92,13 @@ fn parse_value(text: &str) -> Result<u32, String> {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
-    let config = Config::default().provider(cli.provider.into());
+    let security = cli.security.security()?;
+    if !matches!(security, Security::Plain) {
+        eprintln!(
+            "kv: peers are authenticated and puts are encrypted; what is read travels in the clear, by RDMA Read"
+        );
+    }
+    let config = Config::default().provider(cli.provider.into()).security(security).allow_plain_remote_memory(true);
     let server = |text: &str| -> Result<SocketAddr, Failure> { Ok(resolve(text, cli.port)?[0]) };
     match cli.command {
         Command::Server { bind, slots, max_value } => {

@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rdma_reactor::Config;
+use rdma_reactor::{Config, Security};
 use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::Provider;
 use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::pingpong::output::Output;
 use rdma_reactor_examples::program;
 use rdma_reactor_examples::rcp::{PORT, receive, send};
+use rdma_reactor_examples::secure::SecurityArgs;
 
 /// Copies a file to a peer; goes on where a copy before was cut off, and compares hashes.
 #[derive(Debug, Parser)]
@@ -40,6 +41,14 @@ struct Common {
     /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
+    #[command(flatten)]
+    security: SecurityArgs,
+}
+
+impl Common {
+    fn config(&self, security: Security) -> Config {
+        Config::default().provider(self.provider.into()).security(security)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,20 +91,27 @@ fn copy(file: PathBuf, to: &str, common: &Common) -> Result<Ending, Failure> {
     let name = name.or_else(|| file.file_name()?.to_str());
     let name = name.ok_or_else(|| Failure::new(format!("{}: give the copy a name, HOST:NAME", file.display())))?;
     let peer = resolve(host, common.port)?[0];
-    let config = Config::default().provider(common.provider.into());
+    let security = common.security.security()?;
+    let is_plain = matches!(security, Security::Plain);
+    let config = common.config(security);
     let Some(copied) = send::run(&file, name, peer, config)? else { return Ok(Ending::Interrupted) };
     let resumed = match copied.resumed {
         0 => String::new(),
         resumed => format!(", {resumed} of them from before"),
     };
     Output::stdout().line(format!("{name}: {} bytes{resumed}", copied.len));
+    if is_plain {
+        eprintln!(
+            "rcp: the copy is neither private nor authenticated: --tls-cert, --tls-key and --tls-ca, or --psk-file"
+        );
+    }
     Ok(Ending::Complete)
 }
 
 fn run(cli: Cli) -> Result<Ending, Failure> {
     match (cli.command, cli.file, cli.to) {
         (Some(Command::Server { directory, bind, overwrite, common }), ..) => {
-            let config = Config::default().provider(common.provider.into());
+            let config = common.config(common.security.security()?);
             receive::run(&directory, overwrite, resolve(&bind, common.port)?[0], config)?;
             Ok(Ending::Complete)
         }

@@ -24,6 +24,7 @@ use rdma_reactor_examples::pingpong::address::resolve;
 use rdma_reactor_examples::pingpong::cli::Provider;
 use rdma_reactor_examples::pingpong::failure::{Ending, Failure};
 use rdma_reactor_examples::program;
+use rdma_reactor_examples::secure::SecurityArgs;
 
 /// Bytes that a pipe takes without blocking once `poll`(2) says that it takes any (`PIPE_BUF`).
 const ATOMIC: usize = 4096;
@@ -40,6 +41,8 @@ struct Cli {
     /// The port
     #[arg(short, long, default_value_t = 7472, global = true)]
     port: u16,
+    #[command(flatten)]
+    security: SecurityArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -163,7 +166,7 @@ fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2])
 
 fn run(cli: &Cli) -> Result<(), Failure> {
     let (mut input, mut output) = (unbuffered(&io::stdin())?, unbuffered(&io::stdout())?);
-    let mut reactor = Reactor::new(Config::default().provider(cli.provider.into()))?;
+    let mut reactor = Reactor::new(Config::default().provider(cli.provider.into()).security(cli.security.security()?))?;
     let mut peer = Streams::new(Peer::default());
     match &cli.command {
         Command::Server { bind } => {

@@ -154,6 +154,9 @@ fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure
         .shared_receives(shared)
         .max_connections(2 * links)
         .max_pending(links)
+        // Ranks may share a host.
+        .max_handshakes_per_peer(Some(links as usize))
+        .security(cli.device.security.security()?)
         .connect_timeout(Duration::from_secs(10).min(cli.patience))
         .handshake_timeout(Duration::from_secs(10).min(cli.patience))
         .keepalive(cli.silence / 3, cli.silence))

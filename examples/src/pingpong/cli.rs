@@ -8,6 +8,9 @@ use rdma_reactor::ProviderChoice;
 
 use super::job::{MAX_SIZE, Mode, Op, WaitMode};
 use crate::program::number;
+use crate::secure::SecurityArgs;
+#[cfg(feature = "secure")]
+use crate::secure::keygen::KeygenArgs;
 
 /// The port of perftest's tools.
 pub const DEFAULT_PORT: u16 = 18515;
@@ -30,6 +33,9 @@ pub enum Command {
     Client(ClientArgs),
     /// Measure against a server process of its own on this machine
     Demo(DemoArgs),
+    /// Make a certificate authority, two identities and a pre-shared key, for tests
+    #[cfg(feature = "secure")]
+    Keygen(KeygenArgs),
 }
 
 /// Flags of `server`.
@@ -83,6 +89,9 @@ pub struct DeviceArgs {
     /// RDMA device to use, such as siw0; iwarp0 is the embedded provider's
     #[arg(short = 'd', long, value_name = "NAME")]
     pub ib_dev: Option<String>,
+    /// How they are secured.
+    #[command(flatten)]
+    pub security: SecurityArgs,
 }
 
 /// Flags of the measurement.

@@ -98,14 +98,14 @@ struct Client {
 /// # Errors
 /// There is no such server, the server went away, or it is another program.
 pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figures, Failure> {
-    let mut reactor = plan.job.reactor(plan.provider)?;
+    let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
     interrupt.stops(reactor.remote());
     let work: Box<dyn Work> = match plan.job.mode {
         Mode::Latency => Box::new(Latency::new(plan)),
         Mode::Throughput => Box::new(Throughput::new(plan)),
     };
     let mut client = Client {
-        plan: *plan,
+        plan: plan.clone(),
         dial: dial.clone(),
         work,
         connection: None,
@@ -131,7 +131,7 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt) -> Result<Figure
         return Err(failure);
     }
     Ok(Figures {
-        plan: *plan,
+        plan: plan.clone(),
         measured: client.work.measured(),
         provider: reactor.provider_name(),
         stats: reactor.stats(),

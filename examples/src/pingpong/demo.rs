@@ -15,6 +15,7 @@ use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::series::{Outputs, Series};
 use super::server::{LISTENING, PROVIDER};
+use crate::secure::SecurityArgs;
 
 /// Runs `rdma-pingpong demo`.
 ///
@@ -33,13 +34,13 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     let mut plans = Plan::from_args(&args.run, carrier.provider)?;
     // Mistakes that would stop the server process are found here first, so that there is one message and not two.
     if let Some(plan) = plans.first() {
-        let mut reactor = plan.job.reactor(plan.provider)?;
+        let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
         let listening = reactor.context().listen(SocketAddr::new(bind, 0));
         listening.map_err(|error| Failure::new(format!("{error}; check --bind")))?;
     }
     let outputs = Outputs::open(&args.run)?;
     let interrupt = Interrupt::on_signals()?;
-    let server = ServerProcess::start(bind, carrier.provider)?;
+    let server = ServerProcess::start(bind, carrier.provider, &args.run.device.security)?;
     for plan in &mut plans {
         plan.provider = server.provider;
     }
@@ -64,11 +65,12 @@ impl ServerProcess {
     ///
     /// # Errors
     /// The server did not come up.
-    pub fn start(bind: IpAddr, provider: ProviderChoice) -> Result<Self, Failure> {
+    pub fn start(bind: IpAddr, provider: ProviderChoice, security: &SecurityArgs) -> Result<Self, Failure> {
         let cannot = |why: &str| Failure::new(format!("cannot start the server process: {why}"));
         let program = std::env::current_exe().map_err(|error| cannot(&error.to_string()))?;
         let mut command = Command::new(program);
         command.args(["server", "--bind", &bind.to_string(), "--port", "0", "--child"]);
+        command.args(security.again());
         match provider {
             ProviderChoice::Verbs => command.args(["--provider", "verbs"]),
             ProviderChoice::Iwarp => command.args(["--provider", "iwarp"]),

@@ -135,6 +135,7 @@ mod tests {
     use super::*;
     use crate::doctor::port::Port;
     use crate::pingpong::cli::Provider;
+    use crate::secure::SecurityArgs;
 
     fn device(name: &str, state: &str, addresses: &[&str]) -> Device {
         let port = Port {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     fn choose(provider: Provider, name: &str) -> Result<Carrier, String> {
-        let args = DeviceArgs { provider, ib_dev: Some(name.into()) };
+        let args = DeviceArgs { provider, ib_dev: Some(name.into()), security: SecurityArgs::default() };
         Carrier::among(&args, true, machine).map_err(|failure| failure.to_string())
     }
 
@@ -185,10 +186,12 @@ mod tests {
         assert!(choose(Provider::Verbs, "iwarp0").unwrap_err().contains("there is siw0, rxe0, down0"));
         assert!(choose(Provider::Iwarp, "siw0").unwrap_err().contains("--provider iwarp"));
         assert!(choose(Provider::Auto, "down0").unwrap_err().contains("active port"));
-        let args = DeviceArgs { provider: Provider::Auto, ib_dev: Some("siw0".into()) };
+        let args =
+            DeviceArgs { provider: Provider::Auto, ib_dev: Some("siw0".into()), security: SecurityArgs::default() };
         let failure = Carrier::among(&args, false, machine).unwrap_err().to_string();
         assert!(failure.contains("the feature verbs"), "{failure}");
-        let args = DeviceArgs { provider: Provider::Verbs, ib_dev: Some("siw0".into()) };
+        let args =
+            DeviceArgs { provider: Provider::Verbs, ib_dev: Some("siw0".into()), security: SecurityArgs::default() };
         assert!(Carrier::among(&args, true, Vec::new).unwrap_err().to_string().contains("no RDMA device at all"));
     }
 }

@@ -49,5 +49,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
         Command::Server(args) => server::run(&args),
         Command::Client(args) => series::connect(&args.address, args.port, &args.run),
         Command::Demo(args) => demo::run(&args),
+        #[cfg(feature = "secure")]
+        Command::Keygen(args) => crate::secure::keygen::run(&args),
     }
 }

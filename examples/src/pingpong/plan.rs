@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_reactor::ProviderChoice;
+use rdma_reactor::{ProviderChoice, Security};
 
 use super::cli::RunArgs;
 use super::failure::Failure;
@@ -42,7 +42,7 @@ impl Extent {
 }
 
 /// The plan of one connection's measurement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// The job for the server.
     pub job: Job,
@@ -52,6 +52,8 @@ pub struct Plan {
     pub warmup: u64,
     /// Provider that carries the connection.
     pub provider: ProviderChoice,
+    /// How the connection is secured.
+    pub security: Security,
 }
 
 impl Plan {
@@ -82,9 +84,10 @@ impl Plan {
         } else if args.svg.is_some() {
             return Err(Failure::new("--svg draws latency: leave it out, or use --mode latency"));
         }
+        let security = args.device.security.security()?;
         let sizes =
             if args.all { (0..=ALL_UP_TO).map(|power| 1 << power).collect() } else { vec![Self::selected_size(args)] };
-        Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, provider)).collect())
+        Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, (provider, &security))).collect())
     }
 
     /// The size for which a histogram is shown.
@@ -93,7 +96,7 @@ impl Plan {
         args.size.unwrap_or(64)
     }
 
-    fn of_size(args: &RunArgs, size: u32, wait: WaitMode, provider: ProviderChoice) -> Self {
+    fn of_size(args: &RunArgs, size: u32, wait: WaitMode, (provider, security): (ProviderChoice, &Security)) -> Self {
         let job = Job {
             mode: args.mode,
             op: args.op,
@@ -112,7 +115,7 @@ impl Plan {
             (None, iters) => Extent::Messages(iters.unwrap_or(usual)),
         };
         let warmup = args.warmup.unwrap_or_else(|| (args.iters.unwrap_or(usual) / 10).min(1000));
-        Self { job, extent, warmup, provider }
+        Self { job, extent, warmup, provider, security: security.clone() }
     }
 }
 

@@ -42,7 +42,7 @@ pub const PROVIDER: &str = "(provider ";
 /// The address cannot be listened on, or the provider is not available.
 pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let carrier = Carrier::new(&args.device)?;
-    let provider = carrier.provider;
+    let (provider, security) = (carrier.provider, args.device.security.security()?);
     let mut address = match (&args.bind, carrier.address()) {
         (Some(bind), _) => address::resolve(bind, args.port)?[0],
         (None, own) => SocketAddr::new(own.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), args.port),
@@ -57,7 +57,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let mut first = true;
     // The settings of a reactor are fixed, so each kind of job gets a reactor of its own, on the same port.
     loop {
-        let mut reactor = job.reactor(provider)?;
+        let mut reactor = job.reactor(provider, &security)?;
         interrupt.stops(reactor.remote());
         address = listen(&mut reactor, address, first)?;
         if first {

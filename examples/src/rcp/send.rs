@@ -122,7 +122,10 @@ impl Sender<'_> {
         }
         let bytes = self.file.read(len).map_err(|error| Failure::new(format!("{}: {error}", self.name)))?;
         // Registering takes the bytes as they are, so nothing copies them between the file and the wire.
-        Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(Access::REMOTE_READ))?))
+        // The peer fetches a part from the region, or a sealed copy of it, which needs no right.
+        let secured = cx.identity(conn).is_some();
+        let access = if secured { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
+        Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
     }
 
     /// Sends the hash of the whole file behind the last piece.

@@ -15,7 +15,8 @@ pub(crate) const TAG: usize = 16;
 pub(crate) const SEGMENT: usize = 64 << 10;
 
 /// Units of work after which a key is replaced. A message is one unit, and one more for each 16 KiB, which are 1,024
-/// blocks of a cipher: a key seals at most 2^32 + 2^33 blocks, less than RFC 9001 section B.1 allows.
+/// blocks of a cipher. So a key seals at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1, or one message that has
+/// more.
 const UNITS_PER_KEY: u64 = 1 << 22;
 
 /// The key of one sequence. The caller never uses a number twice with the same key.

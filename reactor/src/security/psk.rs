@@ -243,7 +243,7 @@ impl Handshake for Session {
     }
 
     fn alert(&self, _: &SecurityError) -> String {
-        "the pre-shared keys differ, or the handshake was changed on the way".into()
+        "the pre-shared keys differ".into()
     }
 }
 
