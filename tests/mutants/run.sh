@@ -69,7 +69,7 @@ for name in "$@"; do
     if [ "$finder" != simulation ]; then
         # Another test plants the defect itself and fails if it does not find it.
         status=0
-        timeout 900 "${finder//\`/}" >"$log" 2>&1 || status=$?
+        timeout 900 "${finder//\`/}" "$name" >"$log" 2>&1 || status=$?
         found=$([ $status = 0 ] && tail -n 1 "$log" || true)
     else
         status=0

@@ -1,7 +1,7 @@
 //! Somebody on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]): nothing wrong is ever
 //! delivered, and what was changed is noticed.
 //!
-//! `FLIP_STEP=N` changes every `N`th octet only (default: 1 with a pre-shared key, 7 with TLS; `make soak` takes all).
+//! `FLIP_STEP=N` changes every `N`th octet only (default: 1 with a pre-shared key, 7 with TLS).
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::middleman::{Attack, CLIENT, History, Hit, How, SERVER, live};

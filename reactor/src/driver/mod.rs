@@ -315,6 +315,10 @@ impl Driver {
         if capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
             capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
+        if seat.conn.is_secured() {
+            // The news of such a write has no header that could be authenticated: a sealed message replaces it.
+            capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE);
+        }
         Some(capabilities)
     }
 

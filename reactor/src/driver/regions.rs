@@ -238,9 +238,7 @@ impl Driver {
         immediate: Option<u32>,
     ) -> Result<SendId, SendErrorKind> {
         let len = self.check_parts(id, remote, locals.iter().map(|(region, range)| (*region, range)))?;
-        // The news of a native one has no header that could be authenticated.
-        let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
-        let native = immediate.is_some() && !secured && self.has(id, Features::WRITE_WITH_IMMEDIATE);
+        let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
         let tells = immediate.is_some() && !native;
         if tells && self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw) {
             return Err(self.lacks("writes with immediate data"));
