@@ -21,6 +21,7 @@ const QUICK: &[&str] =
 /// The processes of a run. They are killed when it takes too long.
 struct Ranks {
     ranks: Vec<Child>,
+    port: String,
     until: Instant,
 }
 
@@ -54,7 +55,7 @@ impl Ranks {
             }
             command.args(args).spawn().expect("it starts")
         };
-        Self { ranks: (0..count).map(start).collect(), until: Instant::now() + LIMIT }
+        Self { ranks: (0..count).map(start).collect(), port: port.clone(), until: Instant::now() + LIMIT }
     }
 
     /// Waits until rank 0 says that a stage has begun.
@@ -143,6 +144,32 @@ fn sixteen_ranks_by_hand_fill_the_matrix() {
         let output = ranks.ends(rank);
         assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(0), 0, 0), "rank {rank}");
     }
+}
+
+/// With a key of their own, ranks measure as usual; a rank with another key is a row, and measures nothing.
+#[test]
+fn ranks_with_a_key_let_nobody_else_in() {
+    let (json, dir) = (json_file("key"), std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let key = |name: &str, digits: &str| {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("mesh:{}\n", digits.repeat(16))).expect("a file");
+        path.to_str().expect("text").to_owned()
+    };
+    let (ours, theirs) = (key("mesh-key-ours", "1f2e"), key("mesh-key-theirs", "2e1f"));
+    let mut ranks = Ranks::start(3, 3, &[QUICK, &["--psk-file", &ours]].concat(), &json);
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, &told.json["good"]), (Some(0), &Value::Bool(true)), "{}", told.stdout);
+    all_but(&told, usize::MAX);
+
+    let few = [QUICK, &["--patience", "2"]].concat();
+    let mut ranks = Ranks::start(2, 3, &[&few[..], &["--psk-file", &ours]].concat(), &json);
+    let port = ranks.port.clone();
+    let mut other = command(&["--hosts", "127.0.0.1,127.0.0.1,127.0.0.1", "--rank", "2", "-p", &port]);
+    let other = other.args(&few).args(["--psk-file", &theirs]).output().expect("it ran");
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, other.status.code()), (Some(1), Some(1)), "{}", told.stdout);
+    all_but(&told, 2);
+    assert!(!told.json["ranks"][2]["gone"].is_null(), "{}", told.stdout);
 }
 
 #[test]

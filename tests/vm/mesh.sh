@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # rdma-mesh in the guest: four ranks on siw and on rxe, and ranks in network namespaces, of which one link is slow, one is
 # cut, and one is cut in the middle. Builds on the host, runs in the guest.
-# MESH_RANKS=16 has that many ranks in namespaces; docs/mesh.svg was made with it (target/vm/mesh/links.svg).
+# MESH_RANKS=8 has that many ranks in namespaces; docs/mesh.svg was made with it (target/vm/mesh/links.svg).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -157,6 +157,8 @@ fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure
         // Ranks may share a host.
         .max_handshakes_per_peer(Some(links as usize))
         .security(cli.device.security.security()?)
+        // Bandwidth is that of RDMA Writes, of bytes that mean nothing.
+        .allow_plain_remote_memory(true)
         .connect_timeout(Duration::from_secs(10).min(cli.patience))
         .handshake_timeout(Duration::from_secs(10).min(cli.patience))
         .keepalive(cli.silence / 3, cli.silence))
