@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn bad_usage_is_one_line() {
-        assert_eq!(failure(&[]), "no command: say one of server, client, demo; --help explains");
+        assert_eq!(failure(&[]), "no command: say one of server, client, demo, keygen; --help explains");
         assert!(failure(&["client"]).contains("<ADDR>"));
         assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': say 1 to 1G bytes"));
         assert!(failure(&["demo", "--sise", "1"]).contains("--size"));
