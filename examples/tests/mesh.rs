@@ -25,7 +25,7 @@ struct Ranks {
     until: Instant,
 }
 
-/// What rank 0 has left.
+/// The output of rank 0.
 struct Told {
     code: Option<i32>,
     stdout: String,

@@ -41,7 +41,7 @@ enum Event {
     Answer { from: usize, to: usize, up: bool },
 }
 
-/// What a world has seen.
+/// The figures of a world.
 #[derive(Debug, Default)]
 struct Seen {
     up: BTreeSet<(usize, usize)>,

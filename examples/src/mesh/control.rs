@@ -78,7 +78,7 @@ pub enum Measured {
     Bandwidth(f64),
 }
 
-/// What one rank has received from another while all sent to all.
+/// The messages that one rank has received from another while all sent to all.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heard {
     /// The sender.

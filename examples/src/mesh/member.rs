@@ -19,7 +19,7 @@ use super::task::{Done, Extent, Task};
 /// Time between two reports of the number of links.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// What a rank is told on the command line.
+/// The limits of a rank, from the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Largest number of connects at once.

@@ -1,4 +1,4 @@
-//! What the user is told: the verdict, the worst pairs, the ranks that are odd or gone.
+//! The report for the user: the verdict, the worst pairs, the ranks that are odd or gone.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::results::{Pair, Results};
 /// The judgement of a run.
 #[derive(Debug)]
 pub struct Report<'a> {
-    /// What is known.
+    /// The results that the report is about.
     pub results: &'a Results,
     /// Tolerance, as a factor.
     pub tolerance: f64,

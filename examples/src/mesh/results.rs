@@ -1,4 +1,4 @@
-//! What is known of each rank and of each pair.
+//! The results of each rank and of each pair.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::control::{Entry, Figure, Heard, Latency, Measured};
 
-/// What is known of a rank.
+/// The results of a rank.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
     /// Its first report; `None` if it did not come.
@@ -35,7 +35,7 @@ impl Member {
     }
 }
 
-/// What is known of one direction of a pair.
+/// The results of one direction of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Way {
     /// The rate of RDMA Writes, Gbit/s.
@@ -46,7 +46,7 @@ pub struct Way {
     pub messages: u64,
 }
 
-/// What is known of a pair of ranks.
+/// The results of a pair of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pair {
     /// Half of a round trip.
@@ -59,7 +59,7 @@ pub struct Pair {
     pub broken: Option<String>,
 }
 
-/// What is known of all ranks and pairs.
+/// The results of all ranks and pairs.
 #[derive(Clone, Debug)]
 pub struct Results {
     members: Vec<Member>,

@@ -42,7 +42,7 @@ pub(super) struct Awaited {
     pub(super) waiters: Waiters,
 }
 
-/// What is known of a connection.
+/// The account of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) up: bool,
