@@ -273,7 +273,7 @@ impl Connection {
         // A connection that the program was not told of has no disconnect to report.
         let ending = match ending {
             Ending::Disconnect { reason: reason @ (DisconnectReason::Closed | DisconnectReason::Lost), .. }
-                if self.state.is_handshake() && !self.is_active() && !matches!(self.state, State::Securing(_)) =>
+                if self.state.is_handshake() && !self.is_active() && !self.state.is_securing() =>
             {
                 Ending::Silent(Some(reason))
             }

@@ -10,7 +10,6 @@ use rdma_transport::slab::Key;
 
 use super::Driver;
 use super::data_path::post_own_receives;
-use super::drain::Drain;
 use super::fabric::Owner;
 use super::fallback::Fallback;
 use super::table::{Place, Seat};
@@ -79,9 +78,8 @@ impl Driver {
 
     /// Opens a connection to the first of several addresses that lets itself be connected to.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
-        self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service, security } = options;
-        let security = security.unwrap_or_else(|| self.config.security.clone());
+        let security = self.may_connect(&options)?;
+        let ConnectOptions { private_data, framing, path, service, .. } = options;
         let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
         let deadline = self.now + self.config.connect_timeout;
         let resolved = self.fabric.provider.resolve_with(*first, &path, deadline);
@@ -107,9 +105,8 @@ impl Driver {
         port: u16,
         options: ConnectOptions,
     ) -> Result<ConnectionId, Error> {
-        self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service, security } = options;
-        let security = security.unwrap_or_else(|| self.config.security.clone());
+        let security = self.may_connect(&options)?;
+        let ConnectOptions { private_data, framing, path, service, .. } = options;
         let unknown = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
         let opening = Opening { framing, peer: unknown, host: Some(host.into()), private_data, security };
         let id = self.insert(NOWHERE, service, Role::Active, opening);
@@ -122,26 +119,27 @@ impl Driver {
         Ok(id)
     }
 
-    /// Checks whether a connection may be opened.
-    fn may_connect(&self, options: &ConnectOptions) -> Result<(), Error> {
+    /// Checks whether a connection may be opened; returns how it is to be secured.
+    fn may_connect(&self, options: &ConnectOptions) -> Result<Security, Error> {
         options.check()?;
-        check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, true)?;
+        let security = options.security.as_ref().unwrap_or(&self.config.security);
+        check_security(security, options.framing, true)?;
         if options.framing == Framing::Credits && options.private_data.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: options.private_data.len(), max: MAX_USER_PRIVATE_DATA });
         }
-        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+        if self.refuses_all() {
             return Err(Error::Drained);
         }
         if self.table.len() >= self.config.max_connections as usize {
             return Err(Error::Limit { limit: "max_connections", value: self.config.max_connections.into() });
         }
-        Ok(())
+        Ok(security.clone())
     }
 
     /// Goes on with the next address of a connection whose attempt has failed and has left nothing on the device. `false` if
     /// there is none, and the program is to be told of the end.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
-        if matches!(self.drain, Drain::Overdue | Drain::Done) {
+        if self.refuses_all() {
             return false;
         }
         let Some(seat) = self.table.get(id) else { return false };

@@ -108,7 +108,7 @@ impl Driver {
             seat.conn.refuse(Need::Transfer { copy: len }, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
-        let region = match self.block(id, len, Account::Copied) {
+        let mut region = match self.block(id, len, Account::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
                 self.large.copied.give_back(len);
@@ -116,7 +116,6 @@ impl Driver {
                 return Err(SendErrorKind::NoMemory { len });
             }
         };
-        let mut region = region;
         let (seat, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
         // The region that is dropped gives the memory back.
         let copied = match seat.conn.sealer_mut() {
