@@ -141,8 +141,8 @@ impl Connection {
         match &mut self.state {
             State::Closing(closing) => {
                 // The peer has closed before its hello was seen. Its messages are delivered all the same.
-                let Ending::Silent(Some(reason)) = &closing.ending else { return };
-                closing.ending = Ending::disconnect(reason.clone());
+                let Some(reason) = closing.late.take() else { return };
+                closing.ending = Ending::disconnect(reason);
             }
             State::Refusing(_) => return,
             _ => {
@@ -178,7 +178,7 @@ impl Connection {
             }
             State::Accepting | State::Securing(_) | State::Greeting => {
                 log::info!("{} was not up within the handshake timeout", self.about.peer);
-                self.end(Ending::Silent(None), Certainty::Known, env);
+                self.end(Ending::Silent, Certainty::Known, env);
             }
             State::Open => return self.check_silence(silence, env),
             State::Draining | State::Leaving | State::Refusing(_) => self.flush(env),
@@ -229,7 +229,7 @@ impl Connection {
         let ending = match (self.state.is_handshake(), self.is_active()) {
             (false, _) => Ending::disconnect(DisconnectReason::Local),
             (true, true) => Ending::ConnectError(ConnectError::Cancelled),
-            (true, false) => Ending::Silent(None),
+            (true, false) => Ending::Silent,
         };
         self.end(ending, Certainty::Known, env);
     }
@@ -272,12 +272,7 @@ impl Connection {
         log::debug!("{}: ending: {ending:?}", self.id);
         // A connection that the program was not told of has no disconnect to report.
         let ending = match ending {
-            Ending::Disconnect { reason: reason @ (DisconnectReason::Closed | DisconnectReason::Lost), .. }
-                if self.state.is_handshake() && !self.is_active() && !self.state.is_securing() =>
-            {
-                Ending::Silent(Some(reason))
-            }
-            _ if self.state.is_handshake() && !self.is_active() => Ending::Silent(None),
+            _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
             Ending::Disconnect { reason, .. } if self.state.is_handshake() => {
                 Ending::ConnectError(ConnectError::Local(reason.to_string()))
             }
@@ -292,6 +287,17 @@ impl Connection {
             return;
         }
         self.begin_flush(ending, certainty, env);
+    }
+
+    /// Whether the connection may be up for the peer, though the program was not told of it yet: what opens it may have arrived
+    /// and wait to be seen.
+    const fn may_be_up(&self) -> bool {
+        match self.state {
+            State::Accepting | State::Greeting => !self.is_active(),
+            // The peer's program has it when this side's end of the handshake has arrived.
+            State::Securing(_) => self.sealer.is_some(),
+            _ => false,
+        }
     }
 
     /// Whether the program has closed the connection, or a side was not accepted, and all sends have ended.
@@ -346,7 +352,7 @@ impl Connection {
         if self.state.is_handshake() && !self.is_active() {
             self.want(env, Action::Settled);
         }
-        self.state = State::Closing(Box::new(Closing { ending, certainty }));
+        self.state = State::Closing(Box::new(Closing { ending, certainty, late: None }));
         self.want(env, Action::Flush);
     }
 
@@ -356,8 +362,9 @@ impl Connection {
         let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
         let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
         if certainty == Certainty::Guessed && self.state.is_securing() {
-            // The connection manager is about to say why.
-            return;
+            // Everything that has arrived is seen before the first flushed work request. A receive that is posted again is
+            // flushed, too, so this side does not wait for the connection manager to say the same.
+            return self.disconnected(DisconnectCause::Peer, env);
         }
         // The peer's Terminate and the work request that it is about are one fault. The work request names it, whichever is
         // seen first.
@@ -437,6 +444,10 @@ impl Connection {
         if corrected {
             return;
         }
+        let late = match reason(cause.clone()) {
+            reason @ (DisconnectReason::Closed | DisconnectReason::Lost) if self.may_be_up() => Some(reason),
+            _ => None,
+        };
         let ending = match (&self.state, cause) {
             (State::Connecting | State::Securing(_), cause) if self.is_active() => {
                 Ending::ConnectError(ConnectError::Transport(ConnectFailure::Protocol(cause.to_string())))
@@ -445,12 +456,17 @@ impl Connection {
             (_, cause) => Ending::disconnect(reason(cause)),
         };
         self.end(ending, Certainty::Known, env);
+        if late.is_some()
+            && let State::Closing(closing) = &mut self.state
+        {
+            closing.late = late;
+        }
     }
 
     /// Replaces the reason of the end if it was guessed; returns whether it was.
     fn correct(&mut self, better: impl FnOnce(&DisconnectReason) -> Option<DisconnectReason>) -> bool {
         let State::Closing(closing) = &mut self.state else { return false };
-        let Closing { ending: Ending::Disconnect { reason, .. }, certainty: certainty @ Certainty::Guessed } =
+        let Closing { ending: Ending::Disconnect { reason, .. }, certainty: certainty @ Certainty::Guessed, .. } =
             &mut **closing
         else {
             return false;
@@ -504,7 +520,7 @@ impl Connection {
                 env.stats.connections.connect_errors += 1;
                 Some(Event::ConnectError(Box::new(error)))
             }
-            Ending::Silent(_) => {
+            Ending::Silent => {
                 env.stats.connections.refused += 1;
                 None
             }

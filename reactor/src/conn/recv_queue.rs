@@ -330,7 +330,7 @@ impl Connection {
         // If the connection is not up yet, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
-            State::Connecting | State::Securing(_) => failure.status == WcStatus::Flushed,
+            State::Connecting => failure.status == WcStatus::Flushed,
             _ => false,
         };
         if !expected {

@@ -60,19 +60,27 @@ impl Connection {
             // The octets of the peer may come before the news that the transport is up.
             self.begin_securing(env);
         }
+        let (part, octets) = Part::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         let State::Securing(securing) = &mut self.state else {
-            // Nothing is said to a connection that ends.
+            if self.state.closing().is_some_and(|closing| closing.late.is_some())
+                && (part, octets) == (Part::Last, &[])
+                && self.sealer.is_some()
+            {
+                // The transport was gone before this message was seen. It is the last that this side waited for.
+                self.opener = self.about.opener.take();
+                if self.is_active() {
+                    self.announce(env);
+                }
+                return Ok(());
+            }
+            // Nothing else is said to a connection that ends.
             return if self.state.is_ending() { Ok(()) } else { Err(PeerViolation::MalformedMessage) };
         };
-        let (part, octets) = Part::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         if part == Part::Refusal {
             let error = SecurityError::Refused(readable(octets));
             log::info!("{}: {}: {error}", self.id, self.about.peer);
-            let ending = if self.is_active() {
-                Ending::ConnectError(ConnectError::Security(error))
-            } else {
-                Ending::Silent(None)
-            };
+            let ending =
+                if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent };
             self.end(ending, super::state::Certainty::Known, env);
             return Ok(());
         }
@@ -195,7 +203,7 @@ impl Connection {
         log::info!("{}: {}: {error}", self.id, self.about.peer);
         env.stats.connections.insecure += 1;
         let ending =
-            if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent(None) };
+            if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent };
         if self.tx.available() > 0 && self.sends.has_control_room() && self.terms.buffer_size > 0 {
             let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
             let mut payload = vec![Part::Refusal as u8];

@@ -35,6 +35,9 @@ pub(crate) enum State {
 pub(crate) struct Closing {
     pub(crate) ending: Ending,
     pub(crate) certainty: Certainty,
+    /// The reason to report if the peer had closed a connection that the program does not know, and the message that opens
+    /// the connection turns up after all.
+    pub(crate) late: Option<DisconnectReason>,
 }
 
 /// The way in which the program hears of the end.
@@ -45,9 +48,8 @@ pub(crate) enum Ending {
     Disconnect { reason: DisconnectReason, delivers: bool },
     /// The program gets an `on_connect_error`.
     ConnectError(ConnectError),
-    /// The program hears nothing, because a connection that the peer opened did not come up. The value is the reason to
-    /// report if the peer had closed the connection and its hello turns up after all.
-    Silent(Option<DisconnectReason>),
+    /// The program hears nothing, because a connection that the peer opened did not come up.
+    Silent,
 }
 
 /// The certainty of the reason of an end.

@@ -439,7 +439,7 @@ impl Driver {
         if let Err(error) = self.fabric.provider.accept(cm, &service.param(&reply), self.now) {
             // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
-            self.input(id, |conn, env| conn.end(Ending::Silent(None), Certainty::Known, env));
+            self.input(id, |conn, env| conn.end(Ending::Silent, Certainty::Known, env));
         }
         Ok(())
     }

@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rdma_reactor::SecurityMode;
+
 use super::fabric::lock;
 use super::rng::mix;
 use super::world::{Report, World};
@@ -23,6 +25,8 @@ pub struct Failure {
     pub what: String,
     /// The end of the timeline; empty unless it was kept.
     pub tail: String,
+    /// How connections were secured.
+    pub secured: SecurityMode,
 }
 
 impl fmt::Display for Failure {
@@ -30,8 +34,13 @@ impl fmt::Display for Failure {
         write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
         write!(
             f,
-            "SIM_SEED={:#018x} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
-            self.seed
+            "SIM_SEED={:#018x} SIM_SECURITY={} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
+            self.seed,
+            match self.secured {
+                SecurityMode::Tls => "tls",
+                SecurityMode::Psk => "psk",
+                _ => "plain",
+            }
         )
     }
 }
@@ -47,12 +56,12 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("a panic: {}", text.unwrap_or("of unknown kind"))
 }
 
-/// Lives through the world of one seed; keeps the last `keep` lines of its timeline.
+/// Lives through the world of one seed, with connections that are secured in this way; keeps the last `keep` lines of its timeline.
 ///
 /// # Errors
 /// The first promise that was not kept.
-pub fn check(seed: u64, keep: usize) -> Result<Report, Failure> {
-    let mut world = World::new(seed, keep);
+pub fn check(seed: u64, keep: usize, secured: SecurityMode) -> Result<Report, Failure> {
+    let mut world = World::new(seed, keep, secured);
     let fabric = world.fabric();
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let result = result.unwrap_or_else(|panic| {
@@ -60,7 +69,7 @@ pub fn check(seed: u64, keep: usize) -> Result<Report, Failure> {
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
-    result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail() })
+    result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail(), secured })
 }
 
 /// The sum of what many worlds have seen.
@@ -76,7 +85,7 @@ pub struct Total {
 ///
 /// # Errors
 /// The first world, by number, that failed, with its number from 1 and its timeline.
-pub fn check_many(first: u64, count: u64, threads: u64) -> Result<Total, (u64, Failure)> {
+pub fn check_many(first: u64, count: u64, threads: u64, secured: SecurityMode) -> Result<Total, (u64, Failure)> {
     let total = Mutex::new(Total::default());
     let worst = AtomicU64::new(u64::MAX);
     std::thread::scope(|scope| {
@@ -87,7 +96,7 @@ pub fn check_many(first: u64, count: u64, threads: u64) -> Result<Total, (u64, F
                     if nth > worst.load(Ordering::Relaxed) {
                         return;
                     }
-                    match check(seed(nth), 0) {
+                    match check(seed(nth), 0, secured) {
                         Ok(report) => {
                             let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
                             total.worlds += 1;
@@ -111,8 +120,8 @@ pub fn check_many(first: u64, count: u64, threads: u64) -> Result<Total, (u64, F
         u64::MAX => Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner)),
         nth => {
             let seed = seed(nth);
-            let lost = || Failure { seed, what: "it failed once, and not again".into(), tail: String::new() };
-            Err((nth - first + 1, check(seed, TAIL).err().unwrap_or_else(lost)))
+            let lost = || Failure { seed, what: "it failed once, and not again".into(), tail: String::new(), secured };
+            Err((nth - first + 1, check(seed, TAIL, secured).err().unwrap_or_else(lost)))
         }
     }
 }

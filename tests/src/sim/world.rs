@@ -7,11 +7,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, Context, Parts, Reactor, Wait};
+use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Wait};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
 use rdma_transport::provider::Provider;
 
 use crate::conformance::harness::at_home;
+use crate::identities::security;
 
 use super::audit::{Audit, LARGEST, Pair};
 use super::fabric::{Fabric, Script, Shared, disturbed, let_others_speak, lock};
@@ -83,7 +84,7 @@ fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
 }
 
-fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>) -> Config {
+fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: SecurityMode) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
     Config::default()
@@ -110,6 +111,9 @@ fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>) -> Config {
         .flush_timeout(time(options.flush_timeout))
         .crc(options.crc)
         .remote_queue(unheard)
+        .security(security(secured))
+        .allow_plain_remote_memory(true)
+        .max_handshakes_per_peer(Some(options.max_pending as usize))
 }
 
 fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<dyn Provider> {
@@ -135,12 +139,13 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
 }
 
 impl World {
-    /// The world of a seed; the last `keep` lines of its timeline are kept as text.
+    /// The world of a seed, with connections that are secured in this way; the last `keep` lines of its timeline are kept as
+    /// text.
     ///
     /// # Panics
     /// When a reactor refuses settings that are in range.
     #[must_use]
-    pub fn new(seed: u64, keep: usize) -> Self {
+    pub fn new(seed: u64, keep: usize, secured: SecurityMode) -> Self {
         let options = Options::draw(seed);
         let mut trace = Trace::new(keep);
         trace.line(0, "world", format_args!("{options:?}"));
@@ -155,8 +160,10 @@ impl World {
                 poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
                 clock: Box::new(SimClock(Arc::clone(&fabric))),
             };
-            let reactor =
-                Reactor::with_parts(config(&options.nodes[node], unheard, shared(seed, node, &options)), parts);
+            let reactor = Reactor::with_parts(
+                config(&options.nodes[node], unheard, shared(seed, node, &options), secured),
+                parts,
+            );
             let reactor = reactor.expect("settings in range");
             threads.listen(reactor.remote(), unheard);
             let (work, fabric) = (&options.work, Arc::clone(&fabric));
