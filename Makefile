@@ -20,7 +20,7 @@ test: vm-setup ## All tests; on two cores about 20 minutes with what they build
 	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
-DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_wire rdma_without_siw interop_siw misbehaviour_siw
+DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw interop_siw misbehaviour_siw
 HOST_TESTS = libraries $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device
@@ -69,11 +69,12 @@ bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run 
 mutants: vm-setup ## Plant defects; a test must find each
 	$(VERBS_ENV) tests/mutants/run.sh
 
-soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds, longer property tests, 3,000,000 messages that must not be late, 10,000 connections on each device
+soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
 	RDMA_CYCLES=10000 tests/vm/faults.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
+	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.

@@ -341,7 +341,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: "regions of one connection" })
     }
 
-    /// Takes a region's remote key back at once; no peer touches the memory after the call. The region stays registered
+    /// Takes a region's remote key back at once; no peer touches the memory after the call. (The kernel's siw may still place
+    /// the part of a frame that it was placing on another processor during the call.) The region stays registered
     /// for the program's own work requests, under the same local key. A peer that uses the key afterwards gets the same
     /// answer as for a key that never existed. Calling it again does no harm.
     fn invalidate(&mut self, region: MrId) -> Result<()> {

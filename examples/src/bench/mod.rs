@@ -1,12 +1,15 @@
-//! `bench`: bare TCP against `rdma-pingpong` and against one-sided operations on this machine, in alternating rounds of one run.
+//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP on this machine, and secured connections against plain ones
+//! and against `openssl`, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitor is
-//! [`tcp`]; [`one_sided`] has work that `rdma-pingpong` does not do. A figure is the median of its rounds, and a ratio
+//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitors are
+//! [`tcp`], [`openssl`], and this library itself; [`one_sided`] and [`secured`] have work that `rdma-pingpong` does not do. A figure is the median of its rounds, and a ratio
 //! is the median of their ratios.
 
 pub mod contest;
 pub mod one_sided;
+pub mod openssl;
 pub mod pair;
+pub mod secured;
 pub mod tcp;
 
 use std::ffi::OsString;
@@ -21,6 +24,7 @@ use crate::pingpong;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
+use crate::secure::SecurityArgs;
 
 use self::contest::Outcome;
 use self::one_sided::Operation;
@@ -76,6 +80,24 @@ enum Role {
         /// Number of iterations.
         iterations: u64,
     },
+    /// One side of connections that are opened one after another, the one that listens
+    #[command(hide = true)]
+    ConnectionsServer {
+        /// How they are secured.
+        #[command(flatten)]
+        security: SecurityArgs,
+    },
+    /// One side of connections that are opened one after another, the one that opens them
+    #[command(hide = true)]
+    ConnectionsClient {
+        /// Address of the server.
+        address: SocketAddr,
+        /// Number of connections.
+        count: u64,
+        /// How they are secured.
+        #[command(flatten)]
+        security: SecurityArgs,
+    },
 }
 
 /// Runs the program. With `pingpong` as its first argument, it is `rdma-pingpong`.
@@ -89,10 +111,16 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match cli.role {
         None => run(&cli),
         Some(Role::TcpServer { kind }) => tcp::serve(kind).map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        Some(Role::TcpClient { kind, address, iterations }) => print(tcp::measure(kind, address, iterations)),
+        Some(Role::TcpClient { kind, address, iterations }) => {
+            print(tcp::measure(kind, address, iterations).map_err(Failure::new))
+        }
         Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
         Some(Role::OneSidedClient { operation, address, iterations }) => {
-            print(one_sided::measure(operation, address, iterations))
+            print(one_sided::measure(operation, address, iterations).map_err(Failure::new))
+        }
+        Some(Role::ConnectionsServer { security }) => secured::serve(&security).map(|()| ExitCode::SUCCESS),
+        Some(Role::ConnectionsClient { address, count, security }) => {
+            print(secured::measure(&security, address, count))
         }
     };
     result.unwrap_or_else(|failure| {
@@ -101,8 +129,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-fn print(figure: std::io::Result<f64>) -> Result<ExitCode, Failure> {
-    println!("{}", figure.map_err(Failure::new)?);
+fn print(figure: Result<f64, Failure>) -> Result<ExitCode, Failure> {
+    println!("{}", figure?);
     Ok(ExitCode::SUCCESS)
 }
 

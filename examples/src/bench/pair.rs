@@ -32,7 +32,7 @@ impl Processors {
     }
 
     /// Moves this thread, and so the next child, to a processor.
-    fn choose(&self, index: usize) {
+    pub(super) fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..]
             && !core_affinity::set_for_current([first, second][index])
         {
@@ -51,7 +51,7 @@ impl fmt::Display for Processors {
 }
 
 /// A child that does not outlive its round.
-struct Guard(Child);
+pub(super) struct Guard(pub(super) Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {

@@ -17,7 +17,7 @@ pub const MAX_SIZE: u64 = 1 << 30;
 pub const MAX_DEPTH: u32 = 8192;
 /// Time to poll before sleeping with `--wait spin`. It is longer than any pause of a measurement, and short enough for
 /// an idle server to sleep.
-const SPIN: Duration = Duration::from_millis(20);
+pub const SPIN: Duration = Duration::from_millis(20);
 /// The first four bytes of a job: a name, and the version of the bytes that follow.
 const MAGIC: [u8; 4] = *b"RPP\x01";
 

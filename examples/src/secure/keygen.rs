@@ -32,22 +32,33 @@ fn write(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Makes the files.
+/// Makes the files, and prints their names.
 ///
 /// # Errors
 /// A file is there already or cannot be written, and a name that cannot be in a certificate.
 pub fn run(args: &KeygenArgs) -> Result<Ending, Failure> {
-    let KeygenArgs { directory, names } = args;
+    let mut output = Output::stdout();
+    for path in make(&args.directory, &args.names)? {
+        output.line(path.display());
+    }
+    output.line("for tests: the authority's own key is not kept, so nothing else can be signed");
+    Ok(Ending::Complete)
+}
+
+/// Makes the files: `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`, `psk`. Returns their names.
+///
+/// # Errors
+/// As [`run`].
+pub fn make(directory: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure> {
     fs::create_dir_all(directory).map_err(|error| Failure::new(format!("{}: {error}", directory.display())))?;
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "rdma-pingpong keygen");
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().map_err(Failure::new)?);
     let authority = authority.map_err(Failure::new)?;
-    let mut output = Output::stdout();
     let mut made = vec![write(directory, "ca.pem", &authority.pem())?];
     for side in ["server", "client"] {
-        let mut params = CertificateParams::new(names.clone())
+        let mut params = CertificateParams::new(names)
             .map_err(|error| Failure::new(format!("--names {}: {error}", names.join(","))))?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.distinguished_name.push(DnType::CommonName, side);
@@ -60,9 +71,5 @@ pub fn run(args: &KeygenArgs) -> Result<Ending, Failure> {
     system_entropy()(&mut key);
     let digits: String = key.iter().map(|octet| format!("{octet:02x}")).collect();
     made.push(write(directory, "psk", &format!("cluster:{digits}\n"))?);
-    for path in made {
-        output.line(path.display());
-    }
-    output.line("for tests: the authority's own key is not kept, so nothing else can be signed");
-    Ok(Ending::Complete)
+    Ok(made)
 }

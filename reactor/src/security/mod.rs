@@ -5,6 +5,8 @@
 //! [`tls`] and [`psk`] are the two kinds of handshakes. No cryptography is made here: it is that of rustls, snow and ring.
 
 pub(crate) mod channel;
+#[cfg(feature = "tls")]
+mod known_keys;
 #[cfg(feature = "psk")]
 pub(crate) mod psk;
 #[cfg(any(feature = "tls", feature = "psk"))]

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
-use rustls::pki_types::UnixTime;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, PublicKeyData as _, date_time_ymd,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::AlwaysResolvesServerRawPublicKeys;
+use rustls::sign::CertifiedKey;
 use rustls::time_provider::TimeProvider;
 
 use super::channel::{Key, SEGMENT, Sealer, TAG, segment, segments, tail};
+use super::known_keys::KnownKeys;
 use super::psk::Psk;
 use super::tls::{Tls, TlsIdentity};
 use super::{Channel, Handshake, Opener, PeerIdentity, Security, SecurityError, SecurityMode, Side};
@@ -189,7 +194,69 @@ fn an_identity_is_replaced_for_the_handshakes_that_follow() {
     assert!(shake(&us, &us, "node").iter().all(Result::is_ok));
 }
 
-/// Raw public keys and another clock: settings of rustls's own.
+/// Two pairs of keys without certificates, that know each other or not.
+#[test]
+fn raw_public_keys_stand_for_certificates() {
+    let [ours, theirs, other] = [0; 3].map(|_| KeyPair::generate().unwrap());
+    let tls = |own: &KeyPair, known: &[&KeyPair]| {
+        let known: String = known.iter().map(|key| key.public_key_pem()).collect();
+        let identity = TlsIdentity::raw(own.serialize_pem().as_bytes()).unwrap();
+        Security::Tls(Tls::public_keys(&identity, known.as_bytes()).unwrap())
+    };
+    let ends = shake(&tls(&ours, &[&other, &theirs]), &tls(&theirs, &[&ours]), "any.name.at.all");
+    for (end, key) in ends.iter().zip([&theirs, &ours]) {
+        let identity = &end.as_ref().unwrap().1;
+        assert_eq!(*identity, PeerIdentity::Certificates(vec![key.subject_public_key_info()]));
+    }
+    for (active_side, passive_side, refuses) in
+        [(tls(&ours, &[&other]), tls(&theirs, &[&ours]), 0), (tls(&ours, &[&theirs]), tls(&theirs, &[&other]), 1)]
+    {
+        let ends = shake(&active_side, &passive_side, "node");
+        assert!(why(&ends, refuses).contains("not among those that are known"), "{ends:?}");
+    }
+    // A public key is no secret: somebody who only shows it does not have the private key.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let own = PrivateKeyDer::try_from(other.serialize_der()).unwrap();
+    let own = provider.key_provider.load_private_key(own).unwrap();
+    let shown = CertifiedKey::new(vec![CertificateDer::from(theirs.subject_public_key_info())], own);
+    let lets_in =
+        KnownKeys::new(vec![ours.subject_public_key_info().into()], provider.signature_verification_algorithms);
+    let pretender = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_client_cert_verifier(Arc::new(lets_in))
+        .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown))));
+    let ends = shake(&tls(&ours, &[&theirs]), &Security::Tls(Tls::of(None, Some(pretender))), "node");
+    assert!(why(&ends, 0).contains("ignature"), "{ends:?}");
+    // Certificates and raw keys are not taken for each other.
+    let authority = Authority::new("ours");
+    for ends in [
+        shake(&tls(&ours, &[&theirs]), &mutual(&authority, &authority, "node"), "node"),
+        shake(&mutual(&authority, &authority, "node"), &tls(&theirs, &[&ours]), "node"),
+    ] {
+        assert!(ends.iter().all(Result::is_err), "{ends:?}");
+    }
+    let raw = TlsIdentity::raw(ours.serialize_pem().as_bytes()).unwrap();
+    assert_eq!(raw.shown(), ours.subject_public_key_info());
+    raw.replace(b"", theirs.serialize_pem().as_bytes()).unwrap();
+    assert_eq!(raw.shown(), theirs.subject_public_key_info());
+    for (refused, cure) in [
+        (raw.replace(authority.pem().as_bytes(), theirs.serialize_pem().as_bytes()), "no certificates"),
+        (Tls::mutual(&raw, authority.pem().as_bytes()).map(drop), "use Tls::public_keys"),
+        (Tls::server(&raw).map(drop), "use Tls::public_keys"),
+        (Tls::public_keys(&raw, b"nothing").map(drop), "no PUBLIC KEY"),
+        (
+            Tls::public_keys(&authority.identity("node"), theirs.public_key_pem().as_bytes()).map(drop),
+            "use TlsIdentity::raw",
+        ),
+        (TlsIdentity::raw(b"nothing").map(drop), "private key"),
+    ] {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(cure), "{text}");
+    }
+}
+
+/// Another clock: settings of rustls's own.
 #[test]
 fn settings_of_rustls_s_own_are_taken() {
     #[derive(Debug)]

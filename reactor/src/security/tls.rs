@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, SubjectPublicKeyInfoDer};
 use rustls::quic::{self, Connection, KeyChange, Keys, PacketKey, Secrets, Version};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, KeyLogFile, RootCertStore, ServerConfig, SignatureScheme};
 
 use super::channel::{Channel, Key, Opener, Sealer, TAG};
+use super::known_keys::KnownKeys;
 use super::records::{Records, emit};
 use super::{Handshake, PeerIdentity, SecurityError, Side};
 
@@ -33,14 +34,18 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// The certificates of this side and its private key. A clone is the same identity: replacing it in one place replaces it
-/// in every listener and connection that is opened afterwards.
+/// The certificates of this side and its private key, or only a pair of keys. A clone is the same identity: replacing it in one
+/// place replaces it in every listener and connection that is opened afterwards.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<Shown>);
 
 /// What is shown to peers.
 #[derive(Debug)]
-struct Shown(Mutex<Arc<CertifiedKey>>);
+struct Shown {
+    /// A public key without a certificate is shown.
+    raw: bool,
+    now: Mutex<Arc<CertifiedKey>>,
+}
 
 impl TlsIdentity {
     /// Reads certificates and a private key in PEM: the own certificate first, then those between it and the authority.
@@ -48,31 +53,65 @@ impl TlsIdentity {
     /// # Errors
     /// [`SecurityError::Settings`] if there is no certificate, no key, or the key is another's.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
-        Ok(Self(Arc::new(Shown(Mutex::new(certified(certificates, key)?)))))
+        Ok(Self(Arc::new(Shown { raw: false, now: Mutex::new(certified(certificates, key)?) })))
+    }
+
+    /// Reads a private key in PEM. Peers are shown its public key, without a certificate (RFC 7250); for [`Tls::public_keys`].
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if there is no key.
+    pub fn raw(key: &[u8]) -> Result<Self, SecurityError> {
+        Ok(Self(Arc::new(Shown { raw: true, now: Mutex::new(uncertified(key)?) })))
+    }
+
+    /// The own certificate in DER; of a [raw](TlsIdentity::raw) identity the public key, as SubjectPublicKeyInfo in DER. That is
+    /// what the peer finds in [`PeerIdentity::Certificates`].
+    #[must_use]
+    pub fn shown(&self) -> Vec<u8> {
+        self.0.now().cert.first().map(|first| first.to_vec()).unwrap_or_default()
     }
 
     /// Takes new certificates and a new key, for the handshakes that begin from now on. Connections that are up stay. It may be
-    /// called on any thread.
+    /// called on any thread. The certificates of a [raw](TlsIdentity::raw) identity are empty.
     ///
     /// # Errors
     /// As [`TlsIdentity::from_pem`]; the identity stays as it was.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), SecurityError> {
-        let new = certified(certificates, key)?;
+        let new = match self.0.raw {
+            true if !certificates.is_empty() => {
+                return Err(settings("this identity is a pair of keys: replace it by a key and no certificates"));
+            }
+            true => uncertified(key)?,
+            false => certified(certificates, key)?,
+        };
         // Nothing in there can be left half done by a panic.
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
+    }
+
+    /// What is shown to peers, if it is of this kind.
+    fn of_kind(&self, raw: bool) -> Result<Arc<Shown>, SecurityError> {
+        match (self.0.raw, raw) {
+            (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
+            (false, true) => Err(settings("this identity has a certificate: use TlsIdentity::raw for a pair of keys")),
+            _ => Ok(Arc::clone(&self.0)),
+        }
     }
 }
 
 impl Shown {
     fn now(&self) -> Arc<CertifiedKey> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.now.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.now())
+    }
+
+    fn only_raw_public_keys(&self) -> bool {
+        self.raw
     }
 }
 
@@ -84,12 +123,28 @@ impl ResolvesClientCert for Shown {
     fn has_certs(&self) -> bool {
         true
     }
+
+    fn only_raw_public_keys(&self) -> bool {
+        self.raw
+    }
+}
+
+fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, SecurityError> {
+    PrivateKeyDer::from_pem_slice(pem)
+        .map_err(|error| settings(format!("the private key: {error}: give one in PEM (PKCS #8, PKCS #1 or SEC 1)")))
+}
+
+/// A private key with its public key in place of a certificate.
+fn uncertified(key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
+    let key = provider().key_provider.load_private_key(private_key(key)?);
+    let key = key.map_err(|error| settings(format!("the private key: {error}")))?;
+    let public = key.public_key().ok_or_else(|| settings("the private key: its public key is not known"))?;
+    let public = CertificateDer::from(public.to_vec());
+    Ok(Arc::new(CertifiedKey::new(vec![public], key)))
 }
 
 fn certified(certificates: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
-    let chain = chain(certificates)?;
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|error| settings(format!("the private key: {error}: give one in PEM (PKCS #8, PKCS #1 or SEC 1)")))?;
+    let (chain, key) = (chain(certificates)?, private_key(key)?);
     let certified = CertifiedKey::from_der(chain, key, &provider())
         .map_err(|error| settings(format!("the certificate and its key: {error}")))?;
     Ok(Arc::new(certified))
@@ -136,17 +191,55 @@ impl Tls {
     /// accepting.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if the authorities cannot be used.
+    /// [`SecurityError::Settings`] if the authorities cannot be used, or the identity is [raw](TlsIdentity::raw).
     pub fn mutual(identity: &TlsIdentity, authorities: &[u8]) -> Result<Self, SecurityError> {
         let (provider, roots) = (provider(), roots(authorities)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
         let verifier = verifier.build().map_err(settings)?;
-        let shown = || Arc::clone(&identity.0);
+        let shown = identity.of_kind(false)?;
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13]);
-        let client = client.map_err(settings)?.with_root_certificates(roots).with_client_cert_resolver(shown());
+        let client = client.map_err(settings)?.with_root_certificates(roots);
+        let client = client.with_client_cert_resolver(Arc::clone(&shown) as _);
         let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
-        let server = server.map_err(settings)?.with_client_cert_verifier(verifier).with_cert_resolver(shown());
+        let server = server.map_err(settings)?.with_client_cert_verifier(verifier).with_cert_resolver(shown);
+        Ok(Self::of(Some(client), Some(server)))
+    }
+
+    /// Both sides show public keys without certificates (RFC 7250), and `peers` (in PEM, `PUBLIC KEY`) are those of the peers.
+    /// For connecting and for accepting, where there is no authority. A key is not bound to a name: every peer that is known may
+    /// be any of them, and [`crate::Context::identity`] says which one it is.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (own, other) = (rcgen::KeyPair::generate()?, rcgen::KeyPair::generate()?);
+    /// # let (key, peers) = (own.serialize_pem(), other.public_key_pem());
+    /// use rdma_reactor::{Config, Security, Tls, TlsIdentity};
+    ///
+    /// // As `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` make them.
+    /// let identity = TlsIdentity::raw(key.as_bytes())?;
+    /// let config = Config::default().security(Security::Tls(Tls::public_keys(&identity, peers.as_bytes())?));
+    /// # drop(config);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SecurityError::Settings`] if there is no key among `peers`, or the identity is not [raw](TlsIdentity::raw).
+    pub fn public_keys(identity: &TlsIdentity, peers: &[u8]) -> Result<Self, SecurityError> {
+        let (provider, shown) = (provider(), identity.of_kind(true)?);
+        let peers: Result<Vec<_>, _> = SubjectPublicKeyInfoDer::pem_slice_iter(peers).collect();
+        let peers = peers.map_err(|error| settings(format!("the public keys: {error}: give them in PEM")))?;
+        if peers.is_empty() {
+            return Err(settings("the public keys: there is no PUBLIC KEY in PEM"));
+        }
+        let known = Arc::new(KnownKeys::new(peers, provider.signature_verification_algorithms));
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13]);
+        let client = client.map_err(settings)?.dangerous().with_custom_certificate_verifier(Arc::clone(&known) as _);
+        let client = client.with_client_cert_resolver(Arc::clone(&shown) as _);
+        let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+        let server = server.map_err(settings)?.with_client_cert_verifier(known).with_cert_resolver(shown);
         Ok(Self::of(Some(client), Some(server)))
     }
 
@@ -164,14 +257,14 @@ impl Tls {
     /// The other side of [`Tls::client`]: whoever connects is let in, and stays anonymous.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if rustls does not take the settings.
+    /// [`SecurityError::Settings`] if rustls does not take the settings, or the identity is [raw](TlsIdentity::raw).
     pub fn server(identity: &TlsIdentity) -> Result<Self, SecurityError> {
         let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
-        let server = server.map_err(settings)?.with_no_client_auth().with_cert_resolver(Arc::clone(&identity.0) as _);
+        let server = server.map_err(settings)?.with_no_client_auth().with_cert_resolver(identity.of_kind(false)?);
         Ok(Self::of(None, Some(server)))
     }
 
-    /// Settings of rustls's own, for raw public keys (RFC 7250), other verifiers, another clock or other cryptography. Session
+    /// Settings of rustls's own, for other verifiers, another clock or other cryptography. Session
     /// tickets, resumption and early data are turned off.
     #[must_use]
     pub fn of(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {

@@ -347,10 +347,10 @@ impl Program {
     }
 }
 
-/// What each side says: the last one is past one buffer.
+/// What each side says: one of the messages is past one buffer, and with what the transport adds it is more than 10,000 octets.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
-    [40, 0, 700, 9, 5000].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
+    [40, 0, 700, 9, 5000, 1500, 1800, 1900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
 }
 
 impl Handler for Program {

@@ -1,0 +1,12 @@
+//! The conformance suite on secured connections over the kernel's RDMA devices: what is sealed there is the same as on the
+//! embedded provider, and nothing but the provider differs. `make test-rdma` runs these tests.
+#![cfg(feature = "verbs")]
+
+use rdma_reactor::SecurityMode::{Psk, Tls};
+use rdma_reactor_tests::conformance;
+use rdma_reactor_tests::conformance::Setup;
+
+conformance!(secured siw_tls, super::Setup::device("SIW").secured(super::Tls));
+conformance!(secured rxe_tls, super::Setup::device("RXE").secured(super::Tls));
+conformance!(secured_part siw_psk, super::Setup::device("SIW").secured(super::Psk));
+conformance!(secured_part rxe_psk, super::Setup::device("RXE").secured(super::Psk));
