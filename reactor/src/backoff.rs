@@ -31,6 +31,8 @@ pub struct Backoff {
 
 impl Backoff {
     /// Pauses from `first` on, up to `most`. The pauses of two of these differ.
+    ///
+    /// Example: [`Backoff`].
     #[must_use]
     pub fn new(first: Duration, most: Duration) -> Self {
         let mut seed = [0; 8];
@@ -39,6 +41,8 @@ impl Backoff {
     }
 
     /// As [`Backoff::new`], with pauses that depend on `seed`: for tests.
+    ///
+    /// Example: [`Backoff`].
     #[must_use]
     pub const fn with_seed(first: Duration, most: Duration, seed: u64) -> Self {
         Self { first, most, attempts: 0, random: seed }

@@ -300,6 +300,13 @@ impl Config {
     /// the first: 1 to what `Capabilities::completion_moderation` says, both. Saves wake-ups at the cost of latency, where
     /// the reactor sleeps; one that polls does not notice. A device that cannot: [`crate::ConnectError::Unsupported`], and
     /// who connects to it is refused. Default: an event for each completion that is waited for.
+    ///
+    /// ```
+    /// use rdma_reactor::Config;
+    ///
+    /// let config = Config::default().completion_moderation(16, 20);
+    /// # drop(config);
+    /// ```
     #[must_use]
     pub const fn completion_moderation(mut self, completions: u16, microseconds: u16) -> Self {
         self.completion_moderation = Some(Moderation { completions, microseconds });
@@ -316,6 +323,13 @@ impl Config {
     /// What one connection may have handled in one turn while there are others: completions, and bytes received; both at
     /// least 1. What is beyond waits, in order, for the next turn, behind what has come on other connections. A
     /// connection that is alone is not bounded so. Default: 24 and 64 KiB.
+    ///
+    /// ```
+    /// use rdma_reactor::Config;
+    ///
+    /// let config = Config::default().fairness(64, 256 << 10);
+    /// # drop(config);
+    /// ```
     #[must_use]
     pub const fn fairness(mut self, completions: u32, bytes: usize) -> Self {
         self.fair_messages = completions;
@@ -363,6 +377,15 @@ impl Config {
 
     /// Silence after which the peer is asked whether it is there, and silence after which it is given up. Defaults:
     /// 5 s and 15 s. Only the second matters to the peer: it answers whatever its own settings are.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::Config;
+    ///
+    /// let config = Config::default().keepalive(Duration::from_secs(1), Duration::from_secs(4));
+    /// # drop(config);
+    /// ```
     #[must_use]
     pub const fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keepalive_interval = interval;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use rdma_reactor::{
     Access, Config, ConnectionId, Context, Handler, Message, Outcome, ProviderChoice, Reactor, Region, RegionOptions,
-    RemoteRegion, SendId, TimerId,
+    RemoteRegion, SecurityMode, SendId, TimerId,
 };
+
+use crate::identities::security;
 
 const SIZE: usize = 64;
 
@@ -136,7 +138,14 @@ impl Steady {
     /// Makes two connected reactors on the embedded provider.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
-        let reactor = || Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+        Self::secured(work, looks_at, SecurityMode::Plain)
+    }
+
+    /// The same, with a connection that is secured in this way.
+    #[must_use]
+    pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
+        let config = Config::default().provider(ProviderChoice::Iwarp).security(security(mode));
+        let reactor = || Reactor::new(config.clone()).expect("a reactor");
         let client = (reactor(), Program::new(work, false));
         let server = (reactor(), Program::new(work, true));
         let mut steady = Self { work, looks_at, client, server };

@@ -126,6 +126,8 @@ impl Connection {
 
     /// Registers memory, as [`Context::register`] does. On a device this may block.
     ///
+    /// Example: [the guide](crate::guide::async_await).
+    ///
     /// # Errors
     /// As [`Context::register`].
     pub fn register(&self, len: usize, options: &RegionOptions) -> Result<Region, Error> {
@@ -134,6 +136,8 @@ impl Connection {
 
     /// Reads the beginning of `remote` into `range` of `local`, and waits until the bytes are there. If the future is dropped, a read
     /// that has begun goes on, and `local` is lent until it has ended.
+    ///
+    /// Example: [the guide](crate::guide::async_await).
     ///
     /// # Errors
     /// As [`Context::read`], without `WouldBlock`; or the connection ended first.
@@ -149,6 +153,8 @@ impl Connection {
     /// Writes `range` of `local` to the beginning of `remote`, and waits until the device is done with `local`. Cancellation is as
     /// with [`Connection::read`].
     ///
+    /// Example: [the guide](crate::guide::async_await).
+    ///
     /// # Errors
     /// As [`Connection::read`].
     pub async fn write(&self, remote: RemoteRegion, local: &Region, range: Range<usize>) -> Result<(), OperationError> {
@@ -157,6 +163,8 @@ impl Connection {
 
     /// Does an operation of [`Context`] that has a completion, such as an atomic, and waits for it. `begin` is called again each time
     /// that there may be room. Cancellation is as with [`Connection::read`].
+    ///
+    /// Example: [the guide](crate::guide::async_await).
     ///
     /// # Errors
     /// What `begin` says, without `WouldBlock`; or the connection ended first.

@@ -51,6 +51,8 @@ impl AsyncReactor {
 
     /// As [`AsyncReactor::listen`], with options.
     ///
+    /// Example: [the guide](crate::guide::async_await).
+    ///
     /// # Errors
     /// As [`Context::listen_with`].
     pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
@@ -67,6 +69,8 @@ impl AsyncReactor {
     }
 
     /// As [`AsyncReactor::connect`], with options.
+    ///
+    /// Example: [the guide](crate::guide::async_await).
     ///
     /// # Errors
     /// As [`AsyncReactor::connect`].

@@ -65,6 +65,41 @@ pub enum Decision {
 /// nothing otherwise.
 ///
 /// `M` is what other threads send through a [`crate::Remote`]; a program that sends nothing leaves it out.
+///
+/// ```
+/// use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
+///
+/// /// The side that connects says hello, the side that listens sends back what it gets.
+/// struct Echo;
+///
+/// impl Handler for Echo {
+///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+///         if cx.listener(conn).is_none() {
+///             cx.send(conn, b"hello").expect("a new connection has room");
+///         }
+///     }
+///
+///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+///         if cx.listener(conn).is_some() {
+///             cx.send(conn, &message).expect("room for an answer");
+///         } else {
+///             assert_eq!(&message[..], b"hello");
+///             cx.stop();
+///         }
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // One reactor may be both sides.
+/// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+/// let mut context = reactor.context();
+/// let listener = context.listen("127.0.0.1:0".parse()?)?;
+/// let server = context.local_address(listener).expect("it listens");
+/// context.connect(server)?;
+/// reactor.run(&mut Echo)?;
+/// # Ok(())
+/// # }
+/// ```
 #[allow(unused_variables)]
 pub trait Handler<M = ()> {
     // Messages.

@@ -31,6 +31,31 @@ pub(crate) enum Command<M> {
 /// A reactor, seen from other threads: clone it, send it around. Nothing here blocks, and everything is harmless when
 /// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks. Where the reactor has a real-time
 /// priority, see "Real-time priorities" in `docs/loop.md`.
+///
+/// ```
+/// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor};
+///
+/// /// Adds up what other threads have worked out.
+/// struct Sum(u64);
+///
+/// impl Handler<u64> for Sum {
+///     fn on_wake(&mut self, cx: &mut Context<'_>, part: u64) {
+///         self.0 += part;
+///         if self.0 == 55 {
+///             cx.stop();
+///         }
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut reactor = Reactor::with_messages(Config::default().provider(ProviderChoice::Iwarp))?;
+/// let remote = reactor.remote();
+/// let worker = std::thread::spawn(move || (1..=10).try_for_each(|part| remote.post(part)));
+/// reactor.run(&mut Sum(0))?;
+/// worker.join().expect("a worker")?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Remote<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<Command<M>>,
@@ -69,6 +94,8 @@ impl<M> Remote<M> {
     /// Sends on a connection, behind what this thread sent there before. While the connection's window is closed, it
     /// waits; it is dropped, and counted in [`crate::MessageStats::remote_sends_dropped`], when the connection is or goes
     /// away, or takes only shorter messages. Once it is sent, `on_send_complete` follows as for any send.
+    ///
+    /// Example: [`Remote`].
     ///
     /// # Errors
     /// The reactor is gone, or its queue is full; with the bytes.

@@ -38,6 +38,42 @@ pub enum Place {
 }
 
 /// A group of reactors, seen from any thread. Nothing here blocks.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Reactors};
+///
+/// /// Sends back what it gets, on whichever reactor.
+/// struct Echo;
+///
+/// impl Handler for Echo {
+///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+///         cx.send(conn, &message).expect("room for an answer");
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::default().provider(ProviderChoice::Iwarp);
+/// let mut reactors = vec![Reactor::new(config.clone())?, Reactor::new(config)?];
+/// let group = Reactors::of(&mut reactors);
+/// // One listens, and hands connections to the one that has the fewest.
+/// reactors[0].context().listen("127.0.0.1:0".parse()?)?;
+/// let threads: Vec<_> = reactors.into_iter().enumerate().map(|(index, mut reactor)| {
+///     std::thread::spawn(move || {
+///         // Where the system allows it, each has a processor of its own.
+///         let _ = Reactors::pin(index);
+///         reactor.run(&mut Echo)
+///     })
+/// }).collect();
+/// // Each ends when its connections are closed, or after a second.
+/// group.drain_all(Duration::from_secs(1));
+/// for thread in threads {
+///     thread.join().expect("a reactor's thread")?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Reactors {
     members: Arc<[Member]>,
@@ -142,6 +178,8 @@ impl Reactors {
     /// Drains one reactor, as [`crate::Remote::drain`] does. What connects goes to the others from now on; if it
     /// listens, it goes on listening for them, and its `run` returns when the last of them is drained or gone.
     /// Ignored when out of range.
+    ///
+    /// Example: [`Reactors`].
     pub fn drain(&self, index: usize, deadline: Duration) {
         if let Some(member) = self.members.get(index) {
             member.open.store(false, Ordering::SeqCst);

@@ -100,6 +100,8 @@ impl RemoteRegion {
     }
 
     /// A part of it; `None` if that is not inside.
+    ///
+    /// Example: [`Region`].
     #[must_use]
     pub const fn part(self, offset: u64, len: u64) -> Option<Self> {
         match offset.checked_add(len) {
@@ -120,6 +122,25 @@ impl RemoteRegion {
 /// old and new bytes. Copies into bytes that an operation of this side uses are
 /// refused ([`Lent`]). Dropping a region,
 /// on any thread, deregisters it when its last operation has ended.
+///
+/// ```
+/// use rdma_reactor::{Config, ProviderChoice, Reactor, RegionOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+/// let mut region = reactor.context().register_at("127.0.0.1".parse()?, 64, &RegionOptions::new())?;
+/// region.copy_from(8, b"bytes")?;
+/// region.store(0, 42)?;
+/// let mut out = [0; 5];
+/// region.copy_to(8, &mut out);
+/// assert_eq!((region.load(0), &out), (42, b"bytes"));
+/// // No peer may write, and no operation is under way.
+/// assert!(region.bytes().is_some_and(|bytes| bytes[8..13] == *b"bytes"));
+/// // The second half, as a peer would know it.
+/// assert_eq!(region.remote().part(32, 32).map(|part| part.len), Some(32));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Region {
     memory: RegionMemory,
     /// Its key in the reactor's tables.
@@ -189,6 +210,8 @@ impl Region {
 
     /// Copies bytes out. The copy may mix old and new bytes while an operation or a peer writes.
     ///
+    /// Example: [`Region`].
+    ///
     /// # Panics
     /// If the range is not inside, as slices do, and on a region over a dma-buf.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
@@ -201,6 +224,8 @@ impl Region {
     }
 
     /// Copies bytes in. A peer that reads at the same time may see a mixture.
+    ///
+    /// Example: [`Region`].
     ///
     /// # Errors
     /// [`Lent`]; nothing was copied.
@@ -224,6 +249,8 @@ impl Region {
     }
 
     /// Writes 8 bytes at once, after everything that this thread has written here before.
+    ///
+    /// Example: [`Region`].
     ///
     /// # Errors
     /// [`Lent`]; nothing was written.

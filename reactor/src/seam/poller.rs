@@ -37,6 +37,13 @@ pub struct Readiness {
 
 impl Readiness {
     /// Makes a readiness of the three values.
+    ///
+    /// ```
+    /// use rdma_reactor::Readiness;
+    ///
+    /// let readiness = Readiness::new(true, false, false);
+    /// assert!(readiness.readable && !readiness.closed);
+    /// ```
     #[must_use]
     pub const fn new(readable: bool, writable: bool, closed: bool) -> Self {
         Self { readable, writable, closed }

@@ -49,6 +49,8 @@ fn settings(why: impl Into<String>) -> SecurityError {
 impl Psk {
     /// One key for both roles. `name`: 1 to 64 octets of text, which travel in the clear.
     ///
+    /// Example: [`Psk`].
+    ///
     /// # Errors
     /// [`SecurityError::Settings`] for a name that is empty or too long.
     pub fn new(name: &str, key: [u8; 32]) -> Result<Self, SecurityError> {

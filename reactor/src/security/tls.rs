@@ -50,6 +50,8 @@ struct Shown {
 impl TlsIdentity {
     /// Reads certificates and a private key in PEM: the own certificate first, then those between it and the authority.
     ///
+    /// Example: [the guide](crate::guide::security).
+    ///
     /// # Errors
     /// [`SecurityError::Settings`] if there is no certificate, no key, or the key is another's.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
@@ -73,6 +75,8 @@ impl TlsIdentity {
 
     /// Takes new certificates and a new key, for the handshakes that begin from now on. Connections that are up stay. It may be
     /// called on any thread. The certificates of a [raw](TlsIdentity::raw) identity are empty.
+    ///
+    /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
     /// As [`TlsIdentity::from_pem`]; the identity stays as it was.
@@ -190,6 +194,8 @@ impl Tls {
     /// Both sides show certificates, and `authorities` (in PEM) have signed those of the peers. For connecting and for
     /// accepting.
     ///
+    /// Example: [the guide](crate::guide::security).
+    ///
     /// # Errors
     /// [`SecurityError::Settings`] if the authorities cannot be used, or the identity is [raw](TlsIdentity::raw).
     pub fn mutual(identity: &TlsIdentity, authorities: &[u8]) -> Result<Self, SecurityError> {
@@ -266,6 +272,8 @@ impl Tls {
 
     /// Settings of rustls's own, for other verifiers, another clock or other cryptography. Session
     /// tickets, resumption and early data are turned off.
+    ///
+    /// Example: [the guide](crate::guide::security).
     #[must_use]
     pub fn of(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {
         let client = client.map(|mut config| {

@@ -56,6 +56,37 @@ pub struct Parts {
 /// [`Reactor::turn`] and [`Reactor::shutdown`] wait for something to happen. Dropping a reactor closes every connection
 /// at once, without callbacks; see [`Reactor::shutdown`] for the polite way. `M` is the type of the messages from other
 /// threads, see [`Reactor::remote`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Handler, ProviderChoice, Reactor};
+///
+/// /// What became of a connection.
+/// #[derive(Default)]
+/// struct Program {
+///     error: Option<ConnectError>,
+/// }
+///
+/// impl Handler for Program {
+///     fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+///         self.error = Some(error);
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (mut reactor, mut program) = (Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?, Program::default());
+/// // Nobody listens there.
+/// reactor.context().connect("127.0.0.1:1".parse()?)?;
+/// // `run` does the same until it is stopped. A program that has its own loop takes turns.
+/// while program.error.is_none() {
+///     reactor.turn(&mut program, Duration::from_millis(100))?;
+/// }
+/// println!("{}", program.error.as_ref().expect("just seen"));
+/// reactor.shutdown(&mut program, Duration::from_secs(1))?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Reactor<M = ()> {
     driver: Driver,
     endpoints: Endpoints,
@@ -92,6 +123,8 @@ impl<M> Reactor<M> {
     }
 
     /// Makes a reactor on parts of the caller's own.
+    ///
+    /// Example: [testing without hardware](crate::guide::testing).
     ///
     /// # Errors
     /// A setting is out of its range, or the poller refused the provider's channel.
@@ -178,6 +211,8 @@ impl<M> Reactor<M> {
     /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is). How to call it
     /// from another loop is in `docs/embedding.md`.
     ///
+    /// Example: [`Reactor`].
+    ///
     /// # Errors
     /// As [`Reactor::run`].
     pub fn turn<H: Handler<M> + ?Sized>(
@@ -206,6 +241,8 @@ impl<M> Reactor<M> {
     }
 
     /// Closes every listener, connection and endpoint, and takes turns until all are gone or `deadline` has passed.
+    ///
+    /// Example: [`Reactor`].
     ///
     /// # Errors
     /// As [`Reactor::run`].

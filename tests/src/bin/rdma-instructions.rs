@@ -13,18 +13,22 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::steady::{Side, Steady, Work};
 use rdma_reactor_tests::tasks;
 
-/// The states that are counted, each with its name, its work, and its side.
-const STATES: [(&str, Work, Side); 7] = [
-    ("64 B round trip, one side", Work::RoundTrip, Side::Client),
-    ("64 B streamed, sender", Work::Stream, Side::Client),
-    ("64 B streamed, receiver", Work::Stream, Side::Server),
-    ("64 B write, sender", Work::Write, Side::Client),
-    ("timer", Work::Timer, Side::Client),
-    ("idle turn", Work::Idle, Side::Client),
-    ("64 B round trip, a task", Work::Task, Side::Client),
+/// The states that are counted, each with its name, its work, its side, and how the connection is secured.
+const STATES: [(&str, Work, Side, SecurityMode); 10] = [
+    ("64 B round trip, one side", Work::RoundTrip, Side::Client, SecurityMode::Plain),
+    ("64 B streamed, sender", Work::Stream, Side::Client, SecurityMode::Plain),
+    ("64 B streamed, receiver", Work::Stream, Side::Server, SecurityMode::Plain),
+    ("64 B write, sender", Work::Write, Side::Client, SecurityMode::Plain),
+    ("timer", Work::Timer, Side::Client, SecurityMode::Plain),
+    ("idle turn", Work::Idle, Side::Client, SecurityMode::Plain),
+    ("64 B round trip, a task", Work::Task, Side::Client, SecurityMode::Plain),
+    ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, SecurityMode::Tls),
+    ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, SecurityMode::Tls),
+    ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, SecurityMode::Tls),
 ];
 /// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
@@ -61,10 +65,10 @@ fn main() -> ExitCode {
 fn run(state: &str, times: &str) -> Result<(), String> {
     let (state, times): (usize, u64) =
         state.parse().ok().zip(times.parse().ok()).ok_or("run takes two numbers: the state and how many times")?;
-    let &(_, work, side) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
+    let &(_, work, side, mode) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
     match work {
         Work::Task => tasks::round_trips(times),
-        work => Steady::new(work, side).repeat(times),
+        work => Steady::secured(work, side, mode).repeat(times),
     }
     Ok(())
 }
@@ -205,7 +209,7 @@ fn compare() -> Result<(), String> {
         let now = total(&costs);
         let (was, functions) = before.get(*name).ok_or_else(|| format!("{BASELINE} has no {name:?}"))?;
         let growth = (now / was - 1.0) * 100.0;
-        println!("{name:28} {now:7.0} instructions, {was:.0} before ({growth:+.1} %)");
+        println!("{name:32} {now:7.0} instructions, {was:.0} before ({growth:+.1} %)");
         if same && growth > GROWTH {
             worse.push(*name);
             for (function, cost) in costs {

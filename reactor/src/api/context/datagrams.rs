@@ -69,6 +69,37 @@ impl Datagrams<'_> {
     /// Opens an endpoint for datagrams at an address of a device; port 0 takes a free one, see [`Datagrams::address`]. The
     /// endpoint receives at once; `on_endpoint_closed` is its last callback.
     ///
+    /// ```no_run
+    /// use rdma_reactor::{Config, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Reactor};
+    ///
+    /// /// Sends back each datagram.
+    /// struct Echo;
+    ///
+    /// impl Handler for Echo {
+    ///     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+    ///         Some(self)
+    ///     }
+    /// }
+    ///
+    /// impl DatagramHandler for Echo {
+    ///     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
+    ///         let mut datagrams = cx.datagrams();
+    ///         if let Ok(peer) = datagrams.peer_of(endpoint, &datagram.origin()) {
+    ///             // A datagram may be lost, so nothing is made of a refusal.
+    ///             let _ = datagrams.send(endpoint, peer, &datagram);
+    ///             datagrams.forget_peer(peer);
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut reactor = Reactor::new(Config::default())?;
+    /// reactor.context().datagrams().open("192.0.2.1:7471".parse()?, EndpointOptions::new())?;
+    /// reactor.run(&mut Echo)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The provider or the device has no datagrams ([`rdma_transport::Error::Unsupported`], which names it), the address
     /// is on no device or in use, the device has no room, or the reactor is drained.
@@ -103,6 +134,8 @@ impl Datagrams<'_> {
 
     /// Asks where the endpoint at `address` takes datagrams: `on_peer` follows, with a way to send there.
     ///
+    /// Example: [`Datagrams::open`].
+    ///
     /// # Errors
     /// The endpoint is closed, or the provider refused at once; no callback follows.
     pub fn find_peer(&mut self, endpoint: EndpointId, address: SocketAddr) -> Result<(), Error> {
@@ -112,6 +145,8 @@ impl Datagrams<'_> {
 
     /// The way back to the sender of a datagram that came to this endpoint. Takes a system call: keep the result, by
     /// [`Origin`], instead of asking for each datagram, and [`Datagrams::forget_peer`] it in the end.
+    ///
+    /// Example: [`Datagrams::open`].
     ///
     /// # Errors
     /// The endpoint is closed. The datagram came to a group: that names no address of this side to answer from, so find its
@@ -130,6 +165,8 @@ impl Datagrams<'_> {
 
     /// Sends a copy of `payload`. It goes out at the end of the turn; `on_datagram_sent` follows.
     ///
+    /// Example: [`Datagrams::open`].
+    ///
     /// # Errors
     /// `TooLong`, `NoPeer` when the peer is not one of this endpoint, `Closed`; after `WouldBlock`,
     /// `on_datagram_writable` follows once.
@@ -139,6 +176,8 @@ impl Datagrams<'_> {
     }
 
     /// As [`Datagrams::send`], with 32 bits beside the payload.
+    ///
+    /// Example: [`Datagrams::open`].
     ///
     /// # Errors
     /// As [`Datagrams::send`].
@@ -155,6 +194,8 @@ impl Datagrams<'_> {
 
     /// Joins a multicast group: `on_join` follows, with the peer that is the group. What is sent there arrives from then on.
     ///
+    /// Example: [`Datagrams::open`].
+    ///
     /// # Errors
     /// The endpoint is closed or in the group, the device has no multicast, or the provider refused at once.
     pub fn join(&mut self, endpoint: EndpointId, group: IpAddr) -> Result<(), Error> {
@@ -163,6 +204,8 @@ impl Datagrams<'_> {
     }
 
     /// Leaves a group, or gives up joining it; no `on_join` follows. Its peer is forgotten.
+    ///
+    /// Example: [`Datagrams::open`].
     ///
     /// # Errors
     /// The endpoint is closed, or not in the group.

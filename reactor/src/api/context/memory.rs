@@ -21,6 +21,56 @@ impl Context<'_> {
     /// pins the memory, which takes about a quarter of a second for a gibibyte, and nothing else happens meanwhile: register
     /// once, use often; for much memory see [`Context::region_maker`].
     ///
+    /// ```
+    /// use rdma_reactor::{
+    ///     Access, Config, ConnectionId, Context, Handler, Immediate, Message, ProviderChoice, Reactor, Region,
+    ///     RegionOptions, RemoteRegion,
+    /// };
+    ///
+    /// /// The side that listens has memory, and tells the other side where. That one writes there, and says so.
+    /// #[derive(Default)]
+    /// struct Program {
+    ///     open: Option<Region>,
+    ///     source: Option<Region>,
+    /// }
+    ///
+    /// impl Handler for Program {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         if cx.listener(conn).is_some() {
+    ///             let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
+    ///             let region = cx.register(conn, 4096, &options).expect("memory");
+    ///             cx.send(conn, &region.remote().to_bytes()).expect("room");
+    ///             self.open = Some(region);
+    ///         }
+    ///     }
+    ///
+    ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to write to");
+    ///         let mut source = cx.register(conn, 5, &RegionOptions::new()).expect("memory");
+    ///         source.copy_from(0, b"hello").expect("no operation uses it");
+    ///         cx.write_with_immediate(conn, remote, &source, 0..5, 7).expect("room");
+    ///         self.source = Some(source);
+    ///     }
+    ///
+    ///     fn on_immediate(&mut self, cx: &mut Context<'_>, _: ConnectionId, immediate: Immediate) {
+    ///         let mut bytes = [0; 5];
+    ///         self.open.as_ref().expect("it is open").copy_to(0, &mut bytes);
+    ///         assert_eq!((immediate.value, &bytes), (7, b"hello"));
+    ///         cx.stop();
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut Program::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The connection is gone, the provider lacks what is asked for, or the system refuses (a limit on locked memory is
     /// named with its cure).
@@ -33,6 +83,8 @@ impl Context<'_> {
     /// can have its memory ready when the first client comes. Rights of peers need [`RegionOptions::any_peer`]. With
     /// `ProviderChoice::Auto` the address decides on the provider, as that of a listener does. The embedded provider takes any address.
     ///
+    /// Example: [`Region`].
+    ///
     /// # Errors
     /// [`Error::NoPeer`] for rights without `any_peer`; `NoDevice` for an address that is on no RDMA device; [`Error::Drained`]; as
     /// [`Context::register`].
@@ -42,6 +94,8 @@ impl Context<'_> {
     }
 
     /// As [`Context::register`], for memory of the program's, which the region owns from now on.
+    ///
+    /// Example: [`Context::read`].
     ///
     /// # Errors
     /// As [`Context::register`]; the memory is freed.
@@ -61,6 +115,8 @@ impl Context<'_> {
     /// ([`Memory::from_raw`]). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
     /// region's share goes when it was dropped and its last operation has ended; then `Arc::strong_count` is one less.
     ///
+    /// Example: [`Context::register`].
+    ///
     /// # Errors
     /// As [`Context::register`].
     pub fn register_memory(
@@ -75,6 +131,8 @@ impl Context<'_> {
     /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has got on its own. Address and length are
     /// multiples of 8. The share that comes with the region says when the bytes are the program's alone again:
     /// when the region was dropped and `Arc::strong_count` of the share is 1.
+    ///
+    /// Example: [`Context::register`].
     ///
     /// # Errors
     /// As [`Context::register`], and for an address or a length that is no multiple of 8.
@@ -100,6 +158,8 @@ impl Context<'_> {
     /// ([`Context::send_region`]); the program cannot look at the bytes, so [`Region::copy_to`] and its like panic. The
     /// descriptor may be closed afterwards.
     ///
+    /// Example: [`Context::register`].
+    ///
     /// # Errors
     /// As [`Context::register`]; `Unsupported` names the provider or the device that has no such regions. The embedded provider,
     /// siw and rxe have none.
@@ -118,6 +178,45 @@ impl Context<'_> {
     /// there, such as gigabytes on a device, does not. [`Context::adopt`] makes a region of the result, at once. On the embedded
     /// provider registration takes no time, and happens in `adopt`.
     ///
+    /// ```
+    /// use rdma_reactor::{
+    ///     Config, ConnectionId, Context, Handler, PreparedRegion, ProviderChoice, Reactor, RegionOptions, Remote,
+    /// };
+    ///
+    /// /// Has another thread prepare memory for each connection.
+    /// struct Program(Remote<(ConnectionId, PreparedRegion)>);
+    ///
+    /// impl Handler<(ConnectionId, PreparedRegion)> for Program {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         let maker = cx.region_maker(conn, &RegionOptions::new()).expect("it has just come up");
+    ///         let reactor = self.0.clone();
+    ///         std::thread::spawn(move || {
+    ///             // This may take long, and the loop goes on.
+    ///             let prepared = maker.prepare(1 << 20).expect("memory");
+    ///             // A reactor that is gone needs no memory.
+    ///             let _ = reactor.post((conn, prepared));
+    ///         });
+    ///     }
+    ///
+    ///     fn on_wake(&mut self, cx: &mut Context<'_>, (conn, prepared): (ConnectionId, PreparedRegion)) {
+    ///         let region = cx.adopt(conn, prepared).expect("the connection is still up");
+    ///         assert_eq!(region.len(), 1 << 20);
+    ///         cx.stop();
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::with_messages(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut program = Program(reactor.remote());
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut program)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The connection or its device is gone.
     pub fn region_maker(&self, conn: ConnectionId, options: &RegionOptions) -> Result<RegionMaker, Error> {
@@ -126,6 +225,8 @@ impl Context<'_> {
 
     /// Makes a region of what a [`RegionMaker`] of this reactor has prepared for the device of a connection. The rights are those
     /// of the peer of this connection, as the options say.
+    ///
+    /// Example: [`Context::region_maker`].
     ///
     /// # Errors
     /// [`Error::ForeignDevice`] for another device or reactor; as [`Context::register`].
@@ -142,6 +243,59 @@ impl Context<'_> {
     /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends; the
     /// bytes are there when it says [`crate::Outcome::Sent`]. Needs no credit.
     ///
+    /// ```
+    /// use rdma_reactor::{
+    ///     Access, Config, ConnectionId, Context, Handler, Message, Outcome, ProviderChoice, Reactor, Region,
+    ///     RegionOptions, RemoteRegion, SendId,
+    /// };
+    ///
+    /// /// The side that listens has memory to read, and tells the other side where.
+    /// #[derive(Default)]
+    /// struct Program {
+    ///     open: Option<Region>,
+    ///     copy: Option<Region>,
+    /// }
+    ///
+    /// impl Handler for Program {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         if cx.listener(conn).is_some() {
+    ///             let options = RegionOptions::new().allow(Access::REMOTE_READ);
+    ///             let region = cx.register_vec(conn, b"what there is".to_vec(), &options).expect("memory");
+    ///             cx.send(conn, &region.remote().to_bytes()).expect("room");
+    ///             self.open = Some(region);
+    ///         }
+    ///     }
+    ///
+    ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to read from");
+    ///         let mut copy = cx.register(conn, remote.len as usize, &RegionOptions::new()).expect("memory");
+    ///         let all = 0..copy.len();
+    ///         cx.read(conn, remote, &mut copy, all).expect("room");
+    ///         self.copy = Some(copy);
+    ///     }
+    ///
+    ///     fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
+    ///         assert!(outcome.is_sent());
+    ///         // The message that told the place has ended, too, and that side has no copy.
+    ///         if let Some(copy) = &self.copy
+    ///             && copy.bytes() == Some(b"what there is")
+    ///         {
+    ///             cx.stop();
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut Program::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
     pub fn read(
@@ -157,6 +311,8 @@ impl Context<'_> {
     /// As [`Context::read`], into several ranges, one after another: 1 to 4, and no more than
     /// `Config::send_depth`.
     ///
+    /// Example: [`Context::read`].
+    ///
     /// # Errors
     /// As [`Context::read`].
     pub fn read_vectored(
@@ -171,6 +327,8 @@ impl Context<'_> {
     /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows, when the memory of `local` is
     /// free again. The peer is not told; a message sent afterwards arrives after the bytes are there. Needs no credit.
     ///
+    /// Example: [`Context::read`].
+    ///
     /// # Errors
     /// As [`Context::read`].
     pub fn write(
@@ -184,6 +342,8 @@ impl Context<'_> {
     }
 
     /// As [`Context::write`], from several ranges, one after another: 1 to 4.
+    ///
+    /// Example: [`Context::read`].
     ///
     /// # Errors
     /// As [`Context::read`].
@@ -200,6 +360,8 @@ impl Context<'_> {
     /// credit like a message. Where the device has no such operation, a write and a small message do the same,
     /// which takes a `Config::send_depth` of 2.
     ///
+    /// Example: [`Context::register`].
+    ///
     /// # Errors
     /// As [`Context::read`]; with [`crate::Framing::Raw`], the device must have it.
     pub fn write_with_immediate(
@@ -215,6 +377,8 @@ impl Context<'_> {
 
     /// Replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`, in one step. The old value
     /// lands at `offset` of `local`: [`Region::load`] it when `on_send_complete` has come.
+    ///
+    /// Example: [`Context::read`].
     ///
     /// # Errors
     /// As [`Context::read`]; `Unsupported`, because not every device has this; `Misaligned`, because the 8 bytes begin at a
@@ -234,6 +398,8 @@ impl Context<'_> {
 
     /// Adds to the 8 bytes at the beginning of `remote`, in one step. The old value lands as with
     /// [`Context::compare_swap`].
+    ///
+    /// Example: [`Context::read`].
     ///
     /// # Errors
     /// As [`Context::compare_swap`].

@@ -13,6 +13,58 @@ impl Context<'_> {
     /// Sends a copy of `payload`. It goes out at the end of the turn; `on_send_complete` follows. A message that is longer
     /// than [`Context::buffer_size`] is copied to memory of its own, which the peer fetches it from.
     ///
+    /// ```
+    /// use rdma_reactor::{Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind};
+    ///
+    /// /// Sends 1,000 messages, as many at a time as there is room for.
+    /// struct Sender {
+    ///     left: u32,
+    ///     arrived: u32,
+    /// }
+    ///
+    /// impl Sender {
+    ///     fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         while self.left > 0 {
+    ///             match cx.send(conn, b"some bytes") {
+    ///                 Ok(_) => self.left -= 1,
+    ///                 // `on_writable` follows.
+    ///                 Err(SendErrorKind::WouldBlock(Blocked::Window | Blocked::Queue)) => return,
+    ///                 Err(error) => panic!("{error}"),
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// impl Handler for Sender {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         if cx.listener(conn).is_none() {
+    ///             self.send(cx, conn);
+    ///         }
+    ///     }
+    ///
+    ///     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         self.send(cx, conn);
+    ///     }
+    ///
+    ///     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+    ///         self.arrived += 1;
+    ///         if self.arrived == 1000 {
+    ///             cx.stop();
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut Sender { left: 1000, arrived: 0 })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
     #[inline]
@@ -28,6 +80,8 @@ impl Context<'_> {
     }
 
     /// Sends a buffer of [`Context::buffer`]. It goes out at the end of the turn; `on_send_complete` follows.
+    ///
+    /// Example: [`Context::send`].
     ///
     /// # Errors
     /// As [`Context::send`], with the buffer. `Closed` also for a buffer of another reactor or device.
@@ -46,6 +100,8 @@ impl Context<'_> {
     /// must be registered with [`crate::Access::REMOTE_READ`] for this peer or any. The memory is lent to be read until
     /// `on_send_complete`.
     ///
+    /// Example: [`Context::send`].
+    ///
     /// # Errors
     /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
     pub fn send_region(
@@ -60,6 +116,8 @@ impl Context<'_> {
     /// Adds bytes to the last message that has not gone out yet, or to a new one: for byte streams, to which the borders of
     /// messages mean nothing. `fill` gets room for at least one byte, in the registered buffer that goes out at the end of
     /// the turn, and says how many bytes it has put there; returns that. Nothing is sent if it has put none.
+    ///
+    /// Example: [`Context::send`].
     ///
     /// # Errors
     /// As [`Context::send`]; `fill` is not called then.
@@ -87,6 +145,8 @@ impl Context<'_> {
     }
 
     /// Whether `send` takes a message of `len` bytes right now.
+    ///
+    /// Example: [`Context::send`].
     #[must_use]
     pub fn writable_for(&self, conn: ConnectionId, len: usize) -> bool {
         self.driver.is_writable_for(conn, len)

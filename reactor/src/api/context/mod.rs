@@ -42,6 +42,17 @@ impl Context<'_> {
 
     /// As [`Context::listen`], with options.
     ///
+    /// ```
+    /// use rdma_reactor::{Config, ListenOptions, ProviderChoice, Reactor};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// let listener = reactor.context().listen_with("[::]:0".parse()?, ListenOptions::new().ipv6_only(true))?;
+    /// assert!(reactor.context().local_address(listener).is_some_and(|address| address.port() != 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Context::listen`], and an option out of its range.
     pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
@@ -71,6 +82,21 @@ impl Context<'_> {
 
     /// As [`Context::connect`], with options.
     ///
+    /// ```
+    /// use rdma_reactor::{Config, ConnectOptions, ProviderChoice, Reactor};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// let mut context = reactor.context();
+    /// let options = ConnectOptions::new().private_data(b"who I am");
+    /// let conn = context.connect_with("127.0.0.1:7471".parse()?, options)?;
+    /// // Callbacks find what belongs to a connection by the number that is attached to it.
+    /// context.set_user(conn, 42);
+    /// assert_eq!(context.user(conn), Some(42));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Context::connect`], when the private data is too long, an option is out of its range, or the provider cannot
     /// choose the source.
@@ -83,6 +109,8 @@ impl Context<'_> {
     /// id. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
     /// address it was; or `on_connect_error`, with the error of the last one.
     ///
+    /// Example: [`Context::connect_with`].
+    ///
     /// # Errors
     /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.
     pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
@@ -93,6 +121,8 @@ impl Context<'_> {
     /// looked up on another thread (`getaddrinfo`(3)), four names at a time, and all of its addresses are tried in the order in which
     /// the system gives them. Until then [`Context::peer_address`] is `0.0.0.0`. A name that is unknown is told to
     /// `on_connect_error` ([`crate::ConnectError::Local`]), and one that is not answered in time is a `Timeout`.
+    ///
+    /// Example: [`Context::connect_with`].
     ///
     /// # Errors
     /// As [`Context::connect_with`], except for what the provider says; [`Error::Lookup`] when the system has no thread.
@@ -156,6 +186,8 @@ impl Context<'_> {
     }
 
     /// Attaches a number to a connection; ignored when the connection is gone.
+    ///
+    /// Example: [`Context::connect_with`].
     pub fn set_user(&mut self, conn: ConnectionId, value: u64) {
         self.driver.input(conn, |conn, _| conn.set_user(value));
     }

@@ -12,6 +12,34 @@ use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
     /// Calls `on_timer` with `token` once, after `delay`. Resolution is about a millisecond while asleep.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor, TimerId};
+    ///
+    /// /// Three ticks, a millisecond apart.
+    /// struct Ticks(u64);
+    ///
+    /// impl Handler for Ticks {
+    ///     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+    ///         self.0 += 1;
+    ///         if token == 3 {
+    ///             cx.stop();
+    ///         } else {
+    ///             cx.set_timer(Duration::from_millis(1), token + 1);
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut reactor, mut ticks) = (Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?, Ticks(0));
+    /// reactor.context().set_timer(Duration::from_millis(1), 1);
+    /// reactor.run(&mut ticks)?;
+    /// assert_eq!(ticks.0, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
         let now = self.driver.now();
         // A delay past what the clock can express never fires in anyone's life.
@@ -33,6 +61,49 @@ impl Context<'_> {
     /// left is not reported again. An edge may come for nothing.
     ///
     /// The descriptor stays the program's: take it back with [`Context::deregister_io`] before closing it.
+    ///
+    /// ```
+    /// use std::io::{ErrorKind, Read, Write};
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// use rdma_reactor::{Config, Context, Handler, Interest, IoId, ProviderChoice, Reactor, Readiness};
+    ///
+    /// /// Reads a socket of the program's own, next to its connections.
+    /// struct Program {
+    ///     socket: UnixStream,
+    ///     read: Vec<u8>,
+    /// }
+    ///
+    /// impl Handler for Program {
+    ///     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, _: Readiness) {
+    ///         let mut bytes = [0; 16];
+    ///         loop {
+    ///             match self.socket.read(&mut bytes) {
+    ///                 Ok(0) => {
+    ///                     cx.deregister_io(io);
+    ///                     return cx.stop();
+    ///                 }
+    ///                 Ok(len) => self.read.extend_from_slice(&bytes[..len]),
+    ///                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+    ///                 Err(error) => panic!("{error}"),
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut other, socket) = UnixStream::pair()?;
+    /// socket.set_nonblocking(true)?;
+    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// reactor.context().register_io(&socket, Interest::READABLE)?;
+    /// other.write_all(b"from outside")?;
+    /// drop(other);
+    /// let mut program = Program { socket, read: Vec::new() };
+    /// reactor.run(&mut program)?;
+    /// assert_eq!(program.read, b"from outside");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// What the system says: it is registered here already, or is a file, which is always ready. `InvalidInput` when
