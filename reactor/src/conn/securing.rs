@@ -13,7 +13,7 @@ use super::effects::{Action, Event};
 use super::frame::{Kind, Part};
 use super::greeting::Greeting;
 use super::handshake::{Progress, Securing};
-use super::state::{Ending, State};
+use super::state::{Certainty, Ending, State};
 use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
@@ -62,26 +62,17 @@ impl Connection {
         }
         let (part, octets) = Part::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         let State::Securing(securing) = &mut self.state else {
-            if self.state.closing().is_some_and(|closing| closing.late.is_some())
-                && (part, octets) == (Part::Last, &[])
-                && self.sealer.is_some()
-            {
-                // The transport was gone before this message was seen. It is the last that this side waited for.
-                self.opener = self.about.opener.take();
-                if self.is_active() {
-                    self.announce(env);
-                }
-                return Ok(());
-            }
-            // Nothing else is said to a connection that ends.
-            return if self.state.is_ending() { Ok(()) } else { Err(PeerViolation::MalformedMessage) };
+            return if self.state.is_ending() {
+                self.received_late(part, octets, env);
+                Ok(())
+            } else {
+                Err(PeerViolation::MalformedMessage)
+            };
         };
         if part == Part::Refusal {
-            let error = SecurityError::Refused(readable(octets));
-            log::info!("{}: {}: {error}", self.id, self.about.peer);
-            let ending =
-                if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent };
-            self.end(ending, super::state::Certainty::Known, env);
+            let error = self.refused(octets);
+            let ending = if self.is_active() { Ending::ConnectError(error) } else { Ending::Silent };
+            self.end(ending, Certainty::Known, env);
             return Ok(());
         }
         if self.opener.is_some() || (octets.is_empty() && part == Part::More) {
@@ -113,6 +104,36 @@ impl Connection {
         self.mark(env);
         self.secured(env);
         Ok(())
+    }
+
+    /// Handles a message of the handshake that is seen only after the transport is gone: devices report the two in any order.
+    fn received_late(&mut self, part: Part, octets: &[u8], env: &mut Env<'_>) {
+        let (active, told) = (self.is_active(), self.sealer.is_some());
+        let State::Closing(closing) = &mut self.state else { return };
+        match (part, &closing.ending) {
+            // The peer had let this side in before it closed, and this is the last that this side waited for.
+            (Part::Last, _) if octets.is_empty() && told && closing.late.is_some() => {
+                self.opener = self.about.opener.take();
+                if active {
+                    self.announce(env);
+                }
+            }
+            // The peer had said why it would close.
+            (Part::Refusal, Ending::ConnectError(ConnectError::Transport(_))) => {
+                let error = self.refused(octets);
+                if let State::Closing(closing) = &mut self.state {
+                    (closing.ending, closing.late) = (Ending::ConnectError(error), None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The peer does not accept this side, and says why.
+    fn refused(&self, why: &[u8]) -> ConnectError {
+        let error = SecurityError::Refused(readable(why));
+        log::info!("{}: {}: {error}", self.id, self.about.peer);
+        ConnectError::Security(error)
     }
 
     /// Who the peer is, once that is proven.

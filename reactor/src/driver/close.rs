@@ -205,8 +205,9 @@ impl Driver {
             return Some(false);
         }
         // Receives of the shared queue do not show in the connection: none of its messages may be left on its completion queue.
-        // Those of a connection that did not come up would not be delivered.
-        let never_up = matches!(closing.ending, Ending::ConnectError(_));
+        // Those of a connection that did not come up would not be delivered; of one that was being secured, the peer's last word
+        // may be among them.
+        let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !seat.conn.is_secured();
         if !seat.conn.receives().is_shared() || never_up {
             return Some(true);
         }
