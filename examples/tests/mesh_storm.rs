@@ -74,6 +74,8 @@ fn live(world: World, seed: u64) -> Seen {
     let starts: Vec<_> = (0..ranks).map(|_| spread.mul_f64(random.next() as f64 / u64::MAX as f64)).collect();
     let mut waiting = vec![0_usize; ranks];
     let mut free_at = vec![Duration::ZERO; ranks];
+    // The next time at which each rank looks on its own.
+    let mut looks: Vec<Option<Duration>> = starts.iter().copied().map(Some).collect();
     let mut events: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((starts[rank], Event::Turn(rank)))).collect();
     while let Some(Reverse((now, event))) = events.pop() {
         // Ranks look again at times at which nothing is left to do.
@@ -81,7 +83,10 @@ fn live(world: World, seed: u64) -> Seen {
             seen.time = now;
         }
         let turn = match event {
-            Event::Turn(rank) => rank,
+            Event::Turn(rank) => {
+                looks[rank] = looks[rank].filter(|&at| at > now);
+                rank
+            }
             Event::Request { from, to } => {
                 if waiting[to] >= backlog {
                     seen.refused += 1;
@@ -122,7 +127,11 @@ fn live(world: World, seed: u64) -> Seen {
             }));
         }
         if let Some(at) = storms[turn].wake_at() {
-            events.push(Reverse((starts[turn] + at.max(since + Duration::from_millis(1)), Event::Turn(turn))));
+            let at = starts[turn] + at.max(since + Duration::from_millis(1));
+            if looks[turn].is_none_or(|earlier| at < earlier) {
+                looks[turn] = Some(at);
+                events.push(Reverse((at, Event::Turn(turn))));
+            }
         }
     }
     seen.attempts = storms.iter().map(Storm::attempts).sum();
