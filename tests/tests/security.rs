@@ -2,9 +2,26 @@
 //! delivered, and what was changed is noticed.
 //!
 //! `FLIP_STEP=N` changes every `N`th octet only (default: 1 with a pre-shared key, 7 with TLS).
+//!
+//! And the last word of a peer, on devices that tell of a connection's end before they tell of what came earlier.
 
-use rdma_reactor::SecurityMode;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, PeerIdentity, Reactor,
+    SecurityError, SecurityMode, Wait,
+};
+use rdma_reactor_tests::identities::security;
+use rdma_reactor_tests::sim::hardware::HardwareProvider;
 use rdma_reactor_tests::sim::middleman::{Attack, CLIENT, History, Hit, How, SERVER, live};
+use rdma_reactor_tests::sim::net::SimNet;
+use rdma_reactor_tests::sim::quiet::{Node, entropy, network, parts, until};
+use rdma_reactor_tests::sim::rng::Rng;
+use rdma_reactor_tests::sim::swarm::{HardwareOptions, MS};
+use rdma_reactor_tests::sim::tcp::address;
+use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 
@@ -133,5 +150,95 @@ fn no_message_is_dropped_repeated_moved_or_made() {
         }
         println!("{mode:?}: {noticed} times noticed");
         assert!(noticed > 50);
+    }
+}
+
+/// A device of which completions arrive up to two milliseconds late, and news of connections at once.
+const HASTY: HardwareOptions = HardwareOptions {
+    late: 500,
+    late_by: 2 * MS,
+    cm_late: 0,
+    short_poll: 0,
+    before_arming: 0,
+    lazy_flush: 0,
+    twice: 0,
+    never: 0,
+    purge: 0,
+    extensions: true,
+    overtaking: false,
+};
+
+/// A side that listens and refuses its peers, or says something to them and closes; and what the side that connects hears.
+#[derive(Clone, Default)]
+struct Brief {
+    refuses: bool,
+    heard: Rc<RefCell<(Vec<Vec<u8>>, Option<DisconnectReason>, Option<ConnectError>)>>,
+}
+
+impl Handler for Brief {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        if self.refuses && cx.listener(conn).is_some() { Err("not on the list".into()) } else { Ok(()) }
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if cx.listener(conn).is_some() {
+            cx.send(conn, b"hello").expect("room");
+            cx.send(conn, b"and goodbye").expect("room");
+            cx.close(conn);
+        }
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.heard.borrow_mut().0.push(message.to_vec());
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if cx.listener(conn).is_none() {
+            self.heard.borrow_mut().1 = Some(reason);
+        }
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.heard.borrow_mut().2 = Some(error);
+    }
+}
+
+/// Lets a side connect to another one on hasty devices; returns what it hears.
+fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
+    let (fabric, brief) = (network(2), Brief { refuses, ..Brief::default() });
+    let config = Config::default().wait(Wait::Event).max_memory(8 << 20).security(security(mode));
+    let node = |node: usize| {
+        let iwarp = Iwarp::new(IwarpConfig::default(), SimNet::new(node, Arc::clone(&fabric)), entropy(node));
+        let (iwarp, rng) = (iwarp.expect("default settings"), Rng::new(seed ^ node as u64, "hasty"));
+        let mut parts = parts(node, &fabric);
+        parts.provider = Box::new(HardwareProvider::new(iwarp, node, Arc::clone(&fabric), HASTY, rng));
+        let reactor = Reactor::with_parts(config.clone(), parts).expect("settings in range");
+        Node::new(reactor, Box::new(brief.clone()))
+    };
+    let mut nodes = vec![node(SERVER), node(CLIENT)];
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the connection is over", |nodes| {
+        let heard = brief.heard.borrow();
+        (heard.1.is_some() || heard.2.is_some())
+            && nodes.iter().all(|node| node.reactor.stats().connections.current == 0)
+    });
+    drop(nodes);
+    brief
+}
+
+/// The side that connects hears why it is refused, or gets what was said to it, though its device tells of the end first.
+#[test]
+fn the_last_word_is_heard_behind_the_end() {
+    for mode in MODES {
+        for seed in 0..200 {
+            let brief = hear(mode, true, seed);
+            let refused = ConnectError::Security(SecurityError::Refused("not on the list".into()));
+            assert_eq!(brief.heard.borrow().2, Some(refused), "{mode:?}, seed {seed}");
+            let brief = hear(mode, false, seed);
+            let said = vec![b"hello".to_vec(), b"and goodbye".to_vec()];
+            let heard = (said, Some(DisconnectReason::Closed), None);
+            assert_eq!(*brief.heard.borrow(), heard, "{mode:?}, seed {seed}");
+        }
     }
 }
