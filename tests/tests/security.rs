@@ -168,11 +168,19 @@ const HASTY: HardwareOptions = HardwareOptions {
     overtaking: false,
 };
 
-/// A side that listens and refuses its peers, or says something to them and closes; and what the side that connects hears.
+/// What the side that connects hears.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    messages: Vec<Vec<u8>>,
+    end: Option<DisconnectReason>,
+    error: Option<ConnectError>,
+}
+
+/// A side that listens and refuses its peers, or says something to them and closes; and the side that connects to it.
 #[derive(Clone, Default)]
 struct Brief {
     refuses: bool,
-    heard: Rc<RefCell<(Vec<Vec<u8>>, Option<DisconnectReason>, Option<ConnectError>)>>,
+    heard: Rc<RefCell<Heard>>,
 }
 
 impl Handler for Brief {
@@ -189,17 +197,17 @@ impl Handler for Brief {
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
-        self.heard.borrow_mut().0.push(message.to_vec());
+        self.heard.borrow_mut().messages.push(message.to_vec());
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         if cx.listener(conn).is_none() {
-            self.heard.borrow_mut().1 = Some(reason);
+            self.heard.borrow_mut().end = Some(reason);
         }
     }
 
     fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.heard.borrow_mut().2 = Some(error);
+        self.heard.borrow_mut().error = Some(error);
     }
 }
 
@@ -220,7 +228,7 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the connection is over", |nodes| {
         let heard = brief.heard.borrow();
-        (heard.1.is_some() || heard.2.is_some())
+        (heard.end.is_some() || heard.error.is_some())
             && nodes.iter().all(|node| node.reactor.stats().connections.current == 0)
     });
     drop(nodes);
@@ -234,10 +242,10 @@ fn the_last_word_is_heard_behind_the_end() {
         for seed in 0..200 {
             let brief = hear(mode, true, seed);
             let refused = ConnectError::Security(SecurityError::Refused("not on the list".into()));
-            assert_eq!(brief.heard.borrow().2, Some(refused), "{mode:?}, seed {seed}");
+            assert_eq!(brief.heard.borrow().error, Some(refused), "{mode:?}, seed {seed}");
             let brief = hear(mode, false, seed);
-            let said = vec![b"hello".to_vec(), b"and goodbye".to_vec()];
-            let heard = (said, Some(DisconnectReason::Closed), None);
+            let messages = vec![b"hello".to_vec(), b"and goodbye".to_vec()];
+            let heard = Heard { messages, end: Some(DisconnectReason::Closed), error: None };
             assert_eq!(*brief.heard.borrow(), heard, "{mode:?}, seed {seed}");
         }
     }
