@@ -69,10 +69,11 @@ bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run 
 mutants: vm-setup ## Plant defects; a test must find each
 	$(VERBS_ENV) tests/mutants/run.sh
 
-soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections on each device
+soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections and all of secured connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
 	RDMA_CYCLES=10000 tests/vm/faults.sh
+	tests/vm/secured.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
