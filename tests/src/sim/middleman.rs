@@ -347,7 +347,8 @@ impl Program {
     }
 }
 
-/// What each side says: one of the messages is fetched, the next one goes in two buffers, and with what the transport adds it is more than 10,000 octets.
+/// What each side says: one of the messages is fetched, the next one goes in two buffers, and with what the transport adds it
+/// is more than 10,000 octets.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
     [40, 0, 700, 9, 5000, 2500, 1800, 900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
