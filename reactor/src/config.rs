@@ -66,6 +66,7 @@ pub struct Config {
     pub(crate) max_pending: u32,
     pub(crate) max_memory: usize,
     pub(crate) max_message: u64,
+    pub(crate) eager_limit: usize,
     pub(crate) transfer_memory: usize,
     pub(crate) transfer_cache: usize,
     pub(crate) transfer_timeout: Duration,
@@ -110,6 +111,7 @@ impl Default for Config {
             max_pending: 1024,
             max_memory: 4 << 30,
             max_message: 64 << 20,
+            eager_limit: 256 << 10,
             transfer_memory: 256 << 20,
             transfer_cache: 256 << 20,
             transfer_timeout: Duration::from_secs(30),
@@ -174,10 +176,21 @@ impl Config {
     }
 
     /// Largest message this side takes at all, bytes, in whole KiB: 0 to 1 TiB, at most `transfer_memory`. What is past
-    /// `buffer_size` is fetched from the sender's memory by RDMA Read and arrives as one message. Default: 64 MiB.
+    /// `buffer_size` comes in several buffers ([`Config::eager_limit`]) or is fetched from the sender's memory by RDMA Read,
+    /// and arrives as one message. Default: 64 MiB.
     #[must_use]
     pub const fn max_message(mut self, bytes: u64) -> Self {
         self.max_message = bytes;
+        self
+    }
+
+    /// Largest message that this side sends at once in several buffers of the peer, bytes, if the peer's window and the send
+    /// queue have room for all of it. Every other message past the peer's `buffer_size` is offered, and the peer fetches it,
+    /// which takes two more messages and a Read. The peer puts the buffers together by a copy. 0 offers them all.
+    /// Default: 256 KiB.
+    #[must_use]
+    pub const fn eager_limit(mut self, bytes: usize) -> Self {
+        self.eager_limit = bytes;
         self
     }
 

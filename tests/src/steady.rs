@@ -11,6 +11,10 @@ use rdma_reactor::{
 use crate::identities::security;
 
 const SIZE: usize = 64;
+/// Lengths of a message in three buffers and of one that is fetched, at default settings.
+const EAGER: usize = 20_000;
+const OFFERED: usize = 300_000;
+static LARGE: [u8; OFFERED] = [7; OFFERED];
 
 /// The thing that is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,10 @@ pub enum Work {
     RoundTrip,
     /// The same, with a client that is a task: [`crate::tasks`].
     Task,
+    /// The client sends a message in three buffers, the server sends it back.
+    Eager,
+    /// The client sends a message that is offered and fetched, the server sends it back.
+    Offered,
     /// The client sends 64 bytes as long as there is room.
     Stream,
     /// The client writes 64 bytes to the server's memory, 16 writes at a time.
@@ -27,6 +35,12 @@ pub enum Work {
     Timer,
     /// Nothing.
     Idle,
+}
+
+impl Work {
+    const fn is_round_trip(self) -> bool {
+        matches!(self, Self::RoundTrip | Self::Eager | Self::Offered)
+    }
 }
 
 /// The side that is measured.
@@ -66,6 +80,8 @@ impl Program {
         while self.left > 0 && !self.blocked && self.under_way < most {
             let begun = match (self.work, &self.local, &self.remote) {
                 (Work::Write, Some(local), Some(remote)) => cx.write(conn, *remote, local, 0..SIZE),
+                (Work::Eager, ..) => cx.send(conn, &LARGE[..EAGER]),
+                (Work::Offered, ..) => cx.send(conn, &LARGE),
                 _ => cx.send(conn, &[7; SIZE]),
             };
             self.blocked = begun.is_err();
@@ -95,7 +111,7 @@ impl Handler for Program {
             return;
         }
         self.done += 1;
-        if self.work == Work::RoundTrip {
+        if self.work.is_round_trip() {
             if self.echoes {
                 cx.send(conn, &message).expect("room for an answer");
             } else if self.left > 0 {
@@ -164,9 +180,9 @@ impl Steady {
 
     /// Does the work `times` times, or a few times more.
     pub fn repeat(&mut self, times: u64) {
-        if matches!(self.work, Work::RoundTrip | Work::Stream | Work::Write) {
+        if self.work.is_round_trip() || matches!(self.work, Work::Stream | Work::Write) {
             let (reactor, program) = &mut self.client;
-            let at_once = if self.work == Work::RoundTrip { 1 } else { times };
+            let at_once = if self.work.is_round_trip() { 1 } else { times };
             let rest = times - at_once;
             program.left += at_once;
             program.pump(&mut reactor.context());

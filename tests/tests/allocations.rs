@@ -20,7 +20,7 @@ fn allocations(work: Work, mode: SecurityMode) -> u64 {
 
 #[test]
 fn a_message_allocates_nothing() {
-    for work in [Work::RoundTrip, Work::Stream, Work::Write, Work::Idle] {
+    for work in [Work::RoundTrip, Work::Eager, Work::Stream, Work::Write, Work::Idle] {
         assert_eq!(allocations(work, SecurityMode::Plain), 0, "allocations in {TIMES} times {work:?}");
     }
 }
@@ -28,7 +28,7 @@ fn a_message_allocates_nothing() {
 #[test]
 fn sealing_and_opening_a_message_allocate_nothing() {
     for mode in [SecurityMode::Tls, SecurityMode::Psk] {
-        for work in [Work::RoundTrip, Work::Stream] {
+        for work in [Work::RoundTrip, Work::Eager, Work::Stream] {
             assert_eq!(allocations(work, mode), 0, "allocations in {TIMES} times {work:?} with {mode:?}");
         }
     }

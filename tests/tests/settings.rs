@@ -195,15 +195,15 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             p.connect();
             let (there, here) = (first_and_last(&p.s).0, first_and_last(&p.c).0);
             for nth in 0..3 {
-                p.server.context().send(there, &pattern(nth, 100_000)).expect("room");
+                p.server.context().send(there, &pattern(nth, 300_000)).expect("room");
             }
             p.until("the messages", |p| p.c.received == 3 && p.s.sent == 3);
-            assert!(p.c.messages().into_iter().enumerate().all(|(nth, message)| message == pattern(nth, 100_000)));
+            assert!(p.c.messages().into_iter().enumerate().all(|(nth, message)| message == pattern(nth, 300_000)));
             let sinks = |asked: &Asked| matches!(asked, Asked::Register(access) if access.contains(Access::READ_SINK));
             assert_eq!(record.take().iter().any(sinks), open);
             let message = p.c.keep.take().and_then(|mut kept| kept.pop()).expect("it is kept");
             let region = message.into_region().expect("it was past one buffer");
-            assert_eq!(region.bytes(), Some(&pattern(2, 100_000)[..]), "no peer can write it");
+            assert_eq!(region.bytes(), Some(&pattern(2, 300_000)[..]), "no peer can write it");
             let sent = p.client.context().send_region(here, &region, 0..10);
             assert_eq!(sent.err(), open.then_some(SendErrorKind::ForeignRegion), "the copy is registered nowhere");
 
@@ -233,7 +233,7 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             let (_, other) = first_and_last(&p.s);
             for (to, fresh) in [(other, u64::from(open)), (there, 0)] {
                 let before = (p.c.received, p.client.stats().messages.large_registrations);
-                p.server.context().send(to, &pattern(3, 100_000)).expect("room");
+                p.server.context().send(to, &pattern(3, 300_000)).expect("room");
                 p.until("one more", |p| p.c.received == before.0 + 1 && p.client.stats().memory.fetched_bytes == 0);
                 assert_eq!(p.client.stats().messages.large_registrations - before.1, fresh, "{to}, {open}");
             }

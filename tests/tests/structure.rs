@@ -34,6 +34,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The reactor.
     ("Config", &["overtake", "crc", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
+    ("Greeting", &["extensions", "fragments"], "two features that a side has on their own"),
     ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
     (
         "Entry",
@@ -169,6 +170,14 @@ fn a_message_in_takes_the_written_way() {
 fn a_large_message_takes_the_written_way() {
     let source = reactor();
     let steps = walk(&source, "A message past one buffer, in", "on_recv");
+    none(&walks::returns(&steps));
+    assert_eq!(walks::look_ups(&steps), 1, "look-ups of the connection");
+}
+
+#[test]
+fn a_message_in_several_buffers_takes_the_written_way() {
+    let source = reactor();
+    let steps = walk(&source, "A message in several buffers, in", "on_recv");
     none(&walks::returns(&steps));
     assert_eq!(walks::look_ups(&steps), 1, "look-ups of the connection");
 }

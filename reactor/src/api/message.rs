@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::device::home::Home;
+use crate::device::home::{Home, Joined};
 use crate::device::pool::{Buffer, Slabs};
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
@@ -24,19 +24,23 @@ pub struct Message<'a> {
 pub(crate) enum Content<'a> {
     /// In a buffer of the pool.
     Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Arc<Home> },
+    /// In memory of its own: it came in several buffers.
+    Joined { joined: &'a mut Option<Joined>, home: &'a Arc<Home> },
     /// In memory of its own: it was fetched.
     Region(&'a mut Option<Box<Region>>),
 }
 
 impl Message<'_> {
     /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped; a
-    /// message past `Config::buffer_size` takes of `Config::transfer_memory` instead.
+    /// message past `Config::buffer_size` takes of `Config::transfer_memory` instead. If that is used up, a message that came in
+    /// several buffers keeps a credit for each of them.
     #[must_use = "a detached message that is dropped at once was better not detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
             Content::Pooled { start, end, buffer, slabs, home } => {
                 Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: Arc::clone(home) }
             }
+            Content::Joined { joined, home } => Kept::Joined { joined: joined.take(), home: Arc::clone(home) },
             Content::Region(region) => Kept::Region(region.take()),
         };
         DetachedMessage { connection: self.connection, content }
@@ -52,6 +56,7 @@ impl Deref for Message<'_> {
             Content::Pooled { start, end, buffer, slabs, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
             }
+            Content::Joined { joined, .. } => joined.as_ref().map_or(&[], |joined| &joined.bytes),
             Content::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
         }
     }
@@ -73,6 +78,7 @@ pub struct DetachedMessage {
 /// Where the bytes of a detached message are.
 enum Kept {
     Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Arc<Home> },
+    Joined { joined: Option<Joined>, home: Arc<Home> },
     Region(Option<Box<Region>>),
 }
 
@@ -83,15 +89,15 @@ impl DetachedMessage {
         self.connection
     }
 
-    /// The memory that the message was fetched into. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, it is
+    /// The memory that the message was fetched into, which is so if it was longer than the peer's [`crate::Config::eager_limit`]. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, it is
     /// a copy that is not registered.
     ///
     /// # Errors
-    /// The message, unchanged, if it came in a buffer of the pool.
+    /// The message, unchanged, if it came in one or several buffers of the pool.
     pub fn into_region(mut self) -> Result<Region, Self> {
         match &mut self.content {
             Kept::Region(region) => region.take().map(|region| *region).ok_or(self),
-            Kept::Pooled { .. } => Err(self),
+            Kept::Pooled { .. } | Kept::Joined { .. } => Err(self),
         }
     }
 
@@ -111,6 +117,7 @@ impl Deref for DetachedMessage {
             Kept::Pooled { start, end, buffer, slabs, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
             }
+            Kept::Joined { joined, .. } => joined.as_ref().map_or(&[], |joined| &joined.bytes),
             Kept::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
         }
     }
@@ -138,10 +145,18 @@ impl fmt::Debug for DetachedMessage {
 
 impl Drop for DetachedMessage {
     fn drop(&mut self) {
-        if let Kept::Pooled { buffer, home, .. } = &mut self.content
-            && let Some(buffer) = buffer.take()
-        {
-            home.give(buffer, Some(self.connection));
+        match &mut self.content {
+            Kept::Pooled { buffer, home, .. } => {
+                if let Some(buffer) = buffer.take() {
+                    home.give(buffer, Some(self.connection));
+                }
+            }
+            Kept::Joined { joined, home } => {
+                if let Some(joined) = joined.take() {
+                    home.give_joined(joined, self.connection);
+                }
+            }
+            Kept::Region(_) => {}
         }
     }
 }

@@ -125,6 +125,12 @@ impl ReceiveWindow {
         true
     }
 
+    /// Number of messages that the peer may still send.
+    #[must_use]
+    pub(crate) const fn left(&self) -> u32 {
+        self.granted.wrapping_sub(self.received)
+    }
+
     /// Number of posted receives that the peer does not know of.
     #[must_use]
     #[inline]
@@ -144,7 +150,7 @@ impl ReceiveWindow {
     #[inline]
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
         let owed = self.owed().saturating_add(more);
-        let left = self.granted.wrapping_sub(self.received);
+        let left = self.left();
         owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
     }
 

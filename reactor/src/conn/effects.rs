@@ -21,6 +21,8 @@ pub(crate) enum Event {
     Connected,
     /// A message arrived.
     Message(Arrived),
+    /// A message in several buffers arrived.
+    Fragments(Box<Fragments>),
     /// A message past one buffer was fetched.
     Fetched(Box<Region>),
     /// A write with immediate data by the peer was placed.
@@ -47,6 +49,21 @@ pub(crate) struct Arrived {
     pub(crate) device: u16,
     /// The connection takes its receives from the shared queue.
     pub(crate) shared: bool,
+}
+
+/// A message in several buffers of the pool, or the beginning of one.
+#[derive(Debug)]
+pub(crate) struct Fragments {
+    /// Its parts in order, each with the offset at which the part ends in the buffer, bytes. Headers are in front of them.
+    pub(crate) parts: Vec<(Buffer, u32)>,
+    /// Length of the parts that are there, bytes.
+    pub(crate) len: usize,
+    /// Number of parts that are still to come.
+    pub(crate) following: u32,
+    /// Time at which the last part came.
+    pub(crate) since: Instant,
+    /// Index of the device.
+    pub(crate) device: usize,
 }
 
 /// Something to do for a connection.

@@ -29,10 +29,12 @@ pub(crate) enum Kind {
     Goodbye = 8,
     /// Octets of the handshake of a connection that is to be secured; the first one is a [`Part`].
     Handshake = 9,
+    /// A part of a message that takes several buffers. The header says how many parts follow.
+    Fragment = 10,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Data,
         Self::Hello,
         Self::Credit,
@@ -43,6 +45,7 @@ impl Kind {
         Self::Fetched,
         Self::Goodbye,
         Self::Handshake,
+        Self::Fragment,
     ];
 
     /// Whether messages of this kind have no payload.
@@ -52,7 +55,7 @@ impl Kind {
 
     /// Whether messages of this kind carry something of the program.
     pub(crate) const fn is_of_program(self) -> bool {
-        matches!(self, Self::Data | Self::Offer | Self::Immediate)
+        matches!(self, Self::Data | Self::Offer | Self::Immediate | Self::Fragment)
     }
 }
 
@@ -81,7 +84,10 @@ impl Part {
     }
 }
 
-/// The header of a message: `kind:8 | zero:24 | grant:32`, little-endian.
+/// Most parts of a message that may follow one of its parts.
+pub(crate) const MAX_FOLLOWING: u32 = (1 << 24) - 1;
+
+/// The header of a message: `kind:8 | following:24 | grant:32`, little-endian. Only a fragment may have others that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
@@ -93,7 +99,13 @@ pub(crate) struct Header {
 impl Header {
     #[inline]
     pub(crate) const fn emit(self) -> [u8; HEADER_LEN] {
-        let word = self.kind as u64 | (self.grant as u64) << 32;
+        self.emit_before(0)
+    }
+
+    /// Returns the header of a fragment that `following` others follow, at most [`MAX_FOLLOWING`].
+    #[inline]
+    pub(crate) const fn emit_before(self, following: u32) -> [u8; HEADER_LEN] {
+        let word = self.kind as u64 | (following as u64) << 8 | (self.grant as u64) << 32;
         word.to_le_bytes()
     }
 
@@ -102,9 +114,20 @@ impl Header {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
         let word = u64::from_le_bytes(*header);
-        let kind = *Kind::ALL.get((word & 0xffff_ffff) as usize)?;
+        let Some(&kind) = Kind::ALL.get((word & 0xffff_ffff) as usize) else { return Self::parse_fragment(word) };
         let sound = !kind.is_bare() || payload.is_empty();
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })
+    }
+
+    /// Reads the header of a fragment that others follow.
+    #[cold]
+    fn parse_fragment(word: u64) -> Option<Self> {
+        (word & 0xff == Kind::Fragment as u64).then_some(Self { kind: Kind::Fragment, grant: (word >> 32) as u32 })
+    }
+
+    /// Reads from a message how many fragments follow it.
+    pub(crate) fn following(message: &[u8]) -> u32 {
+        message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }
 }
 
@@ -183,6 +206,8 @@ mod tests {
         let mut bad = good;
         bad[0] = Kind::ALL.len() as u8;
         assert_eq!(Header::parse(&bad), None);
+        bad[2] = 1;
+        assert_eq!(Header::parse(&bad), None);
         assert_eq!(Header::parse(&good[..7]), None);
     }
 
@@ -205,6 +230,14 @@ mod tests {
         }
 
         #[test]
+        fn a_fragment_says_how_many_follow(following in 0..=MAX_FOLLOWING, grant: u32) {
+            let header = Header { kind: Kind::Fragment, grant };
+            let bytes = header.emit_before(following);
+            prop_assert_eq!(Header::parse(&bytes), Some(header));
+            prop_assert_eq!(Header::following(&bytes), following);
+        }
+
+        #[test]
         fn an_immediate_survives_the_trip(value: u32, len: u32) {
             let immediate = Immediate { value, len };
             prop_assert_eq!(Immediate::parse(&immediate.emit()), Some(immediate));
@@ -212,7 +245,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = Header::parse(&bytes);
+            let _ = (Header::parse(&bytes), Header::following(&bytes));
             let _ = Offer::parse(&bytes);
             let _ = Immediate::parse(&bytes);
         }

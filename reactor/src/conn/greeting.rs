@@ -11,6 +11,8 @@ const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
+/// The feature bit of messages in several buffers.
+const FRAGMENTS: u8 = 2;
 /// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
@@ -59,6 +61,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) max_message: u32,
     /// This side understands immediate data and atomics of the embedded provider. They are used if both sides say so.
     pub(crate) extensions: bool,
+    /// This side joins messages that come in several buffers.
+    pub(crate) fragments: bool,
     /// How this side secures the connection; `None`: in a way that this version does not know.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
@@ -75,6 +79,7 @@ impl<'a> Greeting<'a> {
             buffer_size: 0,
             max_message: 0,
             extensions: false,
+            fragments: false,
             security: Some(SecurityMode::Plain),
             reason,
             user,
@@ -87,7 +92,7 @@ impl<'a> Greeting<'a> {
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
         out.extend_from_slice(&MAGIC);
         let mode = self.security.map_or(MODE_MASK, |mode| mode as u8) << MODE_SHIFT;
-        let features = (u8::from(self.extensions) * EXTENSIONS) | mode;
+        let features = (u8::from(self.extensions) * EXTENSIONS) | (u8::from(self.fragments) * FRAGMENTS) | mode;
         out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.buffer_size.to_le_bytes());
@@ -120,10 +125,11 @@ impl<'a> Greeting<'a> {
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         // Feature bits that this version does not know are ignored.
-        let extensions = fixed[7] & EXTENSIONS != 0;
+        let (extensions, fragments) = (fixed[7] & EXTENSIONS != 0, fixed[7] & FRAGMENTS != 0);
         let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
-        Ok(Self { window, buffer_size, max_message, extensions, security, reason: reason(fixed[6]), user })
+        let reason = reason(fixed[6]);
+        Ok(Self { window, buffer_size, max_message, extensions, fragments, security, reason, user })
     }
 
     /// The octets of a greeting, without what private data were padded with.
@@ -146,6 +152,7 @@ mod tests {
             buffer_size: 8192,
             max_message: 9,
             extensions: true,
+            fragments: true,
             security,
             reason,
             user: b"hello",
@@ -155,6 +162,12 @@ mod tests {
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
+        for (bit, features) in [(EXTENSIONS, (false, true)), (FRAGMENTS, (true, false))] {
+            bytes[7] ^= bit;
+            let greeting = Greeting::parse(&bytes).unwrap();
+            assert_eq!((greeting.extensions, greeting.fragments), features);
+            bytes[7] ^= bit;
+        }
         bytes[7] |= 0x30;
         assert_eq!(Greeting::parse(&bytes).unwrap().security, None, "a mode that nobody knows");
         for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {

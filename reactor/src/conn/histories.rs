@@ -24,8 +24,8 @@ use rdma_transport::wc::WcStatus;
 use self::device::{Bytes, Item};
 use self::side::{BUFFER, Manner, Side, Terms};
 use super::Role;
-use super::frame::{Header, Kind, Offer};
-use crate::config::Framing;
+use super::frame::{Header, Kind, MAX_FOLLOWING, Offer};
+use crate::config::{Config, Framing};
 use crate::error::DisconnectReason;
 use crate::limits::CONTROL_CREDITS;
 use crate::memory::region::RemoteRegion;
@@ -39,6 +39,7 @@ enum Program {
     SendFilled(usize),
     Append(usize),
     SendFrom(usize),
+    SendCut { len: usize, copy: bool },
     Offer { len: usize, copy: bool },
     Read(usize),
     FetchAdd,
@@ -101,7 +102,8 @@ impl Step {
             20..30 => world(World::Arrive(1 + n % 4)),
             30..40 => world(World::Poll(1 + n % 4)),
             40..52 => world(World::Post),
-            52..66 => program(Program::Send(len)),
+            52..61 => program(Program::Send(len)),
+            61..66 => program(Program::SendCut { len: BUFFER + 1 + n % (9 * BUFFER), copy: m & 3 != 0 }),
             66..68 => program(Program::SendFilled(len)),
             68..72 => program(Program::Append(len)),
             72..74 => program(Program::SendFrom(len)),
@@ -143,7 +145,7 @@ impl Step {
                 65..75 => world(World::ConnectFails),
                 _ => world(World::News),
             },
-            119..122 if n < 24 => world(World::Hostile(hostile(n, m))),
+            119..122 if n < 27 => world(World::Hostile(hostile(n, m))),
             _ => world(World::Turn),
         }
     }
@@ -154,7 +156,7 @@ fn hostile(n: usize, m: u64) -> Bytes {
     let grant = (m >> 8) as u32;
     let near = grant % 64;
     let message = |kind, grant| Header { kind, grant }.emit();
-    match n % 8 {
+    match n % 9 {
         0 => Bytes::of(&m.to_le_bytes()[..(m & 7) as usize]),
         1 => Bytes::of(&m.to_le_bytes()),
         2 => Bytes::of(&message(Kind::Data, near)),
@@ -166,7 +168,12 @@ fn hostile(n: usize, m: u64) -> Bytes {
             let offer = Offer { number: grant % 8, region };
             Bytes::of(&[&message(Kind::Offer, near)[..], &offer.emit()].concat())
         }
-        6 => Bytes::of(&[&message(Kind::Fetched, near)[..], &(grant % 4).to_le_bytes()].concat()),
+        6 => {
+            let following = if m & 1 == 0 { (m >> 1) as u32 & 7 } else { (m >> 1) as u32 & MAX_FOLLOWING };
+            let header = Header { kind: Kind::Fragment, grant: near }.emit_before(following);
+            Bytes::of(&[&header[..], &m.to_le_bytes()[..(grant & 7) as usize]].concat())
+        }
+        7 => Bytes::of(&[&message(Kind::Fetched, near)[..], &(grant % 4).to_le_bytes()].concat()),
         _ => Bytes::of(&[&message(Kind::Immediate, near)[..], &m.to_le_bytes()].concat()),
     }
 }
@@ -211,6 +218,7 @@ impl History {
             Program::SendFilled(len) => side.send_filled(len),
             Program::Append(len) => side.append(len),
             Program::SendFrom(len) => side.send_from(len),
+            Program::SendCut { len, copy } => side.send_cut(len, copy),
             Program::Offer { len, copy } => side.offer(len, copy),
             Program::Read(ranges) => side.read(ranges),
             Program::FetchAdd => side.fetch_add(),
@@ -590,6 +598,74 @@ fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     }
     history.part();
     history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A message whose last part never comes takes receives of its own, and ends its connection when the time is over.
+#[test]
+fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
+    let mut history = connected(16, 8);
+    history.sides[1].config = Config::default().transfer_timeout(Duration::from_secs(2));
+    let part = |following: u32| {
+        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
+        Step::World(1, World::Hostile(Bytes::of(&[&header[..], &[1; 8]].concat())))
+    };
+    for nth in 0..10 {
+        history.step(part(12 - nth));
+        history.settle();
+        assert!(history.sides[1].is_open(), "part {nth}");
+    }
+    for _ in 0..4 {
+        history.sides[1].advance(Duration::from_secs(1));
+        history.settle();
+    }
+    let ended = history.sides[1].ended.as_ref().expect("the transfer timeout");
+    assert!(matches!(ended.reason, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A peer that does not say in its greeting that it joins messages gets none in several buffers.
+#[test]
+fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
+    let mut request = connected(16, 8).sides[0].greeting();
+    for (features, parts) in [(2, Some(2)), (0, None)] {
+        request[7] = features;
+        let mut side = Side::new(Role::Passive, &connected(16, 8).terms, start());
+        side.agree(&request);
+        let conn = side.conn.as_ref().expect("it is new");
+        assert_eq!((conn.parts(BUFFER), conn.parts(BUFFER + 1)), (None, parts));
+    }
+}
+
+/// Parts that no honest peer sends end the connection.
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let fragment = |following: u32, payload: &[u8]| {
+        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
+        Bytes::of(&[&header[..], payload].concat())
+    };
+    let data = Bytes::of(&Header { kind: Kind::Data, grant: 17 }.emit());
+    let ping = Bytes::of(&Header { kind: Kind::Ping, grant: 17 }.emit());
+    for (what, messages) in [
+        ("a last part alone", &[fragment(0, &[1])][..]),
+        ("an empty part", &[fragment(1, &[])]),
+        ("a part is missing", &[fragment(3, &[1]), fragment(1, &[1])]),
+        ("a part came twice", &[fragment(3, &[1]), fragment(3, &[1])]),
+        ("more parts than credits", &[fragment(16, &[1])]),
+        ("data between parts", &[fragment(1, &[1]), data]),
+        ("a ping between parts", &[fragment(1, &[1]), ping]),
+    ] {
+        let mut history = connected(16, 8);
+        for &message in messages {
+            assert!(history.sides[1].is_open(), "{what}");
+            history.step(Step::World(1, World::Hostile(message)));
+            history.settle();
+        }
+        let ended = history.sides[1].ended.as_ref().expect(what);
+        assert!(matches!(ended.reason, Some(DisconnectReason::PeerViolation(_))), "{what}: {ended:?}");
+        history.part();
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
 }
 
 /// A peer that gives no credit to be told that its messages were fetched cannot have more of them than may be under

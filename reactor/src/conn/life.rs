@@ -67,6 +67,7 @@ impl Connection {
                 buffer_size,
                 max_message: config.max_message_in_kib(),
                 extensions,
+                fragments: true,
                 security: Some(self.about.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
@@ -76,15 +77,16 @@ impl Connection {
     }
 
     /// Takes over the terms of the peer's greeting. `own`: largest payload in one buffer of this side, bytes.
-    pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool) {
+    pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool, config: &Config) {
         self.tx = SendWindow::new(greeting.window);
         self.terms = match self.framing {
-            Framing::Credits => Terms {
-                buffer_size: greeting.buffer_size.min(own) as usize,
-                max_message: u64::from(greeting.max_message) << 10,
-                extensions,
-            },
-            Framing::Raw => Terms { buffer_size: own as usize, max_message: 0, extensions: false },
+            Framing::Credits => {
+                let max_message = u64::from(greeting.max_message) << 10;
+                let most = usize::try_from(max_message).unwrap_or(usize::MAX);
+                let eager = if greeting.fragments { config.eager_limit.min(most) } else { 0 };
+                Terms { buffer_size: greeting.buffer_size.min(own) as usize, max_message, eager, extensions }
+            }
+            Framing::Raw => Terms { buffer_size: own as usize, max_message: 0, eager: 0, extensions: false },
         };
         self.about.private_data = greeting.user.to_vec();
     }
@@ -96,7 +98,7 @@ impl Connection {
             (State::Accepting, Framing::Credits) => self.state = State::Greeting,
             (State::Accepting, Framing::Raw) => self.announce(env),
             (State::Connecting, Framing::Raw) => {
-                self.agree(&Greeting::reject(RejectReason::Refused, private_data), own, false);
+                self.agree(&Greeting::reject(RejectReason::Refused, private_data), own, false, env.config);
                 self.announce(env);
             }
             (State::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked) {
@@ -107,13 +109,13 @@ impl Connection {
                     self.end(Ending::ConnectError(error), Certainty::Known, env);
                 }
                 Ok(greeting) if self.is_secured() => {
-                    self.agree(&greeting, own, false);
+                    self.agree(&greeting, own, false, env.config);
                     self.note_greeting(private_data);
                     self.begin_securing(env);
                     return greeting.extensions;
                 }
                 Ok(greeting) => {
-                    self.agree(&greeting, own, false);
+                    self.agree(&greeting, own, false, env.config);
                     // The hello opens the connection on the peer's side, so it goes before anything that the program
                     // sends.
                     self.push_control(Kind::Hello, &[], None, env);
@@ -533,6 +535,12 @@ fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
     match event {
         Event::Message(arrived) => {
             if let Some(buffer) = arrived.buffer.take() {
+                buffers.free_receive(buffer, shared);
+            }
+            true
+        }
+        Event::Fragments(fragments) => {
+            for (buffer, _) in fragments.parts.drain(..) {
                 buffers.free_receive(buffer, shared);
             }
             true

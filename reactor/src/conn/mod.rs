@@ -2,12 +2,13 @@
 //! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
 //!
 //! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
-//! [`recv_queue`]), the large messages ([`transfer`]) and the account of the peer's silence ([`keepalive`]). [`frame`]
+//! [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`]) and the account of the peer's silence ([`keepalive`]). [`frame`]
 //! and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end, and
 //! [`securing`] the handshake between them and the first message, if the connection is secured.
 
 pub(crate) mod credit;
 pub(crate) mod effects;
+pub(crate) mod fragments;
 pub(crate) mod frame;
 pub(crate) mod greeting;
 pub(crate) mod handshake;
@@ -67,15 +68,29 @@ impl Role {
 }
 
 /// The things that a refused send needs. Each variant needs everything that the variants above it need, and more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A place in the send queue.
     Place,
     /// A place and a credit.
     Message,
-    /// A place and a credit, an end of one of the transfers under way, and memory for a copy of `copy` bytes unless
-    /// that is 0.
-    Transfer { copy: usize },
+    /// Either places and credits for `parts` messages, or a place and a credit, an end of one of the transfers under way, and
+    /// memory for a copy of `copy` bytes unless that is 0.
+    Transfer { parts: usize, copy: usize },
+}
+
+impl Need {
+    /// What is enough for one of two sends.
+    fn either(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Transfer { parts, copy }, Self::Transfer { parts: others, copy: other }) => {
+                Self::Transfer { parts: parts.min(others), copy: copy.min(other) }
+            }
+            (Self::Transfer { .. }, less) | (less, Self::Transfer { .. }) => less,
+            (Self::Place, _) | (_, Self::Place) => Self::Place,
+            (Self::Message, Self::Message) => Self::Message,
+        }
+    }
 }
 
 /// A refusal: a send found no room, and the program is owed an `on_writable`.
@@ -93,6 +108,8 @@ pub(crate) struct Terms {
     pub(crate) buffer_size: usize,
     /// Largest message that the peer fetches, bytes.
     pub(crate) max_message: u64,
+    /// Largest message that this side sends in several buffers of the peer, bytes; 0: the peer does not join them.
+    pub(crate) eager: usize,
     /// Both sides know the extensions of the embedded provider.
     pub(crate) extensions: bool,
 }
@@ -358,7 +375,7 @@ impl Connection {
     pub(crate) fn refuse(&mut self, need: Need, env: &mut Env<'_>) {
         env.stats.messages.send_stalls += 1;
         let refused = self.refused.get_or_insert(Refused { need, since: env.now });
-        refused.need = refused.need.min(need);
+        refused.need = refused.need.either(need);
         if self.corked {
             // The cork lets go of the chain: only sends that go out and end can make room.
             self.mark(env);
@@ -372,6 +389,8 @@ impl Connection {
         let met = match need {
             Need::Place => self.has_place(),
             Need::Message => self.room_for_message().is_ok(),
+            // In several buffers it takes neither a transfer nor memory.
+            Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),
             Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
         };
         met.then_some(need)

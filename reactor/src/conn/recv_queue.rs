@@ -307,7 +307,7 @@ impl Connection {
     }
 
     /// Frees the buffer of a receive, and so the receive.
-    fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
+    pub(super) fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         if !(cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending()) {
             env.buffers.free_receive(buffer, self.receives.is_shared());
         }
@@ -360,15 +360,23 @@ impl Connection {
         let locked = self.is_secured()
             && (self.opener.is_none() || self.state.is_securing())
             && !cfg!(planted = "plain-byte-in-the-handshake");
+        // Nothing comes between the fragments of a message.
+        let between = kind != Kind::Fragment && self.transfers.is_joining();
         if grants || early {
             return self.discard(buffer, env);
         }
-        if self.state.is_announced() == hello || (hello && self.is_active()) || locked {
+        if self.state.is_announced() == hello || (hello && self.is_active()) || locked || between {
             self.discard(buffer, env);
             return self.violated(PeerViolation::MalformedMessage, env);
         }
         if kind.is_of_program() {
             self.receives.count();
+        }
+        if kind == Kind::Fragment {
+            if let Err(violation) = self.received_fragment(buffer, len, env) {
+                self.violated(violation, env);
+            }
+            return;
         }
         if kind == Kind::Data {
             if self.is_holding(env) {
@@ -410,7 +418,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Credit | Kind::Pong => Ok(()),
-            Kind::Fetched | Kind::Data | Kind::Handshake => Err(PeerViolation::MalformedMessage),
+            Kind::Fetched | Kind::Data | Kind::Handshake | Kind::Fragment => Err(PeerViolation::MalformedMessage),
         };
         if let Err(violation) = done {
             self.violated(violation, env);
@@ -424,6 +432,10 @@ impl Connection {
             // It has no header, so nothing says that the peer has sent it.
             self.discard(buffer, env);
             return self.violated(PeerViolation::NotAuthentic, env);
+        }
+        if self.transfers.is_joining() {
+            self.discard(buffer, env);
+            return self.violated(PeerViolation::MalformedMessage, env);
         }
         if self.framing == Framing::Credits && (early || !self.rx.received()) {
             self.discard(buffer, env);

@@ -48,7 +48,7 @@ impl Entry {
     }
 
     /// A message of the program, or one of the reactor if it has no name.
-    const fn message(buffer: Posted, id: Option<SendId>) -> Self {
+    pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
 
@@ -182,15 +182,22 @@ impl SendQueue {
     }
 
     /// Adds a message of the program that consists of a header in a buffer and of the memory that `locals` names.
-    fn push_gathered(&mut self, pool: &Pool, buffer: Buffer, header: Header, id: SendId, mut locals: Locals) {
-        let (posted, sge) = pool.post_behind(buffer, header.emit(), 0);
+    pub(super) fn push_gathered(
+        &mut self,
+        pool: &Pool,
+        buffer: Buffer,
+        header: [u8; HEADER_LEN],
+        id: Option<SendId>,
+        mut locals: Locals,
+    ) {
+        let (posted, sge) = pool.post_behind(buffer, header, 0);
         let mut sges = SgeList::one(sge);
         for &sge in locals.sges.as_slice() {
             let pushed = sges.push(sge);
             debug_assert!(pushed.is_ok(), "room for the header and a payload");
         }
         locals.sges = sges;
-        self.push_operation(Entry::message(posted, Some(id)), SendOp::Send, locals);
+        self.push_operation(Entry::message(posted, id), SendOp::Send, locals);
     }
 
     /// Adds a one-sided operation.
@@ -229,7 +236,7 @@ impl SendQueue {
 
     /// Adds a work request.
     #[inline]
-    fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+    pub(super) fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
         entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
@@ -429,7 +436,7 @@ impl Connection {
             Framing::Credits => {
                 let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
                 let header = self.header(Kind::Data);
-                self.sends.push_gathered(&env.buffers.pool, buffer, header, id, locals);
+                self.sends.push_gathered(&env.buffers.pool, buffer, header.emit(), Some(id), locals);
             }
         }
         self.count_sent(len, env);
@@ -450,8 +457,11 @@ impl Connection {
         let end = start + self.terms.buffer_size.min(env.buffers.pool.stride() - HEADER_LEN - TAG_ROOM);
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
-            if (start + 1..end).contains(&written) {
-                let len = fill(&mut message.unposted(env.buffers.pool.slabs())[written..end]).min(end - written);
+            let bytes = message.unposted(env.buffers.pool.slabs());
+            // What is added to the last fragment would be added to a message whose length is known.
+            let whole = start == 0 || bytes[0] == Kind::Data as u8;
+            if whole && (start + 1..end).contains(&written) {
+                let len = fill(&mut bytes[written..end]).min(end - written);
                 *sges = SgeList::one(env.buffers.pool.sge(message, written + len));
                 env.stats.messages.bytes_sent += len as u64;
                 return Ok(len);
@@ -497,7 +507,7 @@ impl Connection {
     }
 
     #[inline]
-    fn count_sent(&mut self, len: usize, env: &mut Env<'_>) {
+    pub(super) fn count_sent(&mut self, len: usize, env: &mut Env<'_>) {
         env.stats.messages.sent += 1;
         env.stats.messages.bytes_sent += len as u64;
         self.mark(env);
@@ -505,7 +515,7 @@ impl Connection {
 
     /// Takes a credit, and returns the header of the message that uses it.
     #[inline]
-    fn header(&mut self, kind: Kind) -> Header {
+    pub(super) fn header(&mut self, kind: Kind) -> Header {
         self.tx.take();
         Header { kind, grant: self.rx.told() }
     }
@@ -778,7 +788,7 @@ impl Connection {
     }
 }
 
-fn no_buffer() -> SendErrorKind {
+pub(super) fn no_buffer() -> SendErrorKind {
     debug_assert!(false, "every place in the send queue has a buffer promised");
     SendErrorKind::WouldBlock(Blocked::Queue)
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{SendOp, SgeList};
 
-use super::effects::{Action, Arrived, Event};
+use super::effects::{Action, Arrived, Event, Fragments};
 use super::frame::{Immediate, Kind, Offer};
 use super::send_queue::Entry;
 use super::{Connection, Env, Need};
@@ -130,6 +130,8 @@ enum Held {
         end: u32,
     },
     Immediate(Immediate),
+    /// A message in several buffers.
+    Fragments(Box<Fragments>),
 }
 
 /// The large messages of one connection.
@@ -152,6 +154,10 @@ struct Active {
     read: Instant,
     /// Time at which the peer fetched a message last, or was offered one while it had none to fetch.
     answered: Instant,
+    /// A message of which parts are still to come. Nothing else comes meanwhile.
+    joining: Option<Box<Fragments>>,
+    /// What the last message in several buffers has left, for the next one.
+    spare: Option<Box<Fragments>>,
 }
 
 impl Transfers {
@@ -166,6 +172,8 @@ impl Transfers {
                 pieces: 0,
                 read: now,
                 answered: now,
+                joining: None,
+                spare: None,
             })
         })
     }
@@ -186,10 +194,50 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Whether a message is held until a message before it is fetched.
+    /// Whether a message is held until a message before it is fetched, or until its last part has come.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
-        self.0.as_ref().is_some_and(|active| !active.held.is_empty())
+        self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())
+    }
+
+    /// Whether parts of a message are still to come.
+    #[inline]
+    pub(super) fn is_joining(&self) -> bool {
+        self.0.as_ref().is_some_and(|active| active.joining.is_some())
+    }
+
+    /// The message of which parts are still to come.
+    pub(super) fn joining(&self) -> Option<&Fragments> {
+        self.0.as_ref()?.joining.as_deref()
+    }
+
+    /// The message of which parts are still to come, or a new one without parts.
+    pub(super) fn join(&mut self, device: usize, now: Instant) -> &mut Fragments {
+        let active = self.active(now);
+        let spare = &mut active.spare;
+        active.joining.get_or_insert_with(|| {
+            let new = || Box::new(Fragments { parts: Vec::new(), len: 0, following: 0, since: now, device });
+            spare.take().unwrap_or_else(new)
+        })
+    }
+
+    /// Takes the message that has just become whole. Unless it may overtake the events before it, it waits for them.
+    pub(super) fn take_joined(&mut self, overtake: bool) -> Option<Box<Fragments>> {
+        let active = self.0.as_mut()?;
+        let joined = active.joining.take()?;
+        if active.held.is_empty() || overtake {
+            return Some(joined);
+        }
+        active.held.push_back(Held::Fragments(joined));
+        None
+    }
+
+    /// Takes back what a message in several buffers has left.
+    pub(super) fn recycle(&mut self, mut fragments: Box<Fragments>) {
+        if let Some(active) = &mut self.0 {
+            fragments.parts.clear();
+            active.spare = Some(fragments);
+        }
     }
 
     /// Number of credits that are reserved for news of fetched messages.
@@ -254,7 +302,8 @@ impl Transfers {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
         let offers = (!active.outgoing.is_empty()).then_some(active.answered);
-        [reads, offers].into_iter().flatten().min()
+        let parts = active.joining.as_ref().map(|fragments| fragments.since);
+        [reads, offers, parts].into_iter().flatten().min()
     }
 }
 
@@ -302,9 +351,15 @@ impl Connection {
             other => other,
         };
         room.map_err(|blocked| {
-            self.refuse(Need::Transfer { copy: if copy { len } else { 0 } }, env);
+            self.refuse_transfer(len, copy, env);
             SendErrorKind::WouldBlock(blocked)
         })
+    }
+
+    /// Notes that a message past one buffer was refused for want of room.
+    pub(crate) fn refuse_transfer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) {
+        let parts = self.parts(len).unwrap_or(usize::MAX);
+        self.refuse(Need::Transfer { parts, copy: if copy { len } else { 0 } }, env);
     }
 
     /// Offers a message that [`Connection::check_offer`] has allowed.
@@ -342,7 +397,7 @@ impl Connection {
 
     /// Asks for a look after the transfer timeout, because large messages have begun to move and may come to a
     /// standstill.
-    fn watch_transfers(&self, env: &mut Env<'_>) {
+    pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + env.config.transfer_timeout));
     }
 
@@ -374,7 +429,8 @@ impl Connection {
         let Some(active) = &mut self.transfers.0 else { return };
         let (held, incoming) = (std::mem::take(&mut active.held), std::mem::take(&mut active.incoming));
         active.fetched.clear();
-        for held in held {
+        let joining = active.joining.take().map(Held::Fragments);
+        for held in held.into_iter().chain(joining) {
             match held {
                 Held::Transfer => {}
                 Held::Message { buffer, .. } => {
@@ -382,6 +438,12 @@ impl Connection {
                     env.buffers.free_receive(buffer, shared);
                 }
                 Held::Immediate(_) => self.receives.release(),
+                Held::Fragments(fragments) => {
+                    for (buffer, _) in fragments.parts {
+                        self.receives.release();
+                        env.buffers.free_receive(buffer, shared);
+                    }
+                }
             }
         }
         for region in incoming.into_iter().filter_map(|transfer| transfer.region) {
@@ -559,6 +621,13 @@ impl Connection {
                     self.receives.release();
                     if delivers {
                         self.tell(env, Event::Immediate(immediate));
+                    }
+                }
+                Some(Held::Fragments(fragments)) if delivers => self.deliver_fragments(fragments, env),
+                Some(Held::Fragments(fragments)) => {
+                    for (buffer, _) in fragments.parts {
+                        self.receives.release();
+                        env.buffers.free_receive(buffer, shared);
                     }
                 }
                 None => return,

@@ -8,14 +8,30 @@ use super::pool::Buffer;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
-/// A buffer on its way back to the reactor.
+/// Memory on its way back to the reactor.
 #[derive(Debug)]
 pub(crate) struct Returned {
     /// Index of its device.
     pub(crate) device: usize,
-    pub(crate) buffer: Buffer,
-    /// The connection, if the buffer held a received message; then the buffer is to be posted again.
+    pub(crate) what: Lent,
+    /// The connection, if the memory held a received message; then its buffers are to be posted again.
     pub(crate) receive_of: Option<ConnectionId>,
+}
+
+/// The things that a program may keep.
+#[derive(Debug)]
+pub(crate) enum Lent {
+    Buffer(Buffer),
+    Joined(Joined),
+}
+
+/// A message that came in several buffers, in memory of its own.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) bytes: Vec<u8>,
+    /// The buffers that it came in, if the memory is not accounted for. Then the message uses up its receives, as one in a
+    /// single buffer does.
+    pub(crate) receives: Vec<Buffer>,
 }
 
 /// The place to which the buffers of a device go back.
@@ -29,7 +45,16 @@ pub(crate) struct Home {
 impl Home {
     /// Sends a buffer home. When the reactor is gone, nobody needs the buffer; its memory goes with the last holder.
     pub(crate) fn give(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
-        if self.channel.send(Returned { device: self.device, buffer, receive_of }).is_ok() {
+        self.send(Lent::Buffer(buffer), receive_of);
+    }
+
+    /// Sends the memory of a message home.
+    pub(crate) fn give_joined(&self, joined: Joined, connection: ConnectionId) {
+        self.send(Lent::Joined(joined), Some(connection));
+    }
+
+    fn send(&self, what: Lent, receive_of: Option<ConnectionId>) {
+        if self.channel.send(Returned { device: self.device, what, receive_of }).is_ok() {
             self.wake.wake();
         }
     }

@@ -428,7 +428,7 @@ impl Driver {
         let extensions = framing == Framing::Credits && greeting.extensions && self.enable_extensions(id);
         let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
         seat.conn.came_to(listener);
-        seat.conn.agree(&greeting, own, extensions);
+        seat.conn.agree(&greeting, own, extensions, &self.config);
         let reply = seat.conn.greeting(answer, own, extensions, &self.config);
         if seat.conn.is_secured() {
             seat.conn.note_greeting(&request.private_data);

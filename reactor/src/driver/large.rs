@@ -9,6 +9,7 @@ use crate::conn::transfer::Source;
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, SendId};
 use crate::memory::budget::{Account, Budget};
+use crate::memory::joins::Joins;
 use crate::memory::operations::outside;
 use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
@@ -19,16 +20,23 @@ use crate::security::channel::{SEGMENT, TAG, segment, segments};
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
+    /// Memory in which messages in several buffers are joined.
+    pub(super) joins: Joins,
 }
 
 impl LargeMessages {
-    pub(super) const fn new(limit: usize) -> Self {
-        Self { copied: Budget::new(limit), fetched: Budget::new(limit) }
+    pub(super) const fn new(limit: usize, keep: usize) -> Self {
+        Self { copied: Budget::new(limit), fetched: Budget::new(limit), joins: Joins::new(keep) }
     }
 
     /// Bytes fetched, and bytes copied.
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
+    }
+
+    /// Takes memory for a message that has arrived, if there is some.
+    pub(super) fn take(&mut self, id: ConnectionId, len: usize, own: usize) -> bool {
+        self.fetched.take(id, len, own)
     }
 
     /// A connection wants no memory any more.
@@ -93,9 +101,17 @@ fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
 }
 
 impl Driver {
-    /// Offers a copy of `payload`, or a sealed copy if the connection is secured.
+    /// Sends `payload`, which is too long for one buffer, in several ones if there is room for all of it. Otherwise offers a copy,
+    /// or a sealed copy if the connection is secured.
     #[cold]
     pub(super) fn send_large(&mut self, id: ConnectionId, payload: Payload<'_>) -> Result<SendId, SendErrorKind> {
+        let cut = self.input(id, |conn, env| {
+            let len = payload.len();
+            conn.may_cut(len).then(|| conn.send_cut(len, env, |range, room| payload.part(range, room)))
+        });
+        if let Some(sent) = cut.flatten() {
+            return sent;
+        }
         let (len, most) = (payload.len(), self.large.copied.limit());
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
@@ -105,7 +121,7 @@ impl Driver {
         let own = seat.conn.copies();
         if !self.large.copied.request(id, len, own) {
             let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-            seat.conn.refuse(Need::Transfer { copy: len }, &mut env);
+            seat.conn.refuse_transfer(len, true, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
         let mut region = match self.block(id, len, Account::Copied) {
@@ -153,6 +169,11 @@ impl Driver {
         }
         if !self.registry.readable_by(region.key(), id) {
             return Err(SendErrorKind::NotReadable { max });
+        }
+        if let Some(conn) = self.table.get(id).map(|seat| &seat.conn)
+            && conn.may_cut(range.len())
+        {
+            return self.input(id, |conn, env| conn.send_cut_from(region, &range, env)).ok_or(SendErrorKind::Closed)?;
         }
         let (start, len) = (range.start as u64, range.len());
         let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
@@ -216,7 +237,7 @@ impl Driver {
             let Some(seat) = self.table.get(id) else { continue };
             let memory = match seat.conn.is_unblocked() {
                 None => continue,
-                Some(Need::Transfer { copy }) if copy > 0 => {
+                Some(Need::Transfer { copy, .. }) if copy > 0 => {
                     self.large.copied.would_grant(id, copy, seat.conn.copies())
                 }
                 Some(_) => true,
@@ -237,6 +258,6 @@ impl Driver {
         if conn.writable() == 0 || len <= conn.terms().buffer_size {
             return conn.writable() > 0;
         }
-        conn.may_offer(len) && self.large.copied.would_grant(id, len, conn.copies())
+        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(id, len, conn.copies()))
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod fair;
 mod fallback;
 pub(crate) mod group;
 pub(crate) mod handover;
+mod join;
 mod large;
 mod listen;
 mod lookup;
@@ -39,7 +40,7 @@ use crate::config::Config;
 use crate::conn::effects::{Action, Effects, Event};
 use crate::conn::{Connection, Env};
 use crate::device::Device;
-use crate::device::home::{Home, Returned};
+use crate::device::home::{Home, Lent, Returned};
 use crate::device::pool::{Buffer, Slabs};
 use crate::device::table::Devices;
 use crate::error::Error;
@@ -130,7 +131,7 @@ impl Driver {
             fair: Fair::default(),
             listeners: Slab::default(),
             registry: Registry::new(Arc::clone(&wake), config.transfer_cache),
-            large: LargeMessages::new(config.transfer_memory),
+            large: LargeMessages::new(config.transfer_memory, config.transfer_cache),
             timers: Timers::default(),
             effects: Effects::default(),
             stats: Stats::default(),
@@ -387,8 +388,11 @@ impl Driver {
 
     /// Stage 9: takes the buffers that came home from the program.
     pub(crate) fn take_returned(&mut self) {
-        while let Some(Returned { device, buffer, receive_of }) = self.devices.next_returned() {
-            self.take_home(device, buffer, receive_of);
+        while let Some(Returned { device, what, receive_of }) = self.devices.next_returned() {
+            match what {
+                Lent::Buffer(buffer) => self.take_home(device, buffer, receive_of),
+                Lent::Joined(joined) => self.take_joined_home(device, joined, receive_of),
+            }
         }
     }
 
@@ -444,7 +448,8 @@ impl Driver {
 
     /// Pools have let go of buffers, or memory of large messages was kept: looks later whether it is needed.
     pub(crate) fn expect_trim(&mut self) {
-        if !self.devices.trimming && (self.devices.are_excessive() || self.registry.kept() > 0) {
+        let kept = self.registry.kept() + self.large.joins.kept();
+        if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {
             self.devices.trimming = true;
             let idle = self.config.pool_idle;
             self.timers.insert(self.now + idle, Due::Trim);
@@ -457,6 +462,7 @@ impl Driver {
             device.trim(&mut *self.fabric.provider);
         }
         self.registry.trim(&mut *self.fabric.provider);
+        self.large.joins.trim();
         self.expect_trim();
     }
 

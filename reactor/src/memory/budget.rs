@@ -110,6 +110,11 @@ impl Budget {
         granted
     }
 
+    /// Takes memory if there is some, and does not wait for it.
+    pub(crate) fn take(&mut self, who: ConnectionId, bytes: usize, own: usize) -> bool {
+        self.would_grant(who, bytes, own) && self.request(who, bytes, own)
+    }
+
     /// A connection wants nothing any more.
     pub(crate) fn leave(&mut self, who: ConnectionId) {
         self.line.retain(|waiting| waiting.who != who);

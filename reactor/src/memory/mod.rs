@@ -3,6 +3,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cells;
+pub(crate) mod joins;
 mod kept;
 pub(crate) mod material;
 pub(crate) mod operations;

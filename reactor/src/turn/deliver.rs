@@ -8,7 +8,7 @@ use super::contain::{Of, call};
 use super::serve::Desk;
 use crate::api::handler::{ConnectRequest, Decision, Handler};
 use crate::api::message::{Content, Message};
-use crate::conn::effects::{Arrived, Event};
+use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::datagram::Datagram;
 use crate::datagram::table::{Endpoints, Event as DatagramEvent};
 use crate::device::home::Home;
@@ -295,6 +295,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             Event::Writable => callback!(self.on_writable(of, id)),
             Event::Identified => return self.identified(id),
             Event::Connected => callback!(self.on_connect(of, id)),
+            Event::Fragments(fragments) => return self.fragments(id, fragments),
             Event::Fetched(region) => return self.fetched(id, region),
             Event::Immediate(immediate) => callback!(self.on_immediate(of, id, immediate)),
             Event::Disconnected(reason) => callback!(self.on_disconnect(of, id, *reason)),
@@ -328,6 +329,21 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         // A callback that has panicked has ended the connection.
         let refusal = judged.map_or(Some("this side has failed".to_owned()), Result::err);
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
+    }
+
+    #[inline(never)]
+    fn fragments(&mut self, id: ConnectionId, fragments: Box<Fragments>) {
+        let device = fragments.device;
+        let Some((_, home)) = self.driver.lender(device) else { return };
+        let joined = self.driver.join(id, fragments);
+        let receives = joined.receives.len();
+        let mut joined = Some(joined);
+        let content = Content::Joined { joined: &mut joined, home: &home };
+        callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
+        match joined {
+            Some(joined) => self.driver.end_joined(id, device, joined),
+            None => self.driver.keep_joined(id, receives),
+        }
     }
 
     fn fetched(&mut self, id: ConnectionId, mut region: Box<Region>) {

@@ -156,7 +156,7 @@ pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie ^ mix(sequence * 2 + from as u64)));
     let max = max as u64;
     let len = match rng.below(8) {
-        _ if rng.chance(30) => max + rng.skewed(1..=(512 + 4 * max).min(LARGEST - max)),
+        _ if rng.chance(80) => max + rng.skewed(1..=(512 + 4 * max).min(LARGEST - max)),
         0 => max,
         1 => rng.range(0..=max),
         2..4 => rng.below(17).min(max),

@@ -293,8 +293,12 @@ impl Hostile {
                 self.message(&ask);
             }
             _ => {
-                let kind = tape.byte() % 10;
-                let message = [&header(kind, tape)[..], &tape.bytes(700)].concat();
+                let kind = tape.byte() % 11;
+                let mut header = header(kind, tape);
+                if kind == FRAGMENT {
+                    header[1] = tape.byte() % 8;
+                }
+                let message = [&header[..], &tape.bytes(700)].concat();
                 self.message(&message);
             }
         }
@@ -305,6 +309,9 @@ impl Hostile {
 fn hello() -> Vec<u8> {
     [&[1, 0, 0, 0][..], &16_u32.to_le_bytes()].concat()
 }
+
+/// The kind of a part of a message. The header says how many parts follow.
+const FRAGMENT: u8 = 10;
 
 /// The header of a message, with a grant that is honest most of the time.
 fn header(kind: u8, tape: &mut Tape<'_>) -> [u8; 8] {

@@ -347,10 +347,11 @@ impl Program {
     }
 }
 
-/// What each side says: one of the messages is past one buffer, and with what the transport adds it is more than 10,000 octets.
+/// What each side says: one of the messages is fetched, the next one goes in two buffers, and with what the transport adds it
+/// is more than 10,000 octets.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
-    [40, 0, 700, 9, 5000, 1500, 1800, 1900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
+    [40, 0, 700, 9, 5000, 2500, 1800, 900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
 }
 
 impl Handler for Program {
@@ -424,8 +425,10 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
     lock(&fabric).middleman = Some(Middleman::new(attack));
     let programs = [Program::default(), Program::default()];
     let config = Config::default().wait(Wait::Event).buffer_size(2048).max_memory(8 << 20).security(security(mode));
-    let config =
-        config.connect_timeout(Duration::from_secs(10)).keepalive(Duration::from_secs(1), Duration::from_secs(3));
+    let config = config
+        .eager_limit(4 << 10)
+        .connect_timeout(Duration::from_secs(10))
+        .keepalive(Duration::from_secs(1), Duration::from_secs(3));
     let node = |node: usize| Node::new(reactor(node, &fabric, config.clone()), Box::new(programs[node].clone()));
     let mut nodes = vec![node(SERVER), node(CLIENT)];
     nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");

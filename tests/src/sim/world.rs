@@ -84,6 +84,16 @@ fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
 }
 
+/// Longest message that a node sends in several buffers: none, any, or drawn.
+fn eager(seed: u64, node: usize) -> usize {
+    let rng = &mut Rng::new(mix(seed) ^ node as u64, "eager");
+    match rng.index(4) {
+        0 => 0,
+        1 => rng.skewed(1..=LARGEST) as usize,
+        _ => LARGEST as usize,
+    }
+}
+
 fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: SecurityMode) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
@@ -161,7 +171,8 @@ impl World {
                 clock: Box::new(SimClock(Arc::clone(&fabric))),
             };
             let reactor = Reactor::with_parts(
-                config(&options.nodes[node], unheard, shared(seed, node, &options), secured),
+                config(&options.nodes[node], unheard, shared(seed, node, &options), secured)
+                    .eager_limit(eager(seed, node)),
                 parts,
             );
             let reactor = reactor.expect("settings in range");

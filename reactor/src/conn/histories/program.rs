@@ -4,7 +4,7 @@ use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
 
 use super::side::{BUFFER, Manner, Said, Side, region};
-use crate::conn::effects::{Arrived, Event};
+use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::conn::frame::Immediate;
 use crate::conn::transfer::Source;
 use crate::conn::{Connection, Env};
@@ -14,6 +14,11 @@ use crate::id::{SendId, SendKind};
 use crate::limits::HEADER_LEN;
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
+
+/// A byte of a message in several buffers. The first four are its tag.
+const fn cut_byte(tag: u32, at: usize) -> u8 {
+    if at < 4 { tag.to_le_bytes()[at] } else { (tag as usize).wrapping_mul(7).wrapping_add(at * 11) as u8 }
+}
 
 /// Memory of the peer.
 const FAR: RemoteAddress = RemoteAddress { address: 0, key: RemoteKey(7) };
@@ -112,6 +117,31 @@ impl Side {
         let sent = self.tell(|conn, env| conn.send_from(&region, 0..len, env));
         self.source = region;
         self.taken(sent, Some(Said::Message { tag: 0, len }));
+    }
+
+    /// Sends a message in several buffers, if there is room for all of it: a copy, or from the program's region.
+    pub(super) fn send_cut(&mut self, len: usize, copy: bool) {
+        let len = if copy { len } else { len.min(self.source.len()) };
+        if !self.conn.as_ref().is_some_and(|conn| conn.may_cut(len)) {
+            return;
+        }
+        self.tag += 1;
+        let tag = if copy { self.tag } else { 0 };
+        let sent = if copy {
+            let payload: Vec<u8> = (0..len).map(|at| cut_byte(tag, at)).collect();
+            self.tell(|conn, env| {
+                conn.send_cut(len, env, |range, room| {
+                    room.copy_from_slice(&payload[range]);
+                    true
+                })
+            })
+        } else {
+            let region = std::mem::replace(&mut self.source, region(&self.home, 1, 9));
+            let sent = self.tell(|conn, env| conn.send_cut_from(&region, &(0..len), env));
+            self.source = region;
+            sent
+        };
+        assert!(self.taken(sent, Some(Said::Cut { tag, len })), "there was room for all of it");
     }
 
     /// Sends a message past one buffer, from a copy or from the program's region.
@@ -248,6 +278,7 @@ impl Side {
             Event::Connected => assert!(!std::mem::replace(&mut self.announced, true), "connected twice"),
             Event::Identified => panic!("these connections are not secured"),
             Event::Message(arrived) => self.message(arrived),
+            Event::Fragments(fragments) => self.fragments(fragments),
             Event::Fetched(region) => self.hear(Said::Large { len: region.len() }),
             Event::Immediate(Immediate { value, len }) => {
                 let placed = self.device.placed >= value && len == 1;
@@ -292,6 +323,38 @@ impl Side {
                 self.buffers.free_receive(buffer, shared);
             }
         }
+    }
+
+    fn fragments(&mut self, mut fragments: Box<Fragments>) {
+        let slabs = self.buffers.pool.slabs();
+        let parts = fragments.parts.iter();
+        let message: Vec<u8> =
+            parts.flat_map(|(buffer, end)| slabs.bytes(buffer, *end as usize)[HEADER_LEN..].to_vec()).collect();
+        assert_eq!(message.len(), fragments.len);
+        // What comes from the region of the program has no tag.
+        let tag = message.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
+        let sound = (0..message.len()).all(|at| message[at] == cut_byte(tag, at));
+        self.hear(Said::Cut { tag: if sound { tag } else { 0 }, len: message.len() });
+        let shared = self.config.shared_receives.is_some();
+        if self.manner == Manner::Close {
+            self.manner = Manner::LetGo;
+            self.closed = true;
+            self.input(Connection::close);
+        }
+        for (buffer, _) in fragments.parts.drain(..) {
+            match self.manner {
+                Manner::LetGo | Manner::Close => self.buffers.free_receive(buffer, shared),
+                Manner::Keep => {
+                    self.kept.push(buffer);
+                    self.input(|conn, _| conn.receives_mut().keep());
+                }
+                Manner::GiveBackInside => {
+                    self.input(|conn, env| conn.message_returned(buffer, env));
+                    self.input(|conn, _| conn.receives_mut().keep());
+                }
+            }
+        }
+        self.input(|conn, _| conn.recycle(fragments));
     }
 
     fn sent(&mut self, send: SendId, outcome: Outcome) {

@@ -50,9 +50,21 @@ pub(super) struct Terms {
 /// Something that one program has sent and the other is to hear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    Message { tag: u32, len: usize },
-    Large { len: usize },
-    Immediate { value: u32 },
+    Message {
+        tag: u32,
+        len: usize,
+    },
+    /// A message in several buffers.
+    Cut {
+        tag: u32,
+        len: usize,
+    },
+    Large {
+        len: usize,
+    },
+    Immediate {
+        value: u32,
+    },
 }
 
 impl Said {
@@ -64,6 +76,9 @@ impl Said {
     pub(super) fn matches(self, heard: Self) -> bool {
         match (self, heard) {
             (Self::Message { tag, len }, Self::Message { tag: other, len: heard }) => {
+                len == heard && (tag == 0 || tag == other)
+            }
+            (Self::Cut { tag, len }, Self::Cut { tag: other, len: heard }) => {
                 len == heard && (tag == 0 || tag == other)
             }
             (said, heard) => said == heard,
@@ -248,7 +263,7 @@ impl Side {
             Framing::Raw => raw,
             Framing::Credits => Greeting::parse(request).and_then(Greeting::checked).expect("our own greeting"),
         };
-        conn.agree(&greeting, BUFFER as u32, false);
+        conn.agree(&greeting, BUFFER as u32, false, &self.config);
     }
 
     // The driver's part.
@@ -490,6 +505,8 @@ impl Side {
         assert!(outgoing <= MAX_TRANSFERS && incoming <= MAX_TRANSFERS && fetched <= MAX_TRANSFERS);
         let most = config.receive_depth as usize + MAX_TRANSFERS;
         assert!(held <= most, "{held} messages are held back, of {most}");
+        let joining = conn.transfers.joining().map_or(0, |joining| joining.parts.len());
+        assert!(joining <= config.receive_depth as usize, "{joining} parts of a message");
         assert!(conn.about.early.len() <= config.receive_depth as usize);
         if device.uses(sink.remote()) {
             assert!(sink.bytes().is_none(), "a device may write what a program may look at");

@@ -1,0 +1,159 @@
+//! Messages in several buffers: cut by the sender, each part with a credit of its own, and joined by the receiver.
+//!
+//! Such a message needs no offer, read and answer, so it takes about as long as its bytes take. All its parts are queued at
+//! once and nothing comes between them, so they need no number. The receiver leaves them in the buffers that they came in
+//! until the last one has come: a peer that never sends it holds only receives of its own, and no other memory. The credits
+//! for all parts are there before the first one is sent. If they are not, the message is offered ([`super::transfer`]).
+
+use std::ops::Range;
+
+use rdma_transport::wr::{SendOp, SgeList};
+
+use super::effects::{Event, Fragments};
+use super::frame::{Header, Kind, MAX_FOLLOWING};
+use super::send_queue::{Entry, no_buffer};
+use super::{Connection, Env};
+use crate::config::Framing;
+use crate::device::pool::Buffer;
+use crate::error::{PeerViolation, SendErrorKind};
+use crate::id::{SendId, SendKind};
+use crate::limits::HEADER_LEN;
+use crate::memory::operations::Locals;
+use crate::memory::region::Region;
+
+impl Connection {
+    // Sending.
+
+    /// Number of buffers that a message of `len` bytes takes, if it may be sent in several.
+    pub(super) fn parts(&self, len: usize) -> Option<usize> {
+        let size = self.terms.buffer_size;
+        let parts =
+            (self.framing == Framing::Credits && len > size && len <= self.terms.eager).then(|| len.div_ceil(size));
+        parts.filter(|&parts| parts <= MAX_FOLLOWING as usize)
+    }
+
+    /// Whether a message of `len` bytes can be queued now in several buffers.
+    pub(crate) fn may_cut(&self, len: usize) -> bool {
+        self.parts(len).is_some_and(|parts| parts <= self.writable())
+    }
+
+    /// The parts of a message of `len` bytes, and for each how many follow it.
+    fn cut(&self, len: usize) -> impl Iterator<Item = (Range<usize>, u32)> + use<> {
+        let size = self.terms.buffer_size;
+        let count = len.div_ceil(size);
+        (0..count).map(move |nth| (nth * size..len.min((nth + 1) * size), (count - 1 - nth) as u32))
+    }
+
+    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a part of the payload, or says that this side cannot
+    /// look at it.
+    pub(crate) fn send_cut(
+        &mut self,
+        len: usize,
+        env: &mut Env<'_>,
+        fill: impl Fn(Range<usize>, &mut [u8]) -> bool,
+    ) -> Result<SendId, SendErrorKind> {
+        let mut last = Err(SendErrorKind::Closed);
+        for (range, following) in self.cut(len) {
+            let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+            let end = HEADER_LEN + range.len();
+            if !fill(range.clone(), &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..end]) {
+                env.buffers.pool.give(buffer);
+                return Err(SendErrorKind::Sealed);
+            }
+            let header = self.header(Kind::Fragment).emit_before(following);
+            let (posted, sge) = env.buffers.pool.post_behind(buffer, header, range.len());
+            let id = (following == 0).then(|| self.sends.name(SendKind::Message));
+            self.sends.push(Entry::message(posted, id), SendOp::Send, SgeList::one(sge));
+            last = id.ok_or(SendErrorKind::Closed);
+        }
+        self.count_sent(len, env);
+        last
+    }
+
+    /// Queues a message that [`Connection::may_cut`] allows, from a range inside of a region, which the device reads.
+    pub(crate) fn send_cut_from(
+        &mut self,
+        region: &Region,
+        from: &Range<usize>,
+        env: &mut Env<'_>,
+    ) -> Result<SendId, SendErrorKind> {
+        let mut last = Err(SendErrorKind::Closed);
+        for (range, following) in self.cut(from.len()) {
+            let locals = Locals::to_read(&[(region, from.start + range.start..from.start + range.end)])?;
+            let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
+            let header = self.header(Kind::Fragment).emit_before(following);
+            let id = (following == 0).then(|| self.sends.name(SendKind::Message));
+            self.sends.push_gathered(&env.buffers.pool, buffer, header, id, locals);
+            last = id.ok_or(SendErrorKind::Closed);
+        }
+        self.count_sent(from.len(), env);
+        last
+    }
+
+    // Receiving.
+
+    /// Handles a part of a message.
+    pub(super) fn received_fragment(
+        &mut self,
+        buffer: Buffer,
+        end: u32,
+        env: &mut Env<'_>,
+    ) -> Result<(), PeerViolation> {
+        if !self.state.delivers() {
+            self.discard(buffer, env);
+            return Ok(());
+        }
+        let message = env.buffers.pool.slabs().bytes(&buffer, end as usize);
+        let (len, following) = (message.len() - HEADER_LEN, Header::following(message));
+        let before = self.transfers.joining().map(|joined| (joined.len, joined.following));
+        let (so_far, begins) = (before.map_or(0, |(len, _)| len), before.is_none());
+        let expected = match before {
+            Some((_, left)) => following + 1 == left,
+            None => following > 0,
+        };
+        let violation = if len == 0 || !expected {
+            Some(PeerViolation::MalformedMessage)
+        } else if following > self.rx.left() {
+            // The credits for all parts were there before the first one was sent.
+            Some(PeerViolation::CreditOverrun)
+        } else {
+            ((so_far + len) as u64 > env.config.max_message).then_some(PeerViolation::InvalidOffer)
+        };
+        if let Some(violation) = violation {
+            self.discard(buffer, env);
+            return Err(violation);
+        }
+        let joined = self.transfers.join(env.device, env.now);
+        if cfg!(planted = "fragments-in-the-wrong-order") && joined.parts.len() == 2 {
+            joined.parts.insert(1, (buffer, end));
+        } else {
+            joined.parts.push((buffer, end));
+        }
+        (joined.len, joined.following, joined.since) = (so_far + len, following, env.now);
+        self.receives.hold();
+        if begins {
+            self.watch_transfers(env);
+        }
+        if following == 0
+            && let Some(joined) = self.transfers.take_joined(env.config.overtake)
+        {
+            self.deliver_fragments(joined, env);
+        }
+        Ok(())
+    }
+
+    /// Passes a message in several buffers to the program.
+    pub(super) fn deliver_fragments(&mut self, joined: Box<Fragments>, env: &mut Env<'_>) {
+        for _ in &joined.parts {
+            self.receives.release();
+        }
+        env.stats.messages.received += 1;
+        env.stats.messages.bytes_received += joined.len as u64;
+        self.tell(env, Event::Fragments(joined));
+    }
+
+    /// Takes back what a message has left that was joined in other memory.
+    pub(crate) fn recycle(&mut self, joined: Box<Fragments>) {
+        self.transfers.recycle(joined);
+    }
+}

@@ -1,0 +1,228 @@
+//! Messages in several buffers, which are sent at once and not offered.
+
+use std::time::Duration;
+
+use rdma_reactor::{Access, Config, ConnectionId, DisconnectReason, Outcome, RegionOptions, SendErrorKind};
+
+use super::harness::{Event, Pair, Probe, Setup, pattern};
+
+/// Largest payload of one buffer in these tests, bytes.
+const BUFFER: usize = 1024;
+/// Longest message that is sent at once: ten buffers, and a bit.
+const LIMIT: usize = 10 * BUFFER + 7;
+/// Receives of a connection. Three of them are not for data.
+const DEPTH: usize = 32;
+
+fn config(setup: &Setup) -> Config {
+    // The number of those that the connection has from the beginning is known only of own receives.
+    setup.config().shared_receives(None).buffer_size(BUFFER as u32).eager_limit(LIMIT).receive_depth(DEPTH as u32)
+}
+
+fn pair(setup: &Setup, config: Config) -> (Pair, ConnectionId) {
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    (p, conn)
+}
+
+/// Ends a pair, and checks that nothing is left of any message.
+fn finish(mut p: Pair) {
+    p.until("nothing is left", |p| {
+        [&p.client, &p.server].iter().all(|reactor| {
+            let memory = reactor.stats().memory;
+            (memory.regions, memory.fetched_bytes, memory.copied_bytes) == (0, 0, 0)
+        })
+    });
+    p.finish();
+}
+
+/// Registrations for messages past one buffer, of both sides.
+fn registrations(p: &Pair) -> u64 {
+    [&p.client, &p.server].iter().map(|reactor| reactor.stats().messages.large_registrations).sum()
+}
+
+/// Messages around each border arrive whole and in order, and only those past the limit register memory.
+pub fn every_border_arrives_in_order(setup: &Setup) {
+    let (mut p, conn) = pair(setup, config(setup));
+    let there = p.s.connection().expect("the server was told");
+    let sizes =
+        [BUFFER, BUFFER + 1, 0, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 1, 10 * BUFFER, LIMIT - 1, LIMIT, 5];
+    for (nth, &size) in sizes.iter().enumerate() {
+        // Each one has the whole window, so none is offered.
+        p.client.context().send(conn, &pattern(nth, size)).expect("room");
+        p.server.context().send(there, &pattern(nth + 100, size)).expect("room");
+        p.until("it has arrived and ended", |p| {
+            [p.s.received, p.c.received, p.s.sent, p.c.sent] == [nth as u64 + 1; 4]
+        });
+        while p.client.context().writable(conn).min(p.server.context().writable(there)) < 11 {
+            p.turn();
+        }
+    }
+    assert_eq!(registrations(&p), 0, "none of these was offered");
+    for (nth, &size) in sizes.iter().enumerate() {
+        assert!(p.s.messages()[nth] == pattern(nth, size), "message {nth} of {size} bytes to the server");
+        assert!(p.c.messages()[nth] == pattern(nth + 100, size), "message {nth} of {size} bytes to the client");
+    }
+    p.client.context().send(conn, &pattern(1, LIMIT + 1)).expect("room");
+    let before = sizes.len() as u64;
+    p.until("one past the limit", |p| p.s.received == before + 1 && p.c.sent == before + 1);
+    assert!(p.s.messages()[sizes.len()] == pattern(1, LIMIT + 1));
+    assert_eq!(registrations(&p), 2, "one copy to be fetched, and the memory that it was fetched into");
+    finish(p);
+}
+
+/// A message that has no room in the window is offered, so that it is not stuck, and everything stays in order.
+pub fn what_has_no_room_is_offered(setup: &Setup) {
+    for depth in [5, 6, 9, 14] {
+        let (mut p, conn) = pair(setup, config(setup).receive_depth(depth));
+        let sizes = [LIMIT, 3, 2 * BUFFER, LIMIT + 1, BUFFER + 1, 0, LIMIT, LIMIT, 2, 2 * BUFFER + 5];
+        for (nth, &size) in sizes.iter().enumerate() {
+            while let Err(error) = p.client.context().send(conn, &pattern(nth, size)) {
+                assert!(matches!(error, SendErrorKind::WouldBlock(_)), "{error}");
+                assert!(!p.client.context().writable_for(conn, size));
+                p.turn();
+            }
+        }
+        let all = sizes.len() as u64;
+        p.until("all of them", |p| (p.s.received, p.c.sent) == (all, all));
+        for (nth, (&size, message)) in sizes.iter().zip(p.s.messages()).enumerate() {
+            assert!(message == pattern(nth, size), "message {nth} of {size} bytes, depth {depth}");
+        }
+        assert!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Failed(_)))) == 0);
+        finish(p);
+    }
+}
+
+/// A side that sends no message in several buffers has them all fetched. It gets such messages all the same.
+pub fn each_side_decides_what_it_sends(setup: &Setup) {
+    let offers = config(setup).eager_limit(0);
+    let mut p = Pair::with_configs(setup, offers, config(setup), Probe::default(), Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    p.client.context().send(conn, &pattern(1, LIMIT)).expect("room");
+    p.until("one at once", |p| p.s.received == 1 && p.c.sent == 1);
+    assert_eq!(registrations(&p), 0);
+    let there = p.s.connection().expect("the server was told");
+    p.server.context().send(there, &pattern(2, LIMIT)).expect("room");
+    p.until("one that is fetched", |p| p.c.received == 1 && p.s.sent == 1);
+    assert_eq!(registrations(&p), 2);
+    assert!(p.s.messages()[0] == pattern(1, LIMIT) && p.c.messages()[0] == pattern(2, LIMIT));
+    finish(p);
+}
+
+/// Regions are sent in several buffers without a copy, and lent until the last one has gone out.
+pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
+    let (mut p, conn) = pair(setup, config(setup));
+    let mut cx = p.client.context();
+    let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+    let mut region = cx.register_vec(conn, pattern(3, 2 * LIMIT), &readable).expect("a region");
+    cx.send_region(conn, &region, 5..5 + LIMIT).expect("room");
+    if setup.secured.is_none() {
+        assert!(region.copy_from(4 + LIMIT, &[0]).is_err(), "it is lent");
+    }
+    p.until("it has arrived and ended", |p| p.s.received == 1 && p.c.sent == 1);
+    assert!(p.s.messages()[0] == &pattern(3, 2 * LIMIT)[5..5 + LIMIT]);
+    region.copy_from(4 + LIMIT, &[0]).expect("it is lent no more");
+    assert_eq!(registrations(&p), 0);
+    drop(region);
+    finish(p);
+}
+
+/// Messages that the program keeps take of the memory for large messages, and leave the window alone. When that memory is used
+/// up they take receives, as messages of one buffer do, and nothing is stuck.
+pub fn kept_messages_are_accounted_for(setup: &Setup) {
+    let len = 4 * BUFFER;
+    for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
+        let config = config(setup).max_message(2 * len as u64).transfer_memory(memory);
+        let (mut p, conn) = pair(setup, config);
+        p.s.keep = Some(Vec::new());
+        for nth in 0..5 {
+            p.client.context().send(conn, &pattern(nth, len)).expect("room");
+            p.until("it has arrived", |p| p.s.received == nth as u64 + 1 && p.c.sent == p.s.received);
+        }
+        assert!(p.server.stats().memory.fetched_bytes >= accounted * len);
+        assert!(p.server.stats().memory.fetched_bytes <= memory);
+        if accounted == 5 {
+            assert_eq!(p.server.stats().memory.fetched_bytes, 5 * len);
+            while p.client.context().writable(conn) < DEPTH / 2 {
+                p.turn();
+            }
+        } else {
+            p.turn_for(Duration::from_millis(20));
+            let room = p.client.context().writable(conn);
+            assert!(room < DEPTH - 3 - 2 * 4, "some of them keep their receives: {room}");
+        }
+        assert_eq!(registrations(&p), 0);
+        let kept = p.s.keep.take().expect("it keeps");
+        for (nth, message) in kept.into_iter().enumerate() {
+            assert!(*message == *pattern(nth, len), "message {nth}");
+            let message = message.into_region().expect_err("it was not fetched");
+            assert!(*message == *pattern(nth, len), "message {nth}, unchanged");
+        }
+        p.until("they are given back", |p| p.server.stats().memory.fetched_bytes == 0);
+        for nth in 0..20 {
+            while p.client.context().send(conn, &pattern(nth, len)).is_err() {
+                p.turn();
+            }
+        }
+        p.until("the window goes on", |p| p.s.received == 25 && p.c.sent == 25);
+        finish(p);
+    }
+}
+
+/// Whoever goes in the middle of a message: each send ends once, nothing is left, and what was accepted before a close arrives.
+pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
+    for way in ["close", "abort", "the reader closes", "the reader is dropped"] {
+        let (mut p, conn) = pair(setup, config(setup));
+        for nth in 0..3 {
+            p.client.context().send(conn, &pattern(nth, LIMIT)).expect("in several buffers, or offered");
+        }
+        // The first parts may be on their way.
+        p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("a turn");
+        let there = p.s.connection().expect("the server was told");
+        match way {
+            "close" => p.client.context().close(conn),
+            "abort" => p.client.context().abort(conn),
+            "the reader closes" => p.server.context().close(there),
+            _ => {
+                let spare = (setup.reactor)(config(setup)).expect("another reactor");
+                drop(std::mem::replace(&mut p.server, spare));
+                p.until("the end", |p| p.c.live() == 0);
+                assert_eq!(p.c.sent, 3, "{way}: each send has ended");
+                continue;
+            }
+        }
+        p.until("both know", |p| p.s.live() + p.c.live() == 0);
+        assert_eq!(p.c.sent, 3, "{way}: each send has ended");
+        if way == "close" {
+            assert_eq!(p.s.received, 3, "what was accepted arrives");
+        }
+        for (nth, message) in p.s.messages().into_iter().enumerate() {
+            assert!(message == pattern(nth, LIMIT), "{way}: message {nth} is whole");
+        }
+        finish(p);
+    }
+}
+
+/// A callback that panics over a message in several buffers ends its connection, and the memory of the message is not lost.
+pub fn a_panic_over_one_is_contained(setup: &Setup) {
+    let config = config(setup).contain_panics(true);
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    p.s = Probe::new(|_, event| {
+        if let Event::Recv(_, bytes) = event {
+            assert!(bytes.len() != LIMIT, "this program cannot bear it");
+        }
+    });
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    p.client.context().send(conn, &pattern(0, LIMIT - 1)).expect("room");
+    p.client.context().send(conn, &pattern(1, LIMIT)).expect("room");
+    p.until("both know", |p| p.s.live() + p.c.live() == 0);
+    let why = p.s.events.iter().find_map(|event| match event {
+        Event::Disconnect(_, DisconnectReason::Internal(why)) => Some(why.clone()),
+        _ => None,
+    });
+    assert!(why.expect("the panic").contains("cannot bear it"));
+    assert_eq!(p.server.stats().memory.fetched_bytes, 0);
+    finish(p);
+}
