@@ -2,15 +2,16 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 SEEDS ?= 1000
+SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants fuzz fuzz-smoke soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 build: ## Library and programs, release
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release --bins
 
 demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, target/demo/latency.svg
 	$(CARGO) build --profile demo -p rdma-reactor-examples --no-default-features --features verbs --bin rdma-pingpong
@@ -21,7 +22,7 @@ test: vm-setup ## All tests; on two cores about 20 minutes with what they build
 
 # What needs a device is left to the guest.
 DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw interop_siw misbehaviour_siw
-HOST_TESTS = libraries $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
+HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device
 	timeout 1200 $(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %)
@@ -68,6 +69,12 @@ bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run 
 
 mutants: vm-setup ## Plant defects; a test must find each
 	$(VERBS_ENV) tests/mutants/run.sh
+
+fuzz-smoke: ## Each fuzz target for a minute
+	tests/fuzz/run.sh 60
+
+fuzz: ## Each fuzz target for SECONDS, an hour unless said otherwise
+	tests/fuzz/run.sh $(SECONDS)
 
 soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections and all of secured connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire

@@ -25,6 +25,9 @@ pub mod datagram;
 mod device;
 mod driver;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guide;
 mod id;
 mod limits;

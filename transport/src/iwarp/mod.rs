@@ -18,6 +18,7 @@
 //! | `handover` | connect requests that move to another provider |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
+//! | `fuzz` | feature `fuzzing`: what the fuzz targets call |
 //!
 //! The modules down to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
@@ -29,6 +30,9 @@ mod cq;
 mod drive;
 mod endpoint;
 mod fault;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 mod half_open;
 mod handover;
 mod handshake;

@@ -120,7 +120,7 @@ impl StagTable {
     }
 
     /// A region with a given STag and a given first Tagged Offset, as a recorded peer had it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
         let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();
         assert_eq!(got, stag);

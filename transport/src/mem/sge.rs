@@ -236,7 +236,7 @@ pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl 
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl Sge {
     /// The same bytes under another key.
     pub(crate) fn with_key(self, key: LocalKey) -> Self {

@@ -1,0 +1,107 @@
+//! Writes seeds into the corpora: the recorded connections of the kernel's siw, messages that this project's own functions
+//! emit, and a few tapes. A fuzzer starts from them.
+//!
+//! ```text
+//! cargo run -p rdma-reactor-fuzz --example seeds
+//! ```
+#![allow(clippy::disallowed_methods, reason = "a tool, not the library")]
+
+use std::fs;
+
+use rdma_reactor::RemoteRegion;
+use rdma_reactor_examples::kv::table::Geometry;
+use rdma_reactor_examples::kv::wire::{Hello, encode_put};
+use rdma_reactor_examples::mesh::frame::{Frame, ping};
+use rdma_reactor_examples::mesh::hello::{Hello as Rank, Purpose};
+use rdma_reactor_examples::pingpong;
+use rdma_reactor_examples::rcp::wire::Say;
+use rdma_reactor_examples::rping::advert;
+use rdma_reactor_fuzz::corpora;
+use rdma_reactor_tests::pcap;
+use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
+
+/// Longest stream that becomes a seed.
+const LONGEST: usize = 4000;
+
+fn write(target: &str, name: &str, octets: &[u8]) {
+    let folder = corpora().join(target);
+    fs::create_dir_all(&folder).expect("a folder");
+    fs::write(folder.join(format!("seed-{name}")), octets).expect("a file");
+}
+
+/// The length of a startup frame.
+fn startup_len(stream: &[u8]) -> usize {
+    STARTUP_HEADER_LEN + usize::from(u16::from_be_bytes([stream[18], stream[19]]))
+}
+
+fn main() {
+    for (name, capture) in pcap::all() {
+        let name = &name[..2];
+        for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
+            // Some servers say nothing.
+            if stream.is_empty() {
+                continue;
+            }
+            let (frame, mut fpdus) = stream.split_at(startup_len(stream));
+            write("startup", &format!("{name}{side}"), &[&[7], frame].concat());
+            // Without extensions, with and without a CRC that is put right, from own receives.
+            let stream = &fpdus[..fpdus.len().min(LONGEST)];
+            write("cuts", &format!("{name}{side}"), &[&[0b1011, 3], stream].concat());
+            write("cuts", &format!("{name}{side}-nocrc"), &[&[0b1000, 9], stream].concat());
+            let mut kinds = std::collections::BTreeSet::new();
+            while let Some(&[high, low, _, kind]) = fpdus.first_chunk() {
+                let len = fpdu_len(usize::from(u16::from_be_bytes([high, low])));
+                let Some((fpdu, rest)) = fpdus.split_at_checked(len) else { break };
+                if kinds.insert(kind) {
+                    write("headers", &format!("{name}{side}-{kind:02x}"), &fpdu[..len.min(120)]);
+                }
+                fpdus = rest;
+            }
+        }
+    }
+    // The greeting of wire.md: magic, version, length of the user's data, reason, features, window, buffer size, largest message.
+    let greeting =
+        [&b"RDXR\x02\x03\0\x01"[..], &16_u32.to_le_bytes(), &8192_u32.to_le_bytes(), &[0; 4], b"abc"].concat();
+    write("greeting", "plain", &greeting);
+    write("greeting", "padded", &[&greeting[..], &[0; 33]].concat());
+    let region = RemoteRegion { address: 0x7000, len: 1 << 20, key: 7 };
+    for kind in 0..10_u8 {
+        let header = [kind, 0, 0, 0, 64, 0, 0, 0];
+        let payload = match kind {
+            0 => b"data".to_vec(),
+            5 => [5; 8].to_vec(),
+            6 => [&[1, 0, 0, 0, 0, 0, 0, 0], &region.to_bytes()[..]].concat(),
+            7 => vec![1, 0, 0, 0],
+            9 => vec![1, 2, 3],
+            _ => Vec::new(),
+        };
+        write("message", &format!("{kind}"), &[&header[..], &payload].concat());
+    }
+    let geometry = Geometry { slots: 100, max_value: 100 };
+    let table = Hello { geometry, region: RemoteRegion { len: geometry.table_len(), ..region } };
+    let rank = Rank { rank: 1, ranks: 4, purpose: Purpose::Link { run: 7, attempt: 1 } };
+    let messages: [(u8, Vec<u8>); 12] = [
+        (0, table.encode()),
+        (1, encode_put(b"key", b"value")),
+        (2, vec![0; 128]),
+        (3, Say::Offer { len: 7, name: "a file" }.encode()),
+        (3, Say::Have { len: 7, hash: [3; 32] }.encode()),
+        (3, Say::From(9).encode()),
+        (4, Frame::Lent(1, region).encode()),
+        (4, Frame::Refused(1, "why".into()).encode()),
+        (4, ping(1, 64)),
+        (5, rank.encode()),
+        (6, advert::encode(region).to_vec()),
+        (7, pingpong::frame::Frame::Lent(region).control()),
+    ];
+    for (at, (choice, message)) in messages.iter().enumerate() {
+        write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());
+    }
+    // Tapes: all operations in order, with small numbers; and a long line of each.
+    let all: Vec<u8> = (0..=255_u8).collect();
+    let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
+    for target in ["script", "stream", "handshake_psk", "handshake_tls", "records_psk", "records_tls", "hostile"] {
+        write(target, "all", &all);
+        write(target, "some", &some);
+    }
+}

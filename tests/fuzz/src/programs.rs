@@ -1,0 +1,66 @@
+//! The wire formats of the examples: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong` and the programs that speak rping.
+
+use rdma_reactor_examples::kv::table::Slot;
+use rdma_reactor_examples::kv::wire::{Hello, decode_put, encode_put};
+use rdma_reactor_examples::mesh::frame::{Frame, LOAD};
+use rdma_reactor_examples::mesh::hello::Hello as Rank;
+use rdma_reactor_examples::pingpong;
+use rdma_reactor_examples::rcp::wire::Say;
+use rdma_reactor_examples::rping::advert;
+
+/// Reads a message of each program; the first octet says how.
+///
+/// # Panics
+/// When a message is written in another way than it was read.
+pub fn programs(octets: &[u8]) {
+    let Some((choice, octets)) = octets.split_first() else { return };
+    match choice % 8 {
+        0 => {
+            if let Some(hello) = Hello::decode(octets) {
+                assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+                let last = hello.geometry.places(octets).max().expect("a table has slots");
+                let end = last + hello.geometry.slot_len() as u64;
+                assert!(hello.region.part(last, hello.geometry.slot_len() as u64).is_some(), "a slot ends at {end}");
+            }
+        }
+        1 => {
+            if let Some((key, value)) = decode_put(octets) {
+                assert_eq!(encode_put(key, value), octets);
+            }
+        }
+        2 => {
+            if let Slot::Entry { version, key, value } = Slot::parse(octets) {
+                assert!(version > 0 && version % 2 == 0 && key.len() + value.len() + 24 <= octets.len());
+            }
+        }
+        3 => {
+            if let Some(say) = Say::decode(octets) {
+                assert_eq!(say.encode(), octets);
+            }
+        }
+        4 => {
+            if let Some(frame) = Frame::decode(octets) {
+                assert!(matches!(frame, Frame::Load(None)) || Frame::decode(&frame.encode()) == Some(frame.clone()));
+                assert!(!matches!(frame, Frame::Load(Some(_))) || octets.len() == LOAD);
+            }
+        }
+        5 => {
+            if let Some(rank) = Rank::decode(octets) {
+                assert_eq!(Rank::decode(&rank.encode()), Some(rank));
+            }
+        }
+        6 => {
+            if let Ok(region) = advert::decode(octets) {
+                assert_eq!(advert::encode(region), octets);
+            }
+        }
+        _ => {
+            let size = u32::from(*choice);
+            if let Some(frame) = pingpong::frame::Frame::read(octets, size)
+                && frame != pingpong::frame::Frame::Data
+            {
+                assert_eq!(frame.control(), octets);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Each target lives through what is in its corpus.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use rdma_reactor_fuzz::{TARGETS, corpora};
+
+/// The inputs of a folder, by name.
+fn inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths: BTreeSet<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let read = |path: &Path| fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    paths.iter().map(|path| (path.display().to_string(), read(path))).collect()
+}
+
+#[test]
+fn each_target_has_a_corpus_and_lives_through_it() {
+    let names: BTreeSet<String> = names_in(&corpora());
+    let known: BTreeSet<String> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(names, known, "the folders of the corpora, and the targets");
+    for (name, target) in TARGETS {
+        let inputs = inputs(&corpora().join(name));
+        assert!(!inputs.is_empty(), "the corpus of {name} is empty");
+        for (path, octets) in &inputs {
+            let lived = catch_unwind(AssertUnwindSafe(|| target(octets)));
+            assert!(lived.is_ok(), "{name} panics at {path}");
+        }
+        println!("{name}: {} inputs", inputs.len());
+    }
+}
+
+/// The names of the folders in a folder.
+fn names_in(folder: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The programs of libFuzzer are those of the targets.
+#[test]
+fn each_target_is_a_program() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets");
+    let programs: BTreeSet<String> = names_in(&folder);
+    let wanted = TARGETS.iter().map(|(name, _)| format!("{name}.rs")).collect();
+    assert_eq!(programs, wanted);
+    for (name, _) in TARGETS {
+        let text = fs::read_to_string(folder.join(format!("{name}.rs"))).expect("just seen");
+        assert!(text.contains(&format!("rdma_reactor_fuzz::{name}(")), "{name}.rs calls another target");
+    }
+}
