@@ -30,8 +30,9 @@ pub fn greeting(octets: &[u8]) {
 /// When it is written in another way than it was read.
 pub fn message(octets: &[u8]) {
     let Some(header) = Header::parse(octets) else { return };
+    let following = Header::following(octets);
     let (octets, payload) = octets.split_at(HEADER_LEN);
-    assert_eq!(header.emit(), octets);
+    assert_eq!(header.emit_before(following), octets);
     match header.kind {
         Kind::Immediate => {
             if let Some(immediate) = Immediate::parse(payload) {
@@ -53,6 +54,6 @@ pub fn message(octets: &[u8]) {
             }
         }
         Kind::Hello | Kind::Credit | Kind::Ping | Kind::Pong | Kind::Goodbye => assert!(payload.is_empty()),
-        Kind::Data | Kind::Fetched => {}
+        Kind::Data | Kind::Fetched | Kind::Fragment => {}
     }
 }
