@@ -67,7 +67,9 @@ impl<'ast> Visit<'ast> for Functions {
 fn read(folder: &Path, functions: &mut Functions) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let path = entry.expect("an entry").path();
-        if path.is_dir() {
+        if path.ends_with("fuzz") {
+            // These functions are for the fuzz targets alone.
+        } else if path.is_dir() {
             read(&path, functions);
         } else if path.file_stem().is_some_and(|stem| stem != "tests") {
             let text = fs::read_to_string(&path).expect("a source file");
