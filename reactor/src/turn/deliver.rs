@@ -331,7 +331,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
 
-    #[inline(never)]
+    #[cold]
     fn fragments(&mut self, id: ConnectionId, fragments: Box<Fragments>) {
         let device = fragments.device;
         let Some((_, home)) = self.driver.lender(device) else { return };
