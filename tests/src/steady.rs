@@ -41,6 +41,15 @@ impl Work {
     const fn is_round_trip(self) -> bool {
         matches!(self, Self::RoundTrip | Self::Eager | Self::Offered)
     }
+
+    const fn payload(self) -> &'static [u8] {
+        let len = match self {
+            Self::Eager => EAGER,
+            Self::Offered => OFFERED,
+            _ => SIZE,
+        };
+        LARGE.split_at(len).0
+    }
 }
 
 /// The side that is measured.
@@ -56,6 +65,9 @@ pub enum Side {
 #[derive(Debug)]
 struct Program {
     work: Work,
+    payload: &'static [u8],
+    /// What comes is sent back.
+    round_trips: bool,
     echoes: bool,
     conn: Option<ConnectionId>,
     /// Number of times that are not begun yet.
@@ -71,7 +83,8 @@ struct Program {
 impl Program {
     const fn new(work: Work, echoes: bool) -> Self {
         let (conn, local, remote) = (None, None, None);
-        Self { work, echoes, conn, left: 0, under_way: 0, done: 0, blocked: false, local, remote }
+        let (payload, round_trips) = (work.payload(), work.is_round_trip());
+        Self { work, payload, round_trips, echoes, conn, left: 0, under_way: 0, done: 0, blocked: false, local, remote }
     }
 
     fn pump(&mut self, cx: &mut Context<'_>) {
@@ -80,9 +93,7 @@ impl Program {
         while self.left > 0 && !self.blocked && self.under_way < most {
             let begun = match (self.work, &self.local, &self.remote) {
                 (Work::Write, Some(local), Some(remote)) => cx.write(conn, *remote, local, 0..SIZE),
-                (Work::Eager, ..) => cx.send(conn, &LARGE[..EAGER]),
-                (Work::Offered, ..) => cx.send(conn, &LARGE),
-                _ => cx.send(conn, &[7; SIZE]),
+                _ => cx.send(conn, self.payload),
             };
             self.blocked = begun.is_err();
             if !self.blocked {
@@ -111,7 +122,7 @@ impl Handler for Program {
             return;
         }
         self.done += 1;
-        if self.work.is_round_trip() {
+        if self.round_trips {
             if self.echoes {
                 cx.send(conn, &message).expect("room for an answer");
             } else if self.left > 0 {

@@ -24,9 +24,15 @@ pub struct Message<'a> {
 pub(crate) enum Content<'a> {
     /// In a buffer of the pool.
     Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Arc<Home> },
-    /// In memory of its own: it came in several buffers.
+    /// In memory of its own.
+    Own(Own<'a>),
+}
+
+/// The memory of a message past one buffer.
+pub(crate) enum Own<'a> {
+    /// The message came in several buffers.
     Joined { joined: &'a mut Option<Joined>, home: &'a Arc<Home> },
-    /// In memory of its own: it was fetched.
+    /// It was fetched.
     Region(&'a mut Option<Box<Region>>),
 }
 
@@ -40,8 +46,10 @@ impl Message<'_> {
             Content::Pooled { start, end, buffer, slabs, home } => {
                 Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: Arc::clone(home) }
             }
-            Content::Joined { joined, home } => Kept::Joined { joined: joined.take(), home: Arc::clone(home) },
-            Content::Region(region) => Kept::Region(region.take()),
+            Content::Own(Own::Joined { joined, home }) => {
+                Kept::Joined { joined: joined.take(), home: Arc::clone(home) }
+            }
+            Content::Own(Own::Region(region)) => Kept::Region(region.take()),
         };
         DetachedMessage { connection: self.connection, content }
     }
@@ -56,8 +64,8 @@ impl Deref for Message<'_> {
             Content::Pooled { start, end, buffer, slabs, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
             }
-            Content::Joined { joined, .. } => joined.as_ref().map_or(&[], |joined| &joined.bytes),
-            Content::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
+            Content::Own(Own::Joined { joined, .. }) => joined.as_ref().map_or(&[], |joined| &joined.bytes),
+            Content::Own(Own::Region(region)) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
         }
     }
 }

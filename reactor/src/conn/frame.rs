@@ -109,19 +109,20 @@ impl Header {
         word.to_le_bytes()
     }
 
-    /// Reads the header of a message; `None` when the message is too short, of an unknown kind, or has reserved bits set.
+    /// Reads the header of a message; `None` when the message is too short, of an unknown kind, has reserved bits set, or is a
+    /// fragment that others follow.
     #[inline]
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
         let word = u64::from_le_bytes(*header);
-        let Some(&kind) = Kind::ALL.get((word & 0xffff_ffff) as usize) else { return Self::parse_fragment(word) };
+        let kind = *Kind::ALL.get((word & 0xffff_ffff) as usize)?;
         let sound = !kind.is_bare() || payload.is_empty();
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })
     }
 
-    /// Reads the header of a fragment that others follow.
-    #[cold]
-    fn parse_fragment(word: u64) -> Option<Self> {
+    /// Reads the header of a fragment.
+    pub(crate) fn parse_fragment(message: &[u8]) -> Option<Self> {
+        let word = u64::from_le_bytes(*message.first_chunk()?);
         (word & 0xff == Kind::Fragment as u64).then_some(Self { kind: Kind::Fragment, grant: (word >> 32) as u32 })
     }
 
@@ -233,7 +234,8 @@ mod tests {
         fn a_fragment_says_how_many_follow(following in 0..=MAX_FOLLOWING, grant: u32) {
             let header = Header { kind: Kind::Fragment, grant };
             let bytes = header.emit_before(following);
-            prop_assert_eq!(Header::parse(&bytes), Some(header));
+            prop_assert_eq!(Header::parse_fragment(&bytes), Some(header));
+            prop_assert_eq!(Header::parse(&bytes), (following == 0).then_some(header));
             prop_assert_eq!(Header::following(&bytes), following);
         }
 
@@ -245,7 +247,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = (Header::parse(&bytes), Header::following(&bytes));
+            let _ = (Header::parse(&bytes), Header::parse_fragment(&bytes), Header::following(&bytes));
             let _ = Offer::parse(&bytes);
             let _ = Immediate::parse(&bytes);
         }

@@ -256,7 +256,10 @@ impl Connection {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
         let header = match Header::parse(message) {
             _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
-            None => Err(PeerViolation::MalformedMessage),
+            None => {
+                self.received_unlike(buffer, len, env);
+                return true;
+            }
             Some(_) if !self.rx.received() => Err(PeerViolation::CreditOverrun),
             Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
             Some(header) => Ok(header),
@@ -277,13 +280,40 @@ impl Connection {
                 self.violated(violation, env);
             }
         }
+        self.after_message(env);
+        true
+    }
+
+    /// Sees what a message has left to do.
+    #[inline]
+    fn after_message(&mut self, env: &mut Env<'_>) {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
             env.effects.to_ask.push_back(self.id);
         }
         if self.has_to_post() {
             self.mark(env);
         }
-        true
+    }
+
+    /// Handles a message whose header is unlike that of a message in one buffer: a fragment that others follow, or nothing that
+    /// an honest peer sends.
+    #[cold]
+    fn received_unlike(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
+        let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
+        let header = match Header::parse_fragment(message) {
+            None => Err(PeerViolation::MalformedMessage),
+            Some(_) if !self.rx.received() => Err(PeerViolation::CreditOverrun),
+            Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
+            Some(header) => Ok(header),
+        };
+        match header {
+            Ok(header) => self.received_other(header.kind, buffer, len, env),
+            Err(violation) => {
+                self.discard(buffer, env);
+                self.violated(violation, env);
+            }
+        }
+        self.after_message(env);
     }
 
     /// Whether an arrived or returned message has left the next flush something to do.

@@ -7,7 +7,7 @@ use rdma_transport::slab::Key;
 use super::contain::{Of, call};
 use super::serve::Desk;
 use crate::api::handler::{ConnectRequest, Decision, Handler};
-use crate::api::message::{Content, Message};
+use crate::api::message::{Content, Message, Own};
 use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::datagram::Datagram;
 use crate::datagram::table::{Endpoints, Event as DatagramEvent};
@@ -331,14 +331,14 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
 
-    #[inline(never)]
+    #[cold]
     fn fragments(&mut self, id: ConnectionId, fragments: Box<Fragments>) {
         let device = fragments.device;
         let Some((_, home)) = self.driver.lender(device) else { return };
         let joined = self.driver.join(id, fragments);
         let receives = joined.receives.len();
         let mut joined = Some(joined);
-        let content = Content::Joined { joined: &mut joined, home: &home };
+        let content = Content::Own(Own::Joined { joined: &mut joined, home: &home });
         callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
         match joined {
             Some(joined) => self.driver.end_joined(id, device, joined),
@@ -352,7 +352,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             return self.driver.abort(id);
         }
         let mut region = Some(region);
-        let message = Message { connection: id, content: Content::Region(&mut region) };
+        let message = Message { connection: id, content: Content::Own(Own::Region(&mut region)) };
         callback!(self.on_recv(Of::Connection(id), id, message));
     }
 
