@@ -29,7 +29,8 @@ pub fn greeting(octets: &[u8]) {
 /// # Panics
 /// When it is written in another way than it was read.
 pub fn message(octets: &[u8]) {
-    let Some(header) = Header::parse(octets) else { return };
+    let header = Header::parse(octets).or_else(|| Header::parse_fragment(octets));
+    let Some(header) = header else { return };
     let following = Header::following(octets);
     let (octets, payload) = octets.split_at(HEADER_LEN);
     assert_eq!(header.emit_before(following), octets);
