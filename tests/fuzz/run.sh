@@ -18,10 +18,11 @@ all=$(ls tests/fuzz/targets | sed "s,[.]rs$,,")
 # Longest input of a target, octets.
 longest() {
     case $1 in
-        cuts) echo 9000 ;;
-        script | programs) echo 4200 ;;
-        startup | greeting | message | headers) echo 700 ;;
-        *) echo 600 ;;
+        cuts) echo 1500 ;;
+        startup | programs) echo 600 ;;
+        greeting | message | headers) echo 128 ;;
+        script) echo 200 ;;
+        *) echo 300 ;;
     esac
 }
 

@@ -16,7 +16,7 @@ use super::super::wire::mpa::{CRC_LEN, fpdu_len};
 use super::super::wire::{
     AtomicRequest, Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
 };
-use super::end::{DEPTH, End, seal};
+use super::end::{End, seal};
 use super::tape::Tape;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MrId, RemoteKey};
@@ -24,8 +24,10 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// Room of a receive, and the longest that is posted.
-const ROOM: usize = 1024;
-const RECEIVE: usize = 700;
+const ROOM: usize = 512;
+const RECEIVE: usize = 400;
+/// Receives that are posted at a time, at most.
+const PLACES: usize = 8;
 /// The octet that is in memory which nobody may write.
 const CANARY: u8 = 0xc5;
 /// Regions that the peer knows of: the STag, and the rights.
@@ -36,9 +38,11 @@ const REGION_LEN: usize = 512;
 const BASE: u64 = 0x1000;
 /// Where answers to Reads and atomics go.
 const SINK: u32 = 0x400;
-const SINK_LEN: usize = 2048;
+const SINK_LEN: usize = 1280;
+/// Octets behind each memory that nobody may write.
+const MARGIN: usize = 64;
 /// Most octets of one message of this side.
-const SOURCE: usize = 6000;
+const SOURCE: usize = 2100;
 
 /// A request of this side that the peer has seen.
 #[derive(Clone, Copy)]
@@ -71,8 +75,8 @@ struct Memories {
 /// The work requests of this side.
 struct Work {
     /// The longest receive that was posted in each place, and the work request that is there.
-    longest: [usize; DEPTH as usize],
-    places: [Option<(u64, usize)>; DEPTH as usize],
+    longest: [usize; PLACES],
+    places: [Option<(u64, usize)>; PLACES],
     /// Sends that have not completed, and whether they are to.
     sends: BTreeMap<u64, bool>,
     next: u64,
@@ -112,8 +116,8 @@ impl<'a> Script<'a> {
             octet => usize::from(octet - 150),
         };
         let memory = |len| {
-            let memory = Memory::new(len).expect("memory");
-            memory.write(0, &vec![CANARY; memory.len()]);
+            let memory = Memory::new(len + MARGIN).expect("memory");
+            memory.write(0, &vec![CANARY; len + MARGIN]);
             memory
         };
         let mut regions = Vec::new();
@@ -129,14 +133,9 @@ impl<'a> Script<'a> {
             .register(&sink, 0..SINK_LEN, Access::LOCAL_WRITE, || SINK)
             .expect("a part of the memory");
         assert_eq!(stag, SINK);
-        let memories = Memories { inbox: memory(ROOM * DEPTH as usize), source: memory(SOURCE), sink, regions };
-        let work = Work {
-            longest: [0; DEPTH as usize],
-            places: [None; DEPTH as usize],
-            sends: BTreeMap::new(),
-            next: 0,
-            last_done: None,
-        };
+        let memories = Memories { inbox: memory(ROOM * PLACES), source: memory(SOURCE), sink, regions };
+        let work =
+            Work { longest: [0; PLACES], places: [None; PLACES], sends: BTreeMap::new(), next: 0, last_done: None };
         let peer = Peer { piece, msn: [1; 4], offset: 0, asked: VecDeque::new(), answered: 0, damage: None };
         Self { end, tape, memories, work, peer, agreement, checked: 0, over: false }
     }
@@ -354,7 +353,7 @@ impl<'a> Script<'a> {
         let sges = match op {
             SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } => {
                 let len = match op {
-                    SendOp::Read(_) => (self.tape.number() as usize).min(SINK_LEN / 2),
+                    SendOp::Read(_) => (self.tape.number() as usize).min(SINK_LEN - 1020),
                     _ => 8,
                 };
                 let start = usize::from(self.tape.byte()) * 4;
@@ -531,11 +530,11 @@ impl<'a> Script<'a> {
         for (place, longest) in self.work.longest.iter().enumerate() {
             clean(&self.memories.inbox, place * ROOM + longest..(place + 1) * ROOM);
         }
-        clean(&self.memories.source, 0..self.memories.source.len());
-        clean(&self.memories.sink, SINK_LEN..self.memories.sink.len());
+        clean(&self.memories.source, 0..SOURCE + MARGIN);
+        clean(&self.memories.sink, SINK_LEN..SINK_LEN + MARGIN);
         for ((memory, _), (_, access)) in self.memories.regions.iter().zip(REGIONS) {
             let may_write = access.contains(Access::REMOTE_WRITE);
-            clean(memory, if may_write { REGION_LEN } else { 0 }..memory.len());
+            clean(memory, if may_write { REGION_LEN } else { 0 }..REGION_LEN + MARGIN);
         }
     }
 }
