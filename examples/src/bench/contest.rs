@@ -222,15 +222,23 @@ fn pointed(text: &str, figure: &str) -> Result<f64, Failure> {
     found.ok_or_else(|| Failure::new(format!("rdma-pingpong has no {figure} in {text}")))
 }
 
-/// Runs all contests, round by round, so that other work of the machine meets all of them alike.
+/// Runs the contests that have `only` in their names, round by round, so that other work of the machine meets all of them alike.
 ///
 /// # Errors
-/// A process did not do its work.
-pub fn run(rounds: u32, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
+/// A process did not do its work, or no contest has such a name.
+pub fn run(rounds: u32, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
+    let contests: Vec<_> = CONTESTS.iter().filter(|contest| contest.name.contains(only)).collect();
+    if contests.is_empty() {
+        let names: Vec<_> = CONTESTS.iter().map(|contest| contest.name).collect();
+        return Err(Failure::new(format!(
+            "--only {only}: no row has that in its name; the rows are: {}",
+            names.join("; ")
+        )));
+    }
     let files = Files::new()?;
-    let mut outcomes: Vec<Outcome> = CONTESTS.iter().map(Outcome::new).collect();
+    let mut outcomes: Vec<Outcome> = contests.iter().map(|contest| Outcome::new(contest)).collect();
     for _ in 0..rounds {
-        for (contest, outcome) in CONTESTS.iter().zip(&mut outcomes).filter(|(_, outcome)| outcome.skipped.is_none()) {
+        for (contest, outcome) in contests.iter().zip(&mut outcomes).filter(|(_, outcome)| outcome.skipped.is_none()) {
             contest.round(processors, &files, outcome)?;
         }
     }

@@ -38,6 +38,9 @@ struct Cli {
     /// Rounds per figure, of which the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Only the rows that have this text in their names, such as TLS
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Write the results as JSON; - is standard output, and the table goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -143,7 +146,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     };
     let processors = Processors::of_this_machine();
     out.line(format_args!("{processors}; medians of {} rounds, of their ratios too", cli.rounds));
-    let outcomes = contest::run(cli.rounds, &processors)?;
+    let outcomes = contest::run(cli.rounds, cli.only.as_deref().unwrap_or_default(), &processors)?;
     out.line(contest::head());
     for outcome in &outcomes {
         out.line(outcome);
