@@ -247,10 +247,12 @@ impl Connection {
         self.refused = None;
         self.discard_held(env);
         self.want(env, Action::NoMemory);
-        if let State::Closing(closing) = &mut self.state
-            && let Ending::Disconnect { delivers, .. } = &mut closing.ending
-        {
-            *delivers = false;
+        if let State::Closing(closing) = &mut self.state {
+            // What opens the connection comes too late for a program that has closed it.
+            closing.late = None;
+            if let Ending::Disconnect { delivers, .. } = &mut closing.ending {
+                *delivers = false;
+            }
         }
         let Env { effects: Effects { events, .. }, buffers, .. } = env;
         let (id, shared) = (self.id, self.receives.is_shared());
