@@ -249,9 +249,11 @@ impl Connection {
         self.want(env, Action::NoMemory);
         if let State::Closing(closing) = &mut self.state {
             // What opens the connection comes too late for a program that has closed it.
-            closing.late = None;
-            if let Ending::Disconnect { delivers, .. } = &mut closing.ending {
-                *delivers = false;
+            let late = closing.late.take().is_some();
+            match &mut closing.ending {
+                Ending::Disconnect { delivers, .. } => *delivers = false,
+                Ending::ConnectError(error) if late => *error = ConnectError::Cancelled,
+                _ => {}
             }
         }
         let Env { effects: Effects { events, .. }, buffers, .. } = env;
