@@ -97,8 +97,9 @@ impl DetachedMessage {
         self.connection
     }
 
-    /// The memory that the message was fetched into, which is so if it was longer than the peer's [`crate::Config::eager_limit`]. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, it is
-    /// a copy that is not registered.
+    /// The memory that the message was fetched into. A message is fetched if it was longer than the peer's
+    /// [`crate::Config::eager_limit`], or had no room. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, the
+    /// memory is a copy that is not registered.
     ///
     /// # Errors
     /// The message, unchanged, if it came in one or several buffers of the pool.

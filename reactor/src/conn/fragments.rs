@@ -152,6 +152,15 @@ impl Connection {
         self.tell(env, Event::Fragments(joined));
     }
 
+    /// Frees the receives of a held message in several buffers, which nobody is to get.
+    pub(super) fn discard_fragments(&mut self, fragments: Fragments, env: &mut Env<'_>) {
+        let shared = self.receives.is_shared();
+        for (buffer, _) in fragments.parts {
+            self.receives.release();
+            env.buffers.free_receive(buffer, shared);
+        }
+    }
+
     /// Takes back what a message has left that was joined in other memory.
     pub(crate) fn recycle(&mut self, joined: Box<Fragments>) {
         self.transfers.recycle(joined);

@@ -2,8 +2,8 @@
 //! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
 //!
 //! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
-//! [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`]) and the account of the peer's silence ([`keepalive`]). [`frame`]
-//! and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end, and
+//! [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`]) and the account of the peer's silence
+//! ([`keepalive`]). [`frame`] and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end, and
 //! [`securing`] the handshake between them and the first message, if the connection is secured.
 
 pub(crate) mod credit;

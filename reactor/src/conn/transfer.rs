@@ -438,12 +438,7 @@ impl Connection {
                     env.buffers.free_receive(buffer, shared);
                 }
                 Held::Immediate(_) => self.receives.release(),
-                Held::Fragments(fragments) => {
-                    for (buffer, _) in fragments.parts {
-                        self.receives.release();
-                        env.buffers.free_receive(buffer, shared);
-                    }
-                }
+                Held::Fragments(fragments) => self.discard_fragments(*fragments, env),
             }
         }
         for region in incoming.into_iter().filter_map(|transfer| transfer.region) {
@@ -624,12 +619,7 @@ impl Connection {
                     }
                 }
                 Some(Held::Fragments(fragments)) if delivers => self.deliver_fragments(fragments, env),
-                Some(Held::Fragments(fragments)) => {
-                    for (buffer, _) in fragments.parts {
-                        self.receives.release();
-                        env.buffers.free_receive(buffer, shared);
-                    }
-                }
+                Some(Held::Fragments(fragments)) => self.discard_fragments(*fragments, env),
                 None => return,
             }
         }
