@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint fmt doc bench bench-rdma mutants fuzz fuzz-smoke soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-rdma mutants fuzz fuzz-smoke soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -48,12 +48,16 @@ package: ## Packs both libraries, and tests what was packed in an empty folder
 test-debian13: ## A build in a clean Debian 13, without -dev packages and libclang
 	timeout 1800 tests/debian13.sh
 
-lint: vm-setup ## Format, clippy and documentation, warnings are errors; also without the devices, and with rdma-sys
+lint: vm-setup ## Format, clippy and documentation, warnings are errors; also without the devices, and with rdma-sys; and make audit
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	tests/audit.sh
+
+audit: ## Licences, sources and advisories of the crates below; the API against the last release
+	tests/audit.sh
 
 fmt: ## Format the code
 	$(CARGO) fmt --all

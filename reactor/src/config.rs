@@ -82,6 +82,7 @@ pub struct Config {
     pub(crate) remote_queue: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) resolve_timeout: Duration,
+    pub(crate) attempt_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) keepalive_interval: Duration,
     pub(crate) keepalive_timeout: Duration,
@@ -127,6 +128,7 @@ impl Default for Config {
             remote_queue: 65_536,
             connect_timeout: Duration::from_secs(10),
             resolve_timeout: Duration::from_millis(200),
+            attempt_timeout: Duration::from_secs(2),
             handshake_timeout: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(5),
             keepalive_timeout: Duration::from_secs(15),
@@ -381,6 +383,15 @@ impl Config {
         self
     }
 
+    /// Time that one address of a peer has to answer, as long as the peer has further addresses ([`crate::Context::connect_any`],
+    /// [`crate::Context::connect_host`]); then the next one is tried. The last address has `connect_timeout`, and no address has
+    /// more than that. 1 ms to 24 h. Default: 2 s, in which TCP asks twice.
+    #[must_use]
+    pub const fn attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = timeout;
+        self
+    }
+
     /// Time an incoming connection may take from the accept to `on_connect`. Default: 5 s.
     #[must_use]
     pub const fn handshake_timeout(mut self, timeout: Duration) -> Self {
@@ -550,6 +561,7 @@ impl Config {
             ("transfer_timeout", self.transfer_timeout),
             ("connect_timeout", self.connect_timeout),
             ("resolve_timeout", self.resolve_timeout),
+            ("attempt_timeout", self.attempt_timeout),
             ("handshake_timeout", self.handshake_timeout),
             ("keepalive interval", self.keepalive_interval),
             ("keepalive timeout", self.keepalive_timeout),

@@ -330,3 +330,25 @@ fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     assert_eq!(p.server.context().peer_address(there).unwrap().ip(), address.ip());
     p.finish();
 }
+
+#[test]
+fn a_silent_address_is_given_up_for_the_next() {
+    with_watchdog("a_silent_address_is_given_up_for_the_next", || {
+        let mut p = pair();
+        // The kernel completes the TCP handshake, and nobody ever answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let silent = silent.local_addr().expect("its address");
+        let day = Duration::from_secs(86_400);
+        let config = config().attempt_timeout(Duration::from_millis(20)).connect_timeout(day);
+        p.client = Reactor::new(config).expect("a reactor");
+        let addresses = [silent, silent, p.address];
+        let conn = p.client.context().connect_any(&addresses, ConnectOptions::new()).expect("connecting");
+        p.until("both sides are connected", |p| p.s.live() == 1 && p.c.live() == 1);
+        assert_eq!(p.client.context().peer_address(conn), Some(p.address));
+        // The last address has the longer time: it is still waited for.
+        p.client.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
+        let early = std::time::Instant::now() + Duration::from_millis(200);
+        p.until("some time", |_| std::time::Instant::now() > early);
+        assert_eq!(p.c.count(|event| matches!(event, Event::ConnectError(..))), 0, "{:?}", p.c);
+    });
+}

@@ -11,7 +11,7 @@ use rdma_transport::slab::Key;
 use super::Driver;
 use super::data_path::post_own_receives;
 use super::fabric::Owner;
-use super::fallback::Fallback;
+use super::fallback::{Attempt, Fallback};
 use super::table::{Place, Seat};
 use crate::config::Framing;
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
@@ -80,14 +80,9 @@ impl Driver {
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, service, .. } = options;
-        let [first, others @ ..] = peers else { return Err(Error::NoAddress) };
-        let deadline = self.now + self.config.connect_timeout;
-        let resolved = self.fabric.provider.resolve_with(*first, &path, deadline);
-        let mut fallback = Fallback::new(others, path);
-        let (peer, cm) = match resolved {
-            Ok(cm) => (*first, cm),
-            Err(error) => fallback.resolve_next(&mut *self.fabric.provider, deadline).ok_or(error)?,
-        };
+        let mut fallback = Fallback::new(peers.iter().copied(), path);
+        let Attempt { peer, cm, deadline } =
+            fallback.resolve_next(&mut *self.fabric.provider, &self.config, self.now)?;
         let opening = Opening { framing, peer, host: None, private_data, security };
         let id = self.insert(cm, service, Role::Active, opening);
         if let Some(seat) = self.table.get_mut(id) {
@@ -154,11 +149,12 @@ impl Driver {
 
     /// Begins an attempt with the next address of a connection; `false` if there is none.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
-        let deadline = self.now + self.config.connect_timeout;
         let Self { table, fabric, config, now, .. } = self;
         let Some(seat) = table.get_mut(id) else { return false };
         let Some(mut fallback) = seat.link.fallback.take() else { return false };
-        let Some((peer, cm)) = fallback.resolve_next(&mut *fabric.provider, deadline) else { return false };
+        let Ok(Attempt { peer, cm, deadline }) = fallback.resolve_next(&mut *fabric.provider, config, *now) else {
+            return false;
+        };
         log::info!("{id}: {peer} is tried");
         let mut conn = Connection::new(id, Role::Active, seat.conn.reopening(peer), config, *now);
         conn.set_user(seat.conn.user());
@@ -227,6 +223,14 @@ impl Driver {
             CmEventKind::Established { private_data, .. } => {
                 let own = self.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
+                // The address answers: from here on it has all the time that a connection may take.
+                if self
+                    .table
+                    .get(id)
+                    .is_some_and(|seat| seat.link.fallback.is_some() && seat.conn.state().is_securing())
+                {
+                    self.set_timeout(id, self.config.connect_timeout);
+                }
                 if offers == Some(true) && self.enable_extensions(id) {
                     self.input(id, |conn, _| conn.use_extensions());
                 }

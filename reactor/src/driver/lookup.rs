@@ -10,7 +10,7 @@ use rdma_transport::cm::PathOptions;
 
 use super::Driver;
 use super::accept::NOWHERE;
-use super::fallback::Fallback;
+use super::fallback::{Fallback, by_turns};
 use crate::conn::state::{Certainty, Ending};
 use crate::error::ConnectError;
 use crate::id::ConnectionId;
@@ -89,7 +89,7 @@ impl Driver {
                 Err(error) => format!("{host}: {error}: check the name and the resolver"),
                 Ok(addresses) => {
                     if let Some(seat) = self.table.get_mut(of) {
-                        seat.link.fallback = Some(Fallback::new(&addresses, path));
+                        seat.link.fallback = Some(Fallback::new(by_turns(&addresses), path));
                     }
                     if self.attempt_next(of) {
                         continue;

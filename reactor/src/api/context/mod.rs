@@ -105,8 +105,8 @@ impl Context<'_> {
     }
 
     /// Opens a connection to the first of several addresses of a peer that lets itself be connected to, such as those of its
-    /// adapters: when one is refused, unreachable or silent for `Config::connect_timeout`, the next one is tried, under the same
-    /// id. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
+    /// adapters: when one is refused, unreachable or silent for `Config::attempt_timeout`, the next one is tried, under the same
+    /// id; the last one has `Config::connect_timeout`. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
     /// address it was; or `on_connect_error`, with the error of the last one.
     ///
     /// Example: [`Context::connect_with`].
@@ -118,8 +118,8 @@ impl Context<'_> {
     }
 
     /// As [`Context::connect_any`], for a host by its name: `localhost`, `storage.example.org`, or an address in text form. The name is
-    /// looked up on another thread (`getaddrinfo`(3)), four names at a time, and all of its addresses are tried in the order in which
-    /// the system gives them. Until then [`Context::peer_address`] is `0.0.0.0`. A name that is unknown is told to
+    /// looked up on another thread (`getaddrinfo`(3)), four names at a time. All of its addresses are tried, one after the other, in the
+    /// order in which the system gives them, except that IPv6 and IPv4 take turns (RFC 8305, section 4). Until then [`Context::peer_address`] is `0.0.0.0`. A name that is unknown is told to
     /// `on_connect_error` ([`crate::ConnectError::Local`]), and one that is not answered in time is a `Timeout`.
     ///
     /// Example: [`Context::connect_with`].

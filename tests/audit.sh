@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The crates that the project is built from: licences, sources and, where the database can be reached, advisories. Then the public
+# API of both libraries against the newest release, if there is one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tests/tools.sh cargo-deny
+database=https://github.com/RustSec/advisory-db
+checks=(licenses bans sources)
+if timeout 20 git ls-remote -q "$database" HEAD > /dev/null 2>&1; then
+    checks+=(advisories)
+else
+    echo "audit.sh: advisories are not checked, because $database cannot be reached"
+fi
+timeout 300 cargo deny --config tests/deny.toml check "${checks[@]}"
+
+release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2> /dev/null || true)
+if [ -z "$release" ]; then
+    echo "audit.sh: the API is not compared, because no release has a tag"
+    exit
+fi
+tests/tools.sh cargo-semver-checks
+timeout 1200 cargo semver-checks --baseline-rev "$release" -p rdma-transport -p rdma-reactor
