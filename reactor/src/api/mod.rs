@@ -3,5 +3,7 @@
 
 pub(crate) mod context;
 pub(crate) mod handler;
+#[cfg(all(loom, test))]
+mod interleavings;
 pub(crate) mod message;
 pub(crate) mod remote;

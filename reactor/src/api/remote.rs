@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::id::ConnectionId;
+use crate::seam::sync::AtomicUsize;
 use crate::seam::wake::WakeFlag;
 
 /// Why a reactor did not take something from another thread. It comes back.
@@ -130,10 +131,13 @@ impl<M> Remote<M> {
             let gone = self.flag.is_abandoned();
             return Err(if gone { RemoteError::Gone(command) } else { RemoteError::Full(command) });
         }
+        #[cfg(planted = "called-before-it-is-there")]
+        self.flag.wake();
         if let Err(error) = self.commands.send(command) {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             return Err(RemoteError::Gone(error.0));
         }
+        #[cfg(not(planted = "called-before-it-is-there"))]
         self.flag.wake();
         Ok(())
     }
@@ -176,7 +180,10 @@ impl<M> Drop for Commands<M> {
 impl<M> Commands<M> {
     pub(crate) fn new(flag: Arc<WakeFlag>, limit: u32) -> Self {
         let (sender, receiver) = crossbeam_channel::unbounded();
-        Self { remote: Remote { flag, commands: sender, queued: Arc::default(), limit: limit as usize }, receiver }
+        Self {
+            remote: Remote { flag, commands: sender, queued: Arc::new(AtomicUsize::new(0)), limit: limit as usize },
+            receiver,
+        }
     }
 
     pub(crate) fn remote(&self) -> Remote<M> {

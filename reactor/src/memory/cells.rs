@@ -10,12 +10,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::slice;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, LocalKey};
 use rdma_transport::wr::Sge;
+
+use crate::seam::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
 /// What somebody besides the owner does with a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +94,7 @@ impl Users {
         self.count(Use::PeersRead) + self.count(Use::PeersWrite) > 0
     }
 
-    fn lent(&self) -> std::sync::MutexGuard<'_, Lent> {
+    fn lent(&self) -> MutexGuard<'_, Lent> {
         // Nothing in there can be left half done by a panic.
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,7 +127,8 @@ impl Hold {
         if let Some(range) = self.range {
             self.users.lent().remove(range);
         }
-        self.users.counts[self.what as usize].fetch_sub(1, Ordering::Release);
+        let order = if cfg!(planted = "lent-before-it-is-written") { Ordering::Relaxed } else { Ordering::Release };
+        self.users.counts[self.what as usize].fetch_sub(1, order);
         self.users.is_dropped()
     }
 }

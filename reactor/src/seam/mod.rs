@@ -3,5 +3,6 @@
 
 pub(crate) mod io;
 pub(crate) mod poller;
+pub(crate) mod sync;
 pub(crate) mod timer;
 pub(crate) mod wake;

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use super::sync::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// Wakes a poller that may be asleep, from any thread.
 pub trait Wake: Send + Sync + fmt::Debug {
@@ -31,7 +33,10 @@ pub(crate) struct WakeFlag {
 
 /// Number of the calling thread: no other live thread has it, and it is never 0.
 fn this_thread() -> usize {
+    #[cfg(not(loom))]
     thread_local!(static MARK: u8 = const { 0 });
+    #[cfg(loom)]
+    loom::thread_local!(static MARK: u8 = 0);
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
 }
 
@@ -46,7 +51,9 @@ impl WakeFlag {
     /// looks at the flag before it sleeps.
     pub(crate) fn wake(&self) {
         let called = self.pending.swap(true, Ordering::AcqRel);
-        if (!called || cfg!(planted = "every-wake-rings")) && self.turning.load(Ordering::Relaxed) != this_thread() {
+        let turning = self.turning.load(Ordering::Relaxed);
+        let own = turning == this_thread() || cfg!(planted = "a-turn-hides-calls") && turning != 0;
+        if (!called || cfg!(planted = "every-wake-rings")) && !own {
             self.ring();
         }
     }

@@ -1,0 +1,201 @@
+//! What threads share with a reactor, in every order in which they can run (`make loom`). The model checker reports a reactor that
+//! sleeps while somebody waits for it as a deadlock, and bytes that two threads use at once as a race.
+
+use std::io;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use rdma_transport::mr::LocalKey;
+
+use super::remote::{Command, Commands, Remote, RemoteError};
+use crate::memory::cells::{Bytes, RegionMemory};
+use crate::seam::wake::{Wake, WakeFlag};
+
+/// A descriptor that a reactor sleeps on, as an eventfd: it stays readable until somebody has slept on it.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn sleep(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+impl Wake for Bell {
+    fn wake(&self) -> io::Result<()> {
+        *self.rung.lock().unwrap() = true;
+        self.changed.notify_one();
+        Ok(())
+    }
+}
+
+/// The parts of a reactor that other threads see, with a loop that does with them what the stages of a turn do.
+struct Loop {
+    bell: Arc<Bell>,
+    flag: Arc<WakeFlag>,
+    commands: Commands<u32>,
+    taken: Vec<u32>,
+    stopped: bool,
+}
+
+impl Loop {
+    fn new(limit: u32) -> Self {
+        let bell = Arc::new(Bell::default());
+        let flag = Arc::new(WakeFlag::new(Arc::clone(&bell) as Arc<dyn Wake>));
+        let commands = Commands::new(Arc::clone(&flag), limit);
+        Self { bell, flag, commands, taken: Vec::new(), stopped: false }
+    }
+
+    fn remote(&self) -> Remote<u32> {
+        self.commands.remote()
+    }
+
+    /// Takes the stages from the sleep on; `on_wake` is called for each message.
+    fn turn(&mut self, sleeps: bool, mut on_wake: impl FnMut(u32)) {
+        self.flag.enter();
+        if sleeps && !self.flag.is_pending() {
+            self.bell.sleep();
+        }
+        if self.flag.take() {
+            self.stopped |= self.flag.take_stop();
+            while let Some(command) = self.commands.next() {
+                self.commands.done();
+                let Command::Message(message) = command else { unreachable!("nobody sends") };
+                self.taken.push(message);
+                on_wake(message);
+            }
+        }
+        self.flag.leave();
+    }
+
+    /// A turn of a caller that sleeps on the descriptor itself, in between.
+    fn turn_of_another_loop(&mut self) {
+        self.turn(false, |_| {});
+        if self.flag.is_pending() {
+            self.flag.wake_again();
+        }
+    }
+}
+
+fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
+    threads.map(|thread| thread.join().unwrap())
+}
+
+/// Messages of two threads are all taken, by a reactor that sleeps whenever it may.
+#[test]
+fn every_post_wakes() {
+    loom::model(|| {
+        let mut reactor = Loop::new(8);
+        let threads = [1, 2].map(|message| {
+            let remote = reactor.remote();
+            thread::spawn(move || remote.post(message).unwrap())
+        });
+        while reactor.taken.len() < 2 {
+            reactor.turn(true, |_| {});
+        }
+        join(threads);
+    });
+}
+
+/// A callback posts to its own reactor without a system call, while another thread posts too.
+#[test]
+fn a_callback_posts_to_its_own_reactor() {
+    loom::model(|| {
+        let mut reactor = Loop::new(8);
+        let (remote, own) = (reactor.remote(), reactor.remote());
+        let thread = thread::spawn(move || remote.post(1).unwrap());
+        own.post(2).unwrap();
+        while reactor.taken.len() < 3 {
+            reactor.turn(true, |message| {
+                if message == 2 {
+                    own.post(3).unwrap();
+                }
+            });
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// A reactor inside another loop, which sleeps on the descriptor between turns.
+#[test]
+fn another_loop_is_woken() {
+    loom::model(|| {
+        let mut reactor = Loop::new(8);
+        let threads = [1, 2].map(|message| {
+            let remote = reactor.remote();
+            thread::spawn(move || remote.post(message).unwrap())
+        });
+        while reactor.taken.len() < 2 {
+            reactor.bell.sleep();
+            reactor.turn_of_another_loop();
+        }
+        join(threads);
+    });
+}
+
+/// A stop is seen, whatever else is on its way.
+#[test]
+fn a_stop_is_seen() {
+    loom::model(|| {
+        let mut reactor = Loop::new(8);
+        let (remote, stop) = (reactor.remote(), reactor.remote());
+        let threads = [thread::spawn(move || remote.post(1).unwrap()), thread::spawn(move || stop.stop())];
+        while !reactor.stopped {
+            reactor.turn(true, |_| {});
+        }
+        join(threads);
+    });
+}
+
+/// A queue with room for one message takes one at a time, refuses the others, and has room again behind each.
+#[test]
+fn a_full_queue_refuses() {
+    loom::model(|| {
+        let mut reactor = Loop::new(1);
+        let threads = [1, 2].map(|message| {
+            let remote = reactor.remote();
+            thread::spawn(move || u32::from(remote.post(message) != Err(RemoteError::Full(message))))
+        });
+        let accepted: u32 = join(threads).iter().sum();
+        reactor.turn(false, |_| {});
+        assert_eq!(reactor.taken.len() as u32, accepted);
+        assert!(accepted >= 1);
+        reactor.remote().post(3).unwrap();
+    });
+}
+
+/// A device writes a region while its owner, on another thread, asks for the bytes: the owner gets them only behind the write.
+#[test]
+fn bytes_are_lent_behind_the_write() {
+    loom::model(|| {
+        let key = LocalKey(1);
+        let memory = Arc::new(rdma_transport::mem::Memory::new(64).unwrap());
+        let mut region = RegionMemory::new(Bytes::Own(memory), 64);
+        let (_, hold) = region.lend_mut(0..8, key).unwrap();
+        // The bytes, as the model checker sees them.
+        let bytes = Arc::new(UnsafeCell::new(0));
+        let device = {
+            let bytes = Arc::clone(&bytes);
+            thread::spawn(move || {
+                // SAFETY: the model checker reports whoever uses the value at the same time.
+                bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+                hold.done();
+            })
+        };
+        if region.bytes_mut().is_some() {
+            // SAFETY: as above.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
+        }
+        device.join().unwrap();
+        assert!(region.bytes_mut().is_some());
+    });
+}

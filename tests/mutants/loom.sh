@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Plants a defect in what threads share with a reactor, and requires that the model checker finds it.
+#
+# Usage: tests/mutants/loom.sh NAME
+set -euo pipefail
+. "$(dirname "$0")/plant.sh"
+export RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3
+report "$(found -p rdma-reactor --lib interleavings)"
