@@ -177,12 +177,12 @@ impl Config {
         self
     }
 
-    /// Largest message this side takes at all, bytes, in whole KiB: 0 to 1 TiB, at most `transfer_memory`. What is past
-    /// `buffer_size` comes in several buffers ([`Config::eager_limit`]) or is fetched from the sender's memory by RDMA Read,
-    /// and arrives as one message. Default: 64 MiB.
+    /// Largest message this side takes at all, bytes, rounded up to whole KiB: 0 to 1 TiB, at most `transfer_memory`. A message
+    /// that fits into one buffer (`buffer_size`) is taken in any case. What is past that comes in several buffers
+    /// ([`Config::eager_limit`]) or is fetched from the sender's memory by RDMA Read, and arrives as one message. Default: 64 MiB.
     #[must_use]
     pub const fn max_message(mut self, bytes: u64) -> Self {
-        self.max_message = bytes;
+        self.max_message = bytes.div_ceil(1 << 10).saturating_mul(1 << 10);
         self
     }
 
@@ -418,7 +418,7 @@ impl Config {
     }
 
     /// Time a closed connection gets to send what was accepted, and again for each message that the peer has fetched
-    /// meanwhile. Default: 2 s.
+    /// meanwhile. What is left then is not sent: `on_send_complete` says so. 1 ms to 24 h. Default: 2 s.
     #[must_use]
     pub const fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;

@@ -1,17 +1,23 @@
 //! Each setting arrives where it is to take effect. `transport/tests/verbs/settings.rs` reads the same ones back from the queue
 //! pairs of devices.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::{Error as TransportError, QpAttr};
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectOptions, ConnectionId, Error, Framing, ListenOptions, Outcome, Reactor,
-    ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, Source,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, ListenOptions,
+    Message, Outcome, Reactor, ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, SendId, Source,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::swarm::MS;
 
 fn config() -> Config {
     Setup::iwarp().config()
@@ -351,4 +357,48 @@ fn a_silent_address_is_given_up_for_the_next() {
         p.until("some time", |_| std::time::Instant::now() > early);
         assert_eq!(p.c.count(|event| matches!(event, Event::ConnectError(..))), 0, "{:?}", p.c);
     });
+}
+
+/// Takes long over each message, in virtual time.
+struct Slow(Shared, Rc<Cell<u32>>);
+
+impl Handler for Slow {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        let now = lock(&self.0).now();
+        lock(&self.0).advance(now + 600 * MS);
+        self.1.set(self.1.get() + 1);
+    }
+}
+
+/// Sends ten large messages, and closes.
+struct Sender(Rc<Cell<u32>>);
+
+impl Handler for Sender {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        (0..10).for_each(|_| assert!(cx.send(conn, &[7; 400_000]).is_ok(), "no room"));
+        cx.close(conn);
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
+        self.0.set(self.0.get() + u32::from(outcome.is_sent()));
+    }
+}
+
+#[test]
+fn a_closed_connection_has_its_time_for_each_message() {
+    let fabric = network(2);
+    let (taken, sent) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let mut server = reactor(0, &fabric, Config::default());
+    let address = ([10, 0, 0, 1], 7471).into();
+    server.context().listen(address).expect("listening");
+    // That is enough for one message, and not for ten.
+    let mut client = reactor(1, &fabric, Config::default().close_timeout(Duration::from_secs(1)));
+    client.context().connect(address).expect("connecting");
+    let slow = Slow(Arc::clone(&fabric), Rc::clone(&taken));
+    let mut nodes = [Node::new(server, Box::new(slow)), Node::new(client, Box::new(Sender(Rc::clone(&sent))))];
+    until(&fabric, &mut nodes, "the end", |nodes| {
+        let stats = nodes[1].reactor.stats().connections;
+        stats.disconnected > 0
+    });
+    assert_eq!((sent.get(), taken.get()), (10, 10));
 }

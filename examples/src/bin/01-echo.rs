@@ -2,20 +2,45 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
+use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::thread;
 
-use rdma_reactor::{Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor};
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, Reactor,
+    SendErrorKind,
+};
 
-struct Echo;
+/// Sends every message back. An answer that finds no room waits, and takes a receive meanwhile: so a client that does not
+/// read its answers is slowed down.
+#[derive(Default)]
+struct Echo {
+    waiting: HashMap<ConnectionId, VecDeque<DetachedMessage>>,
+}
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // A client that sends without reading answers fills the window. This server does not wait for such a client.
-        if let Err(error) = cx.send(conn, &message) {
-            eprintln!("{conn}: {error}");
-            cx.close(conn);
+        self.waiting.entry(conn).or_default().push_back(message.detach());
+        self.on_writable(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let Some(waiting) = self.waiting.get_mut(&conn) else { return };
+        while let Some(message) = waiting.front() {
+            match cx.send(conn, message) {
+                Ok(_) => drop(waiting.pop_front()),
+                // on_writable follows.
+                Err(SendErrorKind::WouldBlock(_)) => return,
+                Err(error) => {
+                    eprintln!("{conn}: {error}");
+                    return cx.close(conn);
+                }
+            }
         }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
+        self.waiting.remove(&conn);
     }
 }
 
@@ -49,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().local_address(listener).ok_or("the listener is gone")?;
     let remote = server.remote();
-    let thread = thread::spawn(move || server.run(&mut Echo));
+    let thread = thread::spawn(move || server.run(&mut Echo::default()));
 
     let mut client = Reactor::new(Config::default())?;
     client.context().connect(address)?;

@@ -39,7 +39,8 @@ pub enum Decision {
     /// Take it.
     #[default]
     Accept,
-    /// Take it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    /// Take it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. If it is more, the peer is refused
+    /// ([`crate::RejectReason::Refused`]), and the log has an error.
     AcceptWith(Vec<u8>),
     /// Refuse it, and tell the peer something: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. Of more, nothing is told.
     Reject(Vec<u8>),
@@ -115,8 +116,8 @@ pub trait Handler<M = ()> {
     /// that were not sent.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
-    /// A send was refused with `WouldBlock` before, and one like it would be taken now. Once per refusal; if sends of several
-    /// kinds were refused, when the first of them would be taken. A send of another thread ([`crate::Remote::send`]) that had
+    /// One or more sends were refused with `WouldBlock` before, and at least one of them would be taken now. This is called once after
+    /// the refusals, and again after the next refusal. A send of another thread ([`crate::Remote::send`]) that had
     /// to wait counts as refused, too: this is called with nothing of the handler's own to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 

@@ -183,7 +183,15 @@ impl Connection {
                 self.end(Ending::Silent, Certainty::Known, env);
             }
             State::Open => return self.check_silence(silence, env),
-            State::Draining | State::Leaving | State::Refusing(_) => self.flush(env),
+            State::Draining => {
+                // A peer that goes on fetching has the time anew for each message.
+                let until = self.transfers.fetched_at().map(|at| at + env.config.close_timeout);
+                match until.filter(|&until| until > env.now) {
+                    Some(until) => self.want(env, Action::Deadline(Some(until))),
+                    None => self.flush(env),
+                }
+            }
+            State::Leaving | State::Refusing(_) => self.flush(env),
             State::Closing(_) => {}
         }
         false

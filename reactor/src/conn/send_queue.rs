@@ -142,6 +142,12 @@ impl SendQueue {
         !self.chain.is_empty()
     }
 
+    /// Whether one work request is to be posted.
+    #[inline]
+    pub(crate) fn is_single(&self) -> bool {
+        self.chain.len() == 1
+    }
+
     /// Whether the chain takes half of the queue, or more.
     pub(crate) fn is_half_chained(&self) -> bool {
         self.chain.len() * 2 >= self.slots
@@ -628,12 +634,13 @@ impl Connection {
             && !self.transfers.is_active()
     }
 
-    /// Whether the flush is to post the sends before the receives. That is so if no grant would be due after the
-    /// receives are posted: the peer has enough credits to go on with, and gets the messages that it waits for sooner.
+    /// Whether the flush is to post the sends before the receives, so that the peer gets the message that it waits for sooner.
+    /// That is so for one message, if no grant would be due after the receives are posted. Several messages have to carry the grant
+    /// of these receives: a peer that answers each of them must not find the window closed because the grants are behind.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
-            && self.sends.is_chained()
+            && self.sends.is_single()
             && !self.receives.is_shared()
             && !self.transfers.is_active()
             && !self.rx.update_due_after(self.receives.to_post())

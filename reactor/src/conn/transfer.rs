@@ -296,12 +296,18 @@ impl Transfers {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
+    /// Time at which the peer fetched a message last, while there are more for it to fetch.
+    pub(crate) fn fetched_at(&self) -> Option<Instant> {
+        let active = self.0.as_ref()?;
+        (!active.outgoing.is_empty()).then_some(active.answered)
+    }
+
     /// Time since which one of the two directions has stood still; `None` if nothing is under way that the peer is to
     /// move.
     pub(crate) fn stands_since(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
-        let offers = (!active.outgoing.is_empty()).then_some(active.answered);
+        let offers = self.fetched_at();
         let parts = active.joining.as_ref().map(|fragments| fragments.since);
         [reads, offers, parts].into_iter().flatten().min()
     }

@@ -399,8 +399,13 @@ impl Driver {
     pub(crate) fn accept(&mut self, request: Request, answer: &[u8]) {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
-            log::warn!("{peer} is refused: {error}");
-            self.reject(cm, framing, RejectReason::Busy, &[]);
+            // The program's own mistake would be there at the peer's next attempt, too.
+            let reason = match error {
+                Error::PrivateDataTooLong { .. } => RejectReason::Refused,
+                _ => RejectReason::Busy,
+            };
+            log::error!("{peer} is refused: {error}");
+            self.reject(cm, framing, reason, &[]);
         }
         self.request_done(placed);
     }

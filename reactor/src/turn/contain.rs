@@ -55,8 +55,10 @@ fn contained<R>(
         Ok(result) => Some(result),
         Err(panic) => {
             let why = format!("{name} panicked: {}", text(&*panic));
-            // What a program panics with may panic when it is dropped.
-            std::mem::forget(panic);
+            // What a program panics with may panic when it is dropped, and so may what that panics with.
+            if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+                std::mem::forget(again);
+            }
             log::error!("{why}{of}");
             driver.counters().turns.panics += 1;
             match of {

@@ -39,6 +39,31 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
+/// A program that answers each message has room for the answer, as long as its peer has no more messages out than two thirds of its
+/// receives: 40 at the default.
+pub fn an_echo_has_room(setup: &Setup) {
+    const MESSAGES: u64 = 4000;
+    for len in [10, 8000] {
+        let mut left = MESSAGES - 40;
+        let mut c = Probe::new(move |cx, event| match event {
+            Event::Connect(conn, _) => {
+                (0..40).for_each(|_| assert!(cx.send(*conn, &vec![7; len]).is_ok(), "no room"));
+            }
+            Event::Recv(conn, _) if left > 0 => {
+                cx.send(*conn, &vec![7; len]).expect("an answer has made room");
+                left -= 1;
+            }
+            _ => {}
+        });
+        c.record_messages = false;
+        // The echo panics if it has no room.
+        let mut p = Pair::new(setup, setup.config(), Probe::echo(), c);
+        p.connect();
+        p.until("all answers", |p| p.c.received == MESSAGES);
+        p.finish();
+    }
+}
+
 /// Whatever the length of the messages: when `on_writable` is called, the message that was refused is taken.
 pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     const MESSAGES: u64 = 2000;

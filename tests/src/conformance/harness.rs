@@ -280,8 +280,7 @@ impl Probe {
     pub fn echo() -> Self {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
-                // There is always room, because an echo never has more out than came in. The peer may have closed,
-                // though.
+                // There is room for a peer that does not have too much out. The peer may have closed, though.
                 assert!(matches!(cx.send(*conn, bytes), Ok(_) | Err(SendErrorKind::Closed)));
             }
         });

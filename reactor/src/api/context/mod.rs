@@ -130,8 +130,9 @@ impl Context<'_> {
         self.driver.connect_host(host, port, options)
     }
 
-    /// Closes a connection, after what was accepted for sending has been sent. `on_disconnect` follows; no message
-    /// is delivered any more. A stale id is ignored.
+    /// Closes a connection, after what was accepted for sending has been sent, for which there is `Config::close_timeout`:
+    /// `on_send_complete` tells whether it was. `on_disconnect` follows; no message is delivered any more, not even one that the
+    /// peer has sent before. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.close(conn);
     }
@@ -229,7 +230,8 @@ impl Context<'_> {
         Datagrams { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// Drains the reactor: nothing comes in any more, [`crate::Handler::on_drain`] sees to it that connections end, and
+    /// Drains the reactor. From now on no connection is accepted. Those that are open go on, with messages and timers, until
+    /// [`crate::Handler::on_drain`] or the program closes them; the default closes all of them at once.
     /// [`crate::Reactor::run`] returns when none is left. After `deadline`, counted in whole milliseconds from the start,
     /// what is left, endpoints too, is cut off with its usual last callback, and nothing new can be opened. Ignored while
     /// the reactor drains already.
