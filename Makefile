@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-rdma mutants loom fuzz fuzz-smoke soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -77,6 +77,12 @@ mutants: vm-setup ## Plant defects; a test must find each
 loom: ## What threads share with a reactor, in every order in which they can run
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-reactor --lib interleavings
 
+asan: ## AddressSanitizer and LeakSanitizer over unit tests, conformance, scripted peers and the corpora of the fuzz targets
+	tests/asan.sh
+
+coverage: ## Line coverage of the reactor and the embedded provider; fails below 92 per cent
+	tests/coverage.sh
+
 fuzz-smoke: ## Each fuzz target for a minute
 	tests/fuzz/run.sh 60
 
@@ -86,7 +92,7 @@ fuzz: ## Each fuzz target for SECONDS, an hour unless said otherwise
 soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections and all of secured connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
-	$(MAKE) loom
+	$(MAKE) loom asan
 	RDMA_CYCLES=10000 tests/vm/faults.sh
 	tests/vm/secured.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture

@@ -42,7 +42,14 @@ impl Backoff {
 
     /// As [`Backoff::new`], with pauses that depend on `seed`: for tests.
     ///
-    /// Example: [`Backoff`].
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::Backoff;
+    ///
+    /// let make = || Backoff::with_seed(Duration::from_millis(100), Duration::from_secs(10), 7);
+    /// assert_eq!(make().next_pause(), make().next_pause());
+    /// ```
     #[must_use]
     pub const fn with_seed(first: Duration, most: Duration, seed: u64) -> Self {
         Self { first, most, attempts: 0, random: seed }

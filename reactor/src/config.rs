@@ -367,7 +367,7 @@ impl Config {
         self
     }
 
-    /// Time an outgoing connection may take until `on_connect`. Default: 10 s.
+    /// Time an outgoing connection may take until `on_connect`. 1 ms to 24 h. Default: 10 s.
     #[must_use]
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -392,15 +392,15 @@ impl Config {
         self
     }
 
-    /// Time an incoming connection may take from the accept to `on_connect`. Default: 5 s.
+    /// Time an incoming connection may take from the accept to `on_connect`. 1 ms to 24 h. Default: 5 s.
     #[must_use]
     pub const fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// Silence after which the peer is asked whether it is there, and silence after which it is given up. Defaults:
-    /// 5 s and 15 s. Only the second matters to the peer: it answers whatever its own settings are.
+    /// Silence after which the peer is asked whether it is there, and silence after which it is given up: each 1 ms to 24 h, the second
+    /// longer than the first. Defaults: 5 s and 15 s. Only the second matters to the peer: it answers whatever its own settings are.
     ///
     /// ```
     /// use std::time::Duration;
@@ -425,7 +425,7 @@ impl Config {
         self
     }
 
-    /// Time a device gets to flush a connection's queues before it is destroyed. Default: 1 s.
+    /// Time a device gets to flush a connection's queues before it is destroyed. 1 ms to 24 h. Default: 1 s.
     #[must_use]
     pub const fn flush_timeout(mut self, timeout: Duration) -> Self {
         self.flush_timeout = timeout;
@@ -518,7 +518,7 @@ impl Config {
         check("receive_depth", self.receive_depth.into(), window.0, window.1, "5 to 32,768 messages")?;
         check("send_depth", self.send_depth.into(), 1, 16_384, "1 to 16,384 messages")?;
         let most = (self.transfer_memory as u64).min(1 << 40);
-        check("max_message", self.max_message, 0, most, "0 to transfer_memory, at most 1 TiB")?;
+        check("max_message", self.max_message, 0, most, "0 to transfer_memory, at most 1 TiB: set both")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
         let buffers = self.shared_receives.unwrap_or(self.receive_depth) + self.send_slots();
@@ -540,7 +540,7 @@ impl Config {
             self.completion_queue.into(),
             room,
             1 << 24,
-            "room for one connection's sends and receives, and those that are shared, to 16,777,216",
+            "at least the sends, receives and shared receives of one connection, at most 16,777,216",
         )?;
         if let Some(Moderation { completions, microseconds }) = self.completion_moderation {
             let most = u64::from(u16::MAX);
@@ -577,7 +577,11 @@ impl Config {
         }
         if self.keepalive_timeout <= self.keepalive_interval {
             let value = u64::try_from(self.keepalive_timeout.as_millis()).unwrap_or(u64::MAX);
-            return Err(Error::Config { setting: "keepalive timeout", value, range: "longer than its interval (ms)" });
+            return Err(Error::Config {
+                setting: "keepalive timeout",
+                value,
+                range: "longer than the keepalive interval (both in ms)",
+            });
         }
         Ok(())
     }

@@ -12,6 +12,15 @@
 //! - [`Remote`] has the operations of other threads.
 //! - [`Reactors`] is a group of reactors, each with a thread of its own, among which connections are spread.
 //!
+//! | feature | brings |
+//! |---|---|
+//! | `verbs`, on by default | RDMA devices, through libibverbs and librdmacm, which are loaded when the first device is wanted |
+//! | `rdma-sys` | the same, linked with the libraries when the program is built |
+//! | `async` | `aio` |
+//! | `tls`, `psk` | authenticated and encrypted connections: `Security` |
+//! | `bytes` | `DetachedMessage` as `bytes::Bytes` |
+//! | `serde` | [`Stats`] for serde |
+//!
 //! One thread drives a reactor. Only `run`, `turn` and `shutdown` block. The [guide] begins with what a program needs, and ends with
 //! the wire.
 

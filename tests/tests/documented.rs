@@ -1,13 +1,16 @@
-//! Public functions of the reactor that take more than one argument have an example, or name the place of one.
+//! Public functions of the reactor that take more than one argument have an example, or name the place of one that calls them.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, FnArg, ImplItemFn, ItemFn, ItemMod, Lit, Meta, Signature, TraitItemFn, Visibility};
+use syn::{
+    Attribute, Expr, FnArg, ImplItemFn, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
+};
 
-/// What a documentation with an example has: code, or the link to code.
-const SHOWN: [&str; 2] = ["```", "Example: ["];
+/// Before the name of the place.
+const LINK: &str = "Example: [";
 
 /// The text of an item's documentation.
 fn documentation(attributes: &[Attribute]) -> String {
@@ -24,38 +27,88 @@ fn documentation(attributes: &[Attribute]) -> String {
     attributes.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The functions of a file, and those of them that show nothing.
-#[derive(Default)]
-struct Functions {
-    checked: usize,
-    bare: Vec<String>,
+/// The code of a text in Markdown.
+fn code(text: &str) -> String {
+    text.split("```").skip(1).step_by(2).collect()
 }
 
-impl Functions {
-    fn check(&mut self, visibility: &Visibility, signature: &Signature, attributes: &[Attribute]) {
-        let arguments = signature.inputs.iter().filter(|input| matches!(input, FnArg::Typed(_))).count();
-        if arguments < 2 || !matches!(visibility, Visibility::Public(_)) {
+/// A function of several arguments.
+struct Function {
+    file: PathBuf,
+    name: String,
+    text: String,
+}
+
+/// What is documented.
+#[derive(Default)]
+struct Items {
+    file: PathBuf,
+    functions: Vec<Function>,
+    /// The documentation of all items of a name.
+    texts: BTreeMap<String, String>,
+}
+
+impl Items {
+    fn add(&mut self, name: String, attributes: &[Attribute]) {
+        self.texts.entry(name).or_default().push_str(&documentation(attributes));
+    }
+
+    fn function(&mut self, visibility: &Visibility, signature: &Signature, attributes: &[Attribute]) {
+        if !matches!(visibility, Visibility::Public(_)) {
             return;
         }
-        self.checked += 1;
-        let text = documentation(attributes);
-        if !SHOWN.iter().any(|shown| text.contains(shown)) {
-            self.bare.push(signature.ident.to_string());
+        let name = signature.ident.to_string();
+        self.add(name.clone(), attributes);
+        if signature.inputs.iter().filter(|input| matches!(input, FnArg::Typed(_))).count() > 1 {
+            self.functions.push(Function { file: self.file.clone(), name, text: documentation(attributes) });
         }
+    }
+
+    /// The text that an example is in: `rest` follows [`LINK`].
+    fn linked(&self, rest: &str) -> String {
+        let place = rest.split(']').next().expect("a first part").trim_matches('`');
+        if let Some(page) = rest.split("(crate::guide::").nth(1).and_then(|page| page.split(')').next()) {
+            let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+            let page = page.replace('_', "-") + ".md";
+            let pages = [docs.join(&page), docs.join("guide").join(&page)];
+            return pages.iter().find_map(|page| fs::read_to_string(page).ok()).unwrap_or_default();
+        }
+        let name = place.rsplit("::").next().expect("a last part");
+        self.texts.get(name).cloned().unwrap_or_default()
+    }
+
+    /// The functions of several arguments that no example calls.
+    fn bare(&self) -> Vec<String> {
+        let shown = |function: &Function| {
+            let call = format!("{}(", function.name);
+            if function.text.contains("```") {
+                return true;
+            }
+            let link = function.text.split(LINK).nth(1);
+            link.is_some_and(|rest| code(&self.linked(rest)).contains(&call))
+        };
+        let bare = self.functions.iter().filter(|function| !shown(function));
+        bare.map(|function| format!("{}: {}", function.file.display(), function.name)).collect()
     }
 }
 
-impl<'ast> Visit<'ast> for Functions {
+impl<'ast> Visit<'ast> for Items {
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
-        self.check(&item.vis, &item.sig, &item.attrs);
+        self.function(&item.vis, &item.sig, &item.attrs);
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast ImplItemFn) {
-        self.check(&item.vis, &item.sig, &item.attrs);
+        self.function(&item.vis, &item.sig, &item.attrs);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+        self.add(item.ident.to_string(), &item.attrs);
     }
 
     // What a program implements is shown with the trait.
-    fn visit_trait_item_fn(&mut self, _: &'ast TraitItemFn) {}
+    fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
+        self.add(item.ident.to_string(), &item.attrs);
+    }
 
     fn visit_item_mod(&mut self, module: &'ast ItemMod) {
         if module.ident != "tests" {
@@ -64,38 +117,41 @@ impl<'ast> Visit<'ast> for Functions {
     }
 }
 
-fn read(folder: &Path, functions: &mut Functions) {
+fn read(folder: &Path, items: &mut Items) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let path = entry.expect("an entry").path();
         if path.ends_with("fuzz") {
             // These functions are for the fuzz targets alone.
         } else if path.is_dir() {
-            read(&path, functions);
+            read(&path, items);
         } else if path.file_stem().is_some_and(|stem| stem != "tests") {
             let text = fs::read_to_string(&path).expect("a source file");
-            let before = functions.bare.len();
-            functions.visit_file(&syn::parse_file(&text).expect("Rust"));
-            for name in &mut functions.bare[before..] {
-                *name = format!("{}: {name}", path.display());
-            }
+            items.file = path;
+            items.visit_file(&syn::parse_file(&text).expect("Rust"));
         }
     }
 }
 
 #[test]
 fn functions_of_several_arguments_have_an_example() {
-    let mut functions = Functions::default();
-    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../reactor/src"), &mut functions);
-    println!("{} functions", functions.checked);
-    assert!(functions.checked > 50, "most of the functions were not found");
-    assert!(functions.bare.is_empty(), "no example, and no link to one:\n{}", functions.bare.join("\n"));
+    let mut items = Items::default();
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../reactor/src"), &mut items);
+    println!("{} functions", items.functions.len());
+    assert!(items.functions.len() > 50, "most of the functions were not found");
+    let bare = items.bare();
+    assert!(bare.is_empty(), "no example, and no link to one that calls the function:\n{}", bare.join("\n"));
 }
 
 #[test]
 fn a_function_without_an_example_is_found() {
-    let file = "impl A { /// Sends.\n pub fn send(&self, a: u8, b: u8) {} \n/// Example: [`A`].\n pub fn two(a: u8, b: u8) {} \
-                pub(crate) fn own(a: u8, b: u8) {} pub fn one(&self, a: u8) {} }";
-    let mut functions = Functions::default();
-    functions.visit_file(&syn::parse_file(file).expect("Rust"));
-    assert_eq!((functions.checked, functions.bare), (2, vec!["send".to_owned()]));
+    let file = "impl A { /// Sends.\n pub fn send(&self, a: u8, b: u8) {} \n/// Example: [`B`].\n pub fn two(a: u8, b: u8) {} \
+                \n/// Example: [`B::new`].\n pub fn not_called(a: u8, b: u8) {} \n/// Example: [the guide](crate::guide::nowhere).\n \
+                pub fn lost(a: u8, b: u8) {} pub(crate) fn own(a: u8, b: u8) {} pub fn one(&self, a: u8) {} }\
+                \n/// ```\n/// two(1, 2)\n/// ```\n/// not_called(1, 2)\nstruct B;";
+    let mut items = Items::default();
+    items.visit_file(&syn::parse_file(file).expect("Rust"));
+    assert_eq!(
+        (items.functions.len(), items.bare()),
+        (4, [": send", ": not_called", ": lost"].map(str::to_owned).to_vec())
+    );
 }

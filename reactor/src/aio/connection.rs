@@ -126,7 +126,15 @@ impl Connection {
 
     /// Registers memory, as [`Context::register`] does. On a device this may block.
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::Connection;
+    /// use rdma_reactor::{Access, Error, Region, RegionOptions};
+    ///
+    /// /// Memory that the peer may read.
+    /// fn open(conn: &Connection) -> Result<Region, Error> {
+    ///     conn.register(4096, &RegionOptions::new().allow(Access::REMOTE_READ))
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::register`].
@@ -137,7 +145,15 @@ impl Connection {
     /// Reads the beginning of `remote` into `range` of `local`, and waits until the bytes are there. If the future is dropped, a read
     /// that has begun goes on, and `local` is lent until it has ended.
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::{Region, RemoteRegion};
+    ///
+    /// /// Reads 4 KiB of the peer's memory.
+    /// async fn fetch(conn: &Connection, from: RemoteRegion, into: &mut Region) -> Result<(), OperationError> {
+    ///     conn.read(from, into, 0..4096).await
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::read`], without `WouldBlock`; or the connection ended first.
@@ -153,7 +169,15 @@ impl Connection {
     /// Writes `range` of `local` to the beginning of `remote`, and waits until the device is done with `local`. Cancellation is as
     /// with [`Connection::read`].
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::{Region, RemoteRegion};
+    ///
+    /// /// Writes all of a region to the peer's memory.
+    /// async fn publish(conn: &Connection, to: RemoteRegion, region: &Region) -> Result<(), OperationError> {
+    ///     conn.write(to, region, 0..region.len()).await
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Connection::read`].
@@ -164,7 +188,20 @@ impl Connection {
     /// Does an operation of [`Context`] that has a completion, such as an atomic, and waits for it. `begin` is called again each time
     /// that there may be room. Cancellation is as with [`Connection::read`].
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::{Region, RemoteRegion};
+    ///
+    /// /// Adds to a counter in the peer's memory; the old value lands in the first word of `old`.
+    /// async fn add(conn: &Connection, to: RemoteRegion, old: &mut Region, what: u64) -> Result<(), OperationError> {
+    ///     conn.operate(|cx| cx.fetch_add(conn.id(), to, old, 0, what)).await
+    /// }
+    ///
+    /// /// Sends a message, and waits until it is sent: [`Connection::send`] waits for room only.
+    /// async fn send(conn: &Connection, bytes: &[u8]) -> Result<(), OperationError> {
+    ///     conn.operate(|cx| cx.send(conn.id(), bytes)).await
+    /// }
+    /// ```
     ///
     /// # Errors
     /// What `begin` says, without `WouldBlock`; or the connection ended first.

@@ -51,7 +51,14 @@ impl AsyncReactor {
 
     /// As [`AsyncReactor::listen`], with options.
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::{AsyncReactor, Listener};
+    /// use rdma_reactor::{Error, ListenOptions};
+    ///
+    /// fn listen(net: &AsyncReactor) -> Result<Listener, Error> {
+    ///     net.listen_with(([0, 0, 0, 0], 7471).into(), ListenOptions::new().type_of_service(0x68))
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::listen_with`].
@@ -70,7 +77,15 @@ impl AsyncReactor {
 
     /// As [`AsyncReactor::connect`], with options.
     ///
-    /// Example: [the guide](crate::guide::async_await).
+    /// ```
+    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::{ConnectError, ConnectOptions};
+    ///
+    /// async fn connect(net: &AsyncReactor) -> Result<Connection, ConnectError> {
+    ///     let options = ConnectOptions::new().private_data(b"who I am");
+    ///     net.connect_with(([192, 0, 2, 1], 7471).into(), options).await
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncReactor::connect`].
@@ -108,6 +123,12 @@ impl AsyncReactor {
     /// If it is called within itself, or within a turn.
     pub fn with<R>(&self, act: impl FnOnce(&mut Context<'_>) -> R) -> R {
         self.core.with(|cx, _| act(cx))
+    }
+
+    /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. Then no turn is needed any more.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.core.reactor(|reactor| reactor.is_drained())
     }
 
     /// A handle for other threads.

@@ -31,7 +31,7 @@ pub(crate) enum Command<M> {
 
 /// A reactor, seen from other threads: clone it, send it around. Nothing here blocks, and everything is harmless when
 /// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks. Where the reactor has a real-time
-/// priority, see "Real-time priorities" in `docs/loop.md`.
+/// priority, see "Real-time priorities" in [the loop](crate::guide::the_loop).
 ///
 /// ```
 /// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor};
@@ -96,7 +96,18 @@ impl<M> Remote<M> {
     /// waits; it is dropped, and counted in [`crate::MessageStats::remote_sends_dropped`], when the connection is or goes
     /// away, or takes only shorter messages. Once it is sent, `on_send_complete` follows as for any send.
     ///
-    /// Example: [`Remote`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Remote};
+    ///
+    /// /// Sends on two connections of a reactor, from another thread.
+    /// fn broadcast(remote: &Remote, to: [ConnectionId; 2], text: &str) {
+    ///     for conn in to {
+    ///         if let Err(error) = remote.send(conn, text) {
+    ///             eprintln!("{conn}: {error}");
+    ///         }
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// The reactor is gone, or its queue is full; with the bytes.

@@ -179,7 +179,16 @@ impl Reactors {
     /// listens, it goes on listening for them, and its `run` returns when the last of them is drained or gone.
     /// Ignored when out of range.
     ///
-    /// Example: [`Reactors`].
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::Reactors;
+    ///
+    /// /// Takes the first reactor out of a group; its clients have ten seconds to go.
+    /// fn retire(group: &Reactors) {
+    ///     group.drain(0, Duration::from_secs(10));
+    /// }
+    /// ```
     pub fn drain(&self, index: usize, deadline: Duration) {
         if let Some(member) = self.members.get(index) {
             member.open.store(false, Ordering::SeqCst);

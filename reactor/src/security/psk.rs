@@ -49,7 +49,16 @@ fn settings(why: impl Into<String>) -> SecurityError {
 impl Psk {
     /// One key for both roles. `name`: 1 to 64 octets of text, which travel in the clear.
     ///
-    /// Example: [`Psk`].
+    /// ```
+    /// use rdma_reactor::{Config, Psk, Security};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // 32 random octets that both sides have, such as from a file that only this program may read.
+    /// let key = std::array::from_fn(|n| 7 * n as u8);
+    /// let config = Config::default().security(Security::Psk(Psk::new("storage-1", key)?));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`SecurityError::Settings`] for a name that is empty or too long.

@@ -273,7 +273,14 @@ impl Tls {
     /// Settings of rustls's own, for other verifiers, another clock or other cryptography. Session
     /// tickets, resumption and early data are turned off.
     ///
-    /// Example: [the guide](crate::guide::security).
+    /// ```
+    /// use rdma_reactor::{Security, Tls};
+    ///
+    /// /// A client with settings that this library has no names for.
+    /// fn security(client: rustls::ClientConfig) -> Security {
+    ///     Security::Tls(Tls::of(Some(client), None))
+    /// }
+    /// ```
     #[must_use]
     pub fn of(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {
         let client = client.map(|mut config| {

@@ -124,7 +124,14 @@ impl<M> Reactor<M> {
 
     /// Makes a reactor on parts of the caller's own.
     ///
-    /// Example: [testing without hardware](crate::guide::testing).
+    /// ```
+    /// use rdma_reactor::{Config, Error, Parts, Reactor};
+    ///
+    /// /// A reactor of a simulation: its provider, its poller and its clock are the caller's.
+    /// fn simulated(parts: Parts) -> Result<Reactor, Error> {
+    ///     Reactor::with_parts(Config::default(), parts)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// A setting is out of its range, or the poller refused the provider's channel.
@@ -209,7 +216,7 @@ impl<M> Reactor<M> {
     }
 
     /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is). How to call it
-    /// from another loop is in `docs/embedding.md`.
+    /// from another loop is in [the guide](crate::guide::embedding).
     ///
     /// Example: [`Reactor`].
     ///

@@ -282,6 +282,8 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
+    // On the heap there are no mappings.
+    #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn large_mappings_are_aligned_and_take_huge_pages() {
         for len in [HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 4096] {

@@ -134,7 +134,17 @@ impl Datagrams<'_> {
 
     /// Asks where the endpoint at `address` takes datagrams: `on_peer` follows, with a way to send there.
     ///
-    /// Example: [`Datagrams::open`].
+    /// ```
+    /// use rdma_reactor::{Context, Datagram, DatagramHandler, EndpointId, Error, PeerId};
+    ///
+    /// struct Client;
+    ///
+    /// impl Client {
+    ///     fn start(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) -> Result<(), Error> {
+    ///         cx.datagrams().find_peer(endpoint, ([192, 0, 2, 1], 7471).into())
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// The endpoint is closed, or the provider refused at once; no callback follows.
@@ -177,7 +187,14 @@ impl Datagrams<'_> {
 
     /// As [`Datagrams::send`], with 32 bits beside the payload.
     ///
-    /// Example: [`Datagrams::open`].
+    /// ```
+    /// use rdma_reactor::{Context, EndpointId, PeerId, SendErrorKind};
+    ///
+    /// /// Sends a numbered datagram.
+    /// fn send(cx: &mut Context<'_>, endpoint: EndpointId, to: PeerId, number: u32) -> Result<(), SendErrorKind> {
+    ///     cx.datagrams().send_with_immediate(endpoint, to, b"some bytes", number).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Datagrams::send`].
@@ -194,7 +211,15 @@ impl Datagrams<'_> {
 
     /// Joins a multicast group: `on_join` follows, with the peer that is the group. What is sent there arrives from then on.
     ///
-    /// Example: [`Datagrams::open`].
+    /// ```
+    /// use rdma_reactor::{Context, EndpointId, Error};
+    ///
+    /// /// Goes from one group to another.
+    /// fn change(cx: &mut Context<'_>, endpoint: EndpointId) -> Result<(), Error> {
+    ///     cx.datagrams().leave(endpoint, [239, 1, 1, 1].into())?;
+    ///     cx.datagrams().join(endpoint, [239, 1, 1, 2].into())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// The endpoint is closed or in the group, the device has no multicast, or the provider refused at once.
@@ -205,7 +230,7 @@ impl Datagrams<'_> {
 
     /// Leaves a group, or gives up joining it; no `on_join` follows. Its peer is forgotten.
     ///
-    /// Example: [`Datagrams::open`].
+    /// Example: [`Datagrams::join`].
     ///
     /// # Errors
     /// The endpoint is closed, or not in the group.

@@ -115,7 +115,17 @@ impl Context<'_> {
     /// ([`Memory::from_raw`]). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
     /// region's share goes when it was dropped and its last operation has ended; then `Arc::strong_count` is one less.
     ///
-    /// Example: [`Context::register`].
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use rdma_reactor::transport::mem::Memory;
+    /// use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions};
+    ///
+    /// /// Memory that other processes map, which the peer may read.
+    /// fn share(cx: &mut Context<'_>, conn: ConnectionId, memory: &Arc<Memory>) -> Result<Region, Error> {
+    ///     cx.register_memory(conn, Arc::clone(memory), &RegionOptions::new().allow(Access::REMOTE_READ))
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::register`].
@@ -132,7 +142,20 @@ impl Context<'_> {
     /// multiples of 8. The share that comes with the region says when the bytes are the program's alone again:
     /// when the region was dropped and `Arc::strong_count` of the share is 1.
     ///
-    /// Example: [`Context::register`].
+    /// ```
+    /// use std::ptr::NonNull;
+    ///
+    /// use rdma_reactor::{ConnectionId, Context, Error, Region, RegionOptions};
+    ///
+    /// /// Memory of the program's own, which stays mapped for as long as the program runs.
+    /// fn register_static(cx: &mut Context<'_>, conn: ConnectionId, words: &'static mut [u64]) -> Result<Region, Error> {
+    ///     let len = std::mem::size_of_val(words);
+    ///     let base = NonNull::from(words).cast();
+    ///     // SAFETY: the words are borrowed for ever, and nothing else uses them.
+    ///     let (region, _share) = unsafe { cx.register_raw(conn, base, len, &RegionOptions::new())? };
+    ///     Ok(region)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::register`], and for an address or a length that is no multiple of 8.
@@ -158,7 +181,16 @@ impl Context<'_> {
     /// ([`Context::send_region`]); the program cannot look at the bytes, so [`Region::copy_to`] and its like panic. The
     /// descriptor may be closed afterwards.
     ///
-    /// Example: [`Context::register`].
+    /// ```
+    /// use std::os::fd::BorrowedFd;
+    ///
+    /// use rdma_reactor::{ConnectionId, Context, Error, Region, RegionOptions};
+    ///
+    /// /// The first mebibyte of a buffer that a GPU's driver has exported.
+    /// fn register_gpu(cx: &mut Context<'_>, conn: ConnectionId, buffer: BorrowedFd<'_>) -> Result<Region, Error> {
+    ///     cx.register_dmabuf(conn, buffer, 0, 1 << 20, &RegionOptions::new())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::register`]; `Unsupported` names the provider or the device that has no such regions. The embedded provider,
@@ -311,7 +343,20 @@ impl Context<'_> {
     /// As [`Context::read`], into several ranges, one after another: 1 to 4, and no more than
     /// `Config::send_depth`.
     ///
-    /// Example: [`Context::read`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
+    ///
+    /// /// Reads a header of 64 bytes and what follows into two regions.
+    /// fn fetch(
+    ///     cx: &mut Context<'_>,
+    ///     conn: ConnectionId,
+    ///     from: RemoteRegion,
+    ///     (head, body): (&mut Region, &mut Region),
+    /// ) -> Result<(), SendErrorKind> {
+    ///     let rest = body.len();
+    ///     cx.read_vectored(conn, from, &mut [(head, 0..64), (body, 0..rest)]).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::read`].
@@ -327,7 +372,15 @@ impl Context<'_> {
     /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows, when the memory of `local` is
     /// free again. The peer is not told; a message sent afterwards arrives after the bytes are there. Needs no credit.
     ///
-    /// Example: [`Context::read`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
+    ///
+    /// /// Writes all of a region, and tells the peer behind it.
+    /// fn publish(cx: &mut Context<'_>, conn: ConnectionId, to: RemoteRegion, region: &Region) -> Result<(), SendErrorKind> {
+    ///     cx.write(conn, to, region, 0..region.len())?;
+    ///     cx.send(conn, b"it is there").map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::read`].
@@ -343,7 +396,19 @@ impl Context<'_> {
 
     /// As [`Context::write`], from several ranges, one after another: 1 to 4.
     ///
-    /// Example: [`Context::read`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
+    ///
+    /// /// Writes a header and a body of two regions, one after the other.
+    /// fn publish(
+    ///     cx: &mut Context<'_>,
+    ///     conn: ConnectionId,
+    ///     to: RemoteRegion,
+    ///     (head, body): (&Region, &Region),
+    /// ) -> Result<(), SendErrorKind> {
+    ///     cx.write_vectored(conn, to, &[(head, 0..head.len()), (body, 0..body.len())]).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::read`].
@@ -378,7 +443,20 @@ impl Context<'_> {
     /// Replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`, in one step. The old value
     /// lands at `offset` of `local`: [`Region::load`] it when `on_send_complete` has come.
     ///
-    /// Example: [`Context::read`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
+    ///
+    /// /// Takes a lock in the peer's memory: it is free while it is 0. The old value lands in the first word of `old`.
+    /// fn lock(
+    ///     cx: &mut Context<'_>,
+    ///     conn: ConnectionId,
+    ///     lock: RemoteRegion,
+    ///     old: &mut Region,
+    ///     owner: u64,
+    /// ) -> Result<(), SendErrorKind> {
+    ///     cx.compare_swap(conn, lock, old, 0, 0, owner).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::read`]; `Unsupported`, because not every device has this; `Misaligned`, because the 8 bytes begin at a
@@ -399,7 +477,19 @@ impl Context<'_> {
     /// Adds to the 8 bytes at the beginning of `remote`, in one step. The old value lands as with
     /// [`Context::compare_swap`].
     ///
-    /// Example: [`Context::read`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
+    ///
+    /// /// Draws a ticket from a counter in the peer's memory. The ticket lands in the first word of `ticket`.
+    /// fn draw(
+    ///     cx: &mut Context<'_>,
+    ///     conn: ConnectionId,
+    ///     counter: RemoteRegion,
+    ///     ticket: &mut Region,
+    /// ) -> Result<(), SendErrorKind> {
+    ///     cx.fetch_add(conn, counter, ticket, 0, 1).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::compare_swap`].

@@ -81,7 +81,20 @@ impl Context<'_> {
 
     /// Sends a buffer of [`Context::buffer`]. It goes out at the end of the turn; `on_send_complete` follows.
     ///
-    /// Example: [`Context::send`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context};
+    ///
+    /// /// Writes a number into a registered buffer, and sends that without a copy.
+    /// fn send(cx: &mut Context<'_>, conn: ConnectionId, number: u64) {
+    ///     let Some(mut buffer) = cx.buffer(conn) else { return };
+    ///     buffer.set_len(8);
+    ///     buffer.copy_from_slice(&number.to_le_bytes());
+    ///     if let Err(refused) = cx.send_buffer(conn, buffer) {
+    ///         // The buffer comes back, as it is.
+    ///         println!("{}", refused.kind);
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::send`], with the buffer. `Closed` also for a buffer of another reactor or device.
@@ -100,7 +113,14 @@ impl Context<'_> {
     /// must be registered with [`crate::Access::REMOTE_READ`] for this peer or any. The memory is lent to be read until
     /// `on_send_complete`.
     ///
-    /// Example: [`Context::send`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Region, SendErrorKind};
+    ///
+    /// /// Sends the beginning of a region, which is not to be changed until `on_send_complete`.
+    /// fn send_head(cx: &mut Context<'_>, conn: ConnectionId, region: &Region) -> Result<(), SendErrorKind> {
+    ///     cx.send_region(conn, region, 0..region.len().min(4096)).map(drop)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
@@ -117,7 +137,19 @@ impl Context<'_> {
     /// messages mean nothing. `fill` gets room for at least one byte, in the registered buffer that goes out at the end of
     /// the turn, and says how many bytes it has put there; returns that. Nothing is sent if it has put none.
     ///
-    /// Example: [`Context::send`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, SendErrorKind};
+    ///
+    /// /// Sends as much of a text as there is room for; returns the rest.
+    /// fn write<'a>(cx: &mut Context<'_>, conn: ConnectionId, text: &'a [u8]) -> Result<&'a [u8], SendErrorKind> {
+    ///     let taken = cx.append(conn, |room| {
+    ///         let len = text.len().min(room.len());
+    ///         room[..len].copy_from_slice(&text[..len]);
+    ///         len
+    ///     })?;
+    ///     Ok(&text[taken..])
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::send`]; `fill` is not called then.
@@ -146,7 +178,16 @@ impl Context<'_> {
 
     /// Whether `send` takes a message of `len` bytes right now.
     ///
-    /// Example: [`Context::send`].
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context};
+    ///
+    /// /// Makes a message only if it can be sent.
+    /// fn report(cx: &mut Context<'_>, conn: ConnectionId, make: impl FnOnce() -> Vec<u8>) {
+    ///     if cx.writable_for(conn, 64 << 10) {
+    ///         cx.send(conn, &make()).expect("there is room");
+    ///     }
+    /// }
+    /// ```
     #[must_use]
     pub fn writable_for(&self, conn: ConnectionId, len: usize) -> bool {
         self.driver.is_writable_for(conn, len)

@@ -109,7 +109,15 @@ impl Context<'_> {
     /// id; the last one has `Config::connect_timeout`. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
     /// address it was; or `on_connect_error`, with the error of the last one.
     ///
-    /// Example: [`Context::connect_with`].
+    /// ```
+    /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
+    ///
+    /// /// Connects by the first of two adapters of a peer that works.
+    /// fn connect(cx: &mut Context<'_>) -> Result<ConnectionId, Error> {
+    ///     let adapters = [([192, 0, 2, 1], 7471).into(), ([198, 51, 100, 1], 7471).into()];
+    ///     cx.connect_any(&adapters, ConnectOptions::new())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.
@@ -122,7 +130,13 @@ impl Context<'_> {
     /// order in which the system gives them, except that IPv6 and IPv4 take turns (RFC 8305, section 4). Until then [`Context::peer_address`] is `0.0.0.0`. A name that is unknown is told to
     /// `on_connect_error` ([`crate::ConnectError::Local`]), and one that is not answered in time is a `Timeout`.
     ///
-    /// Example: [`Context::connect_with`].
+    /// ```
+    /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
+    ///
+    /// fn connect(cx: &mut Context<'_>) -> Result<ConnectionId, Error> {
+    ///     cx.connect_host("storage.example.org", 7471, ConnectOptions::new())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::connect_with`], except for what the provider says; [`Error::Lookup`] when the system has no thread.

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the
+# files with the most lines that nothing runs, and fails below `LEAST` per cent (92). `target/coverage/lcov.info` has all lines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tests/tools.sh llvm-tools cargo-llvm-cov
+# The worlds and histories that a property needs to be believed are more than those that it needs to run each line.
+export PROPTEST_CASES=${PROPTEST_CASES:-64} SIM_SEEDS=${SIM_SEEDS:-300} HOSTILE_TAPES=${HOSTILE_TAPES:-300} AIO_WORLDS=${AIO_WORLDS:-500}
+export CARGO_TARGET_DIR=$PWD/target/coverage
+tests=(aio aio_worlds conformance corpus extensions fail_once fairness hostile interop_wire isolation reactors scale security settings
+    shared simulation transfer_memory wakeups wire)
+packages=(-p rdma-transport -p rdma-reactor -p rdma-reactor-tests -p rdma-reactor-fuzz)
+timeout 3000 cargo llvm-cov test --no-report "${packages[@]}" --lib "${tests[@]/#/--test=}"
+lines=$CARGO_TARGET_DIR/lcov.info
+timeout 600 cargo llvm-cov report --lcov --output-path "$lines" "${packages[@]}"
+# One row for each line of code that counts: file, line, how often it ran.
+rows=$(awk -v root="$PWD/" '
+    /^SF:/ {
+        file = substr($0, 4)
+        if (index(file, root) == 1) file = substr(file, length(root) + 1)
+        counts = file ~ /^(reactor\/src|transport\/src\/iwarp)\// && file !~ /\/(tests|fuzz|histories)(\/|\.rs)|bench\.rs/
+        # From here on a file has its tests.
+        tests = 0
+        if (counts) {
+            for (line = 1; (getline text < file) > 0; line++) {
+                if (text ~ /^#\[cfg\((all\()?test/) { tests = line; break }
+            }
+            close(file)
+        }
+    }
+    /^DA:/ && counts {
+        split(substr($0, 4), at, ",")
+        if (!tests || at[1] + 0 < tests) print file, at[1], at[2]
+    }' "$lines")
+echo "lines that nothing runs:"
+awk '$3 == 0 { missed[$1]++ } END { for (file in missed) printf "%5d %s\n", missed[file], file }' <<<"$rows" | sort -rn | head -n 30
+awk -v least="${LEAST:-92}" '
+    { part = $1 ~ /^reactor/ ? "reactor" : "transport::iwarp"; all[part]++; if ($3 > 0) run[part]++ }
+    END {
+        for (part in all) {
+            share = 100 * run[part] / all[part]
+            printf "%s: %d of %d lines, %.1f %%\n", part, run[part], all[part], share
+            if (share < least) low = 1
+        }
+        exit low
+    }' <<<"$rows"
