@@ -95,6 +95,7 @@ soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worl
 	$(MAKE) loom asan
 	RDMA_CYCLES=10000 tests/vm/faults.sh
 	tests/vm/secured.sh
+	$(VERBS_ENV) BINDING=rdma-sys tests/vm/conformance.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 # Tests of the devices; and kv, which brings the programs with it.
 if [ -n "${BINDING:-}" ]; then
-    what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" --test verbs --test 'rdma*')
+    what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
 else
     what=(--workspace --test verbs --test 'rdma*' --test '*_siw' --test kv)
 fi

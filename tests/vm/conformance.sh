@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds the device tests on the host and runs them in the guest, where the devices are. With arguments only the tests of
-# those names run.
+# those names run. `SUITES` names the test programs, all of them unless said otherwise.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh verbs rdma rdma_queues rdma_scale rdma_secured)
+# shellcheck disable=SC2086
+binaries=$(tests/vm/build.sh ${SUITES:-verbs rdma rdma_queues rdma_scale rdma_secured})
 
 script=''
 for binary in $binaries; do
