@@ -1,0 +1,157 @@
+//! The programs by others that do the same work over TCP: their command lines, and the figures in what they print.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::pingpong::failure::Failure;
+
+use super::pair::{self, Processors};
+
+/// Longest time of a client, seconds.
+const PATIENCE: &str = "10";
+const UCX: &str = "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo ucx_perftest -p PORT";
+
+/// A program by others with its work. `PORT` in the command lines is the port that both sides use.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    name: &'static str,
+    program: &'static str,
+    server: String,
+    client: String,
+    /// Finds the figure in what the client prints.
+    read: fn(&str) -> Option<f64>,
+    /// Converts the figure to the unit of the contest.
+    scale: f64,
+}
+
+impl Peer {
+    /// The half round trip of UCX, us: the median of the last 2,048. Both sides poll, or sleep with `-E sleep` as `flags`.
+    #[must_use]
+    pub fn ucx_latency(size: u32, iterations: u64, flags: &str) -> Self {
+        let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
+        Self::ucx(&work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
+    }
+
+    /// The messages that UCX sends one way, per second.
+    #[must_use]
+    pub fn ucx_rate(size: u32, iterations: u64) -> Self {
+        let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
+        Self::ucx(&work, "", |text| column(text, ',', "overall_mr"), 1.0)
+    }
+
+    /// The throughput of UCX one way, Gbit/s.
+    #[must_use]
+    pub fn ucx_throughput(size: u32, iterations: u64) -> Self {
+        Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(size, iterations) }
+    }
+
+    fn ucx(work: &str, flags: &str, read: fn(&str) -> Option<f64>, scale: f64) -> Self {
+        let (server, client) = (format!("{UCX} {flags}"), format!("{UCX} 127.0.0.1 -f -v {work}"));
+        Self { name: "UCX", program: "ucx_perftest", server, client, read, scale }
+    }
+
+    /// The half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
+    #[must_use]
+    pub fn libfabric_latency(size: u32, iterations: u64) -> Self {
+        let work = format!("-p tcp -e msg -I {iterations} -S {size}");
+        Self {
+            name: "libfabric",
+            program: "fi_pingpong",
+            server: format!("fi_pingpong {work} -B PORT"),
+            client: format!("fi_pingpong {work} -P PORT 127.0.0.1"),
+            read: |text| column(text, ' ', "usec/xfer"),
+            scale: 1.0,
+        }
+    }
+
+    /// The median half round trip of `sockperf`, us. Both sides sleep.
+    #[must_use]
+    pub fn sockperf_latency(size: u32) -> Self {
+        Self::sockperf("ping-pong", size, |text| after(text, "percentile 50.000 ="))
+    }
+
+    /// The messages that `sockperf` sends one way, per second.
+    #[must_use]
+    pub fn sockperf_rate(size: u32) -> Self {
+        Self::sockperf("throughput", size, |text| after(text, "Message Rate is"))
+    }
+
+    fn sockperf(work: &str, size: u32, read: fn(&str) -> Option<f64>) -> Self {
+        Self {
+            name: "sockperf",
+            program: "sockperf",
+            server: "sockperf server --tcp -i 127.0.0.1 -p PORT".into(),
+            client: format!("sockperf {work} --tcp -i 127.0.0.1 -p PORT -m {size} -t 1"),
+            read,
+            scale: 1.0,
+        }
+    }
+
+    /// The throughput of `iperf3` one way, Gbit/s.
+    #[must_use]
+    pub fn iperf3(size: u32) -> Self {
+        Self {
+            name: "iperf3",
+            program: "iperf3",
+            server: "iperf3 -s -1 -B 127.0.0.1 -p PORT".into(),
+            client: format!("iperf3 -c 127.0.0.1 -p PORT -l {size} -t 1 -J"),
+            read: |text| {
+                serde_json::from_str::<Value>(text).ok()?.pointer("/end/sum_received/bits_per_second")?.as_f64()
+            },
+            scale: 1e-9,
+        }
+    }
+
+    /// The name in the table.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The program that has to be installed.
+    #[must_use]
+    pub const fn program(&self) -> &'static str {
+        self.program
+    }
+
+    /// The command line of the client.
+    #[must_use]
+    pub fn command(&self) -> &str {
+        &self.client
+    }
+
+    /// Does the work once.
+    ///
+    /// # Errors
+    /// One of the two processes did not do its work, or what it printed has no figure.
+    pub fn measure(&self, processors: &Processors) -> Result<f64, Failure> {
+        let port = pair::free_port()?;
+        let [server, client] = [&self.server, &self.client].map(|line| line.replace("PORT", &port.to_string()));
+        let mut words = server.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        let _server = pair::start(processors, command, port)?;
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE).args(client.split_whitespace()).stdin(Stdio::null());
+        let output = command.output().map_err(|error| Failure::new(format!("timeout {PATIENCE} {client}: {error}")))?;
+        let [printed, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        match (output.status.code(), (self.read)(&printed)) {
+            (Some(0), Some(figure)) => Ok(figure * self.scale),
+            (Some(124), _) => Err(Failure::new(format!("{client} did not end within {PATIENCE} s"))),
+            _ => Err(Failure::new(format!("{client} ended with {} and printed {printed} {errors}", output.status))),
+        }
+    }
+}
+
+/// The last figure in the column with this head. The head is in the first line.
+fn column(text: &str, separator: char, head: &str) -> Option<f64> {
+    let mut rows = text.lines().map(|line| line.split(separator).map(str::trim).filter(|cell| !cell.is_empty()));
+    let place = rows.next()?.position(|cell| cell == head)?;
+    rows.last()?.nth(place)?.parse().ok()
+}
+
+/// The figure behind a text.
+fn after(text: &str, what: &str) -> Option<f64> {
+    text.split_once(what)?.1.split_whitespace().next()?.parse().ok()
+}
