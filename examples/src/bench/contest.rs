@@ -13,7 +13,7 @@ use crate::pingpong::plan::usual_iterations;
 
 use super::openssl;
 use super::pair::{self, PINGPONG, Processors};
-use super::peers::Peer;
+use super::peers::{self, Peer};
 use super::secured::{Files, Mode};
 
 /// The target of a contest.
@@ -103,15 +103,15 @@ fn latency(wait: &str, size: u32, iterations: u64, figure: &'static str) -> Work
 }
 
 /// Messages one way.
-fn one_way(size: u32, iterations: u64, figure: &'static str) -> Work {
+fn one_way(wait: &str, size: u32, iterations: u64, figure: &'static str) -> Work {
     let warmup = iterations / 20;
-    let flags = format!("--mode throughput --wait spin --size {size} --iters {iterations} --warmup {warmup}");
+    let flags = format!("--mode throughput --wait {wait} --size {size} --iters {iterations} --warmup {warmup}");
     Work::Pingpong(flags, figure)
 }
 
 /// Messages of 2 GiB together, one way.
-fn bulk(size: u32) -> Work {
-    one_way(size, (2 << 30) / u64::from(size), "/gbit_per_second")
+fn bulk(wait: &str, size: u32) -> Work {
+    one_way(wait, size, (2 << 30) / u64::from(size), "/gbit_per_second")
 }
 
 /// Messages of 64 B to and fro, for the contests that are not about sizes.
@@ -130,13 +130,14 @@ fn contests() -> Vec<Contest> {
         ours,
         mode: None,
     };
-    let peer = Theirs::Peer;
+    let (peer, libfabric) = (Theirs::Peer, peers::libfabric_provider());
     let mut all = Vec::new();
     for size in LATENCY_SIZES {
         let name = format!("{} half round trip, spinning", size_label(size.into()));
         let iterations = usual_iterations(job::Mode::Latency, size);
         let ours = |figure| latency("spin", size, iterations, figure);
-        let (ucx, libfabric) = (Peer::ucx_latency(size, iterations, ""), Peer::libfabric_latency(size, iterations));
+        let (ucx, libfabric) =
+            (Peer::ucx_latency(size, iterations, ""), Peer::libfabric_latency(libfabric, size, iterations));
         let of_size = |contest: Contest| Contest { size: Some(size), ..contest };
         all.push(of_size(new(&name, TimesLatency(1.3), Theirs::Tcp("spin", size, iterations), ours(MEDIAN))));
         all.push(of_size(new(&name, TimesLatency(NO_SLOWER), peer(ucx), ours(MEDIAN))));
@@ -147,21 +148,23 @@ fn contests() -> Vec<Contest> {
     all.push(new(events, TimesLatency(1.3), Theirs::Tcp("epoll", 64, 10_000), ours()));
     all.push(new(events, TimesLatency(NO_SLOWER), peer(Peer::ucx_latency(64, 10_000, "-E sleep")), ours()));
     all.push(new(events, TimesLatency(NO_SLOWER), peer(Peer::sockperf_latency(64)), ours()));
-    let many = "64 B one way";
-    let ours = || one_way(64, 2_000_000, "/messages_per_second");
-    all.push(Contest { theirs: None, ..new(many, Rate(1e6), Theirs::Plain, ours()) });
-    all.push(new(many, TimesRate(NO_SLOWER), peer(Peer::ucx_rate(64, 500_000)), ours()));
-    all.push(new(many, TimesRate(NO_SLOWER), peer(Peer::sockperf_rate(64)), ours()));
+    // A program that sleeps meets this library as it sleeps.
+    let (spinning, sleeping) = ("64 B one way", "64 B one way, events");
+    let ours = |wait| one_way(wait, 64, 2_000_000, "/messages_per_second");
+    all.push(Contest { theirs: None, ..new(spinning, Rate(1e6), Theirs::Plain, ours("spin")) });
+    all.push(new(spinning, TimesRate(NO_SLOWER), peer(Peer::ucx_rate(64, 500_000)), ours("spin")));
+    all.push(new(sleeping, TimesRate(NO_SLOWER), peer(Peer::sockperf_rate(64)), ours("event")));
     for size in STREAM_SIZES {
         let name = format!("{} one way", size_label(size.into()));
         let ucx = Peer::ucx_throughput(size, usual_iterations(job::Mode::Throughput, size));
         if size == 64 << 10 {
-            all.push(new(&name, TimesThroughput(0.8), Theirs::Tcp("stream", size, 32_768), bulk(size)));
+            all.push(new(&name, TimesThroughput(0.8), Theirs::Tcp("stream", size, 32_768), bulk("spin", size)));
         }
+        all.push(new(&name, TimesThroughput(NO_SLOWER), peer(ucx), bulk("spin", size)));
         if size <= IPERF3_LONGEST {
-            all.push(new(&name, TimesThroughput(NO_SLOWER), peer(Peer::iperf3(size)), bulk(size)));
+            let (name, iperf3) = (format!("{name}, events"), peer(Peer::iperf3(size)));
+            all.push(new(&name, TimesThroughput(NO_SLOWER), iperf3, bulk("event", size)));
         }
-        all.push(new(&name, TimesThroughput(NO_SLOWER), peer(ucx), bulk(size)));
     }
     let large = Theirs::Otherwise("256 KiB buffers", Work::Mix("large", 20_000));
     all.push(new("requests of 1 B to 256 KiB", TimesRate(0.9), large, Work::Mix("default", 20_000)));
@@ -172,7 +175,7 @@ fn contests() -> Vec<Contest> {
     all.push(new("RDMA Read of 8 B, half of it", TimesLatency(1.4), words, Work::OneSided("word", 50_000)));
     let tls = |contest| Contest { mode: Some(Mode::Tls), ..contest };
     let psk = |contest| Contest { mode: Some(Mode::Psk), ..contest };
-    let bulk = || bulk(64 << 10);
+    let bulk = || bulk("spin", 64 << 10);
     let (openssl, connections) = (Theirs::Openssl(2 << 30), Work::Connections(1000));
     all.push(tls(new("TLS: 64 B half round trip", TimesLatency(1.25), Theirs::Plain, short())));
     all.push(psk(new("pre-shared key: 64 B, the same", TimesLatency(1.25), Theirs::Plain, short())));
@@ -420,10 +423,12 @@ pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
         of_it.filter_map(|outcome| Some((f64::from(outcome.size?), median(figures(outcome))))).collect()
     };
     let theirs = |against| points(against, |outcome| &outcome.theirs);
+    let ours = |against| points(against, |outcome| &outcome.ours);
     let lines = [
-        ("rdma-reactor, median", points("bare TCP", |outcome| &outcome.ours), RGBColor(31, 96, 168)),
+        ("rdma-reactor, median", ours("bare TCP"), RGBColor(31, 96, 168)),
         ("bare TCP, median", theirs("bare TCP"), RGBColor(120, 120, 120)),
         ("UCX, median", theirs("UCX"), RGBColor(214, 96, 32)),
+        ("rdma-reactor, mean", ours("libfabric"), RGBColor(140, 180, 220)),
         ("libfabric, mean", theirs("libfabric"), RGBColor(60, 150, 80)),
     ];
     let lines: Vec<_> = lines.into_iter().filter(|(_, points, _)| !points.is_empty()).collect();

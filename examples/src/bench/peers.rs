@@ -10,7 +10,8 @@ use super::pair::{self, Processors};
 
 /// Longest time of a client, seconds.
 const PATIENCE: &str = "10";
-const UCX: &str = "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo ucx_perftest -p PORT";
+/// With rendezvous, which is UCX's default for long messages, messages of 64 KiB take twice the time.
+const UCX: &str = "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo UCX_RNDV_THRESH=inf ucx_perftest -p PORT";
 
 /// A program by others with its work. `PORT` in the command lines is the port that both sides use.
 #[derive(Clone, Debug)]
@@ -53,8 +54,8 @@ impl Peer {
 
     /// The half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
     #[must_use]
-    pub fn libfabric_latency(size: u32, iterations: u64) -> Self {
-        let work = format!("-p tcp -e msg -I {iterations} -S {size}");
+    pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
+        let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
         Self {
             name: "libfabric",
             program: "fi_pingpong",
@@ -144,6 +145,15 @@ impl Peer {
     }
 }
 
+/// The provider of libfabric for TCP. In 1.16 and 1.17 that is `net`, which became `tcp` in 1.18 and is faster than what was `tcp`
+/// before.
+#[must_use]
+pub fn libfabric_provider() -> &'static str {
+    let mut info = Command::new("fi_info");
+    info.args(["-p", "net"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
+}
+
 /// The last figure in the column with this head. The head is in the first line.
 fn column(text: &str, separator: char, head: &str) -> Option<f64> {
     let mut rows = text.lines().map(|line| line.split(separator).map(str::trim).filter(|cell| !cell.is_empty()));
@@ -154,4 +164,50 @@ fn column(text: &str, separator: char, head: &str) -> Option<f64> {
 /// The figure behind a text.
 fn after(text: &str, what: &str) -> Option<f64> {
     text.split_once(what)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! recorded {
+        ($name:literal) => {
+            include_str!(concat!("../../tests/data/peers/", $name))
+        };
+    }
+
+    fn read(peer: &Peer, text: &str) -> Option<f64> {
+        Some((peer.read)(text)? * peer.scale)
+    }
+
+    #[test]
+    fn figures_are_found_in_what_programs_print() {
+        let same = |found: Option<f64>, wanted: f64| {
+            let found = found.expect("a figure");
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{found} is not {wanted}");
+        };
+        same(read(&Peer::ucx_latency(64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
+        same(read(&Peer::ucx_rate(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
+        same(read(&Peer::ucx_throughput(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0 * 64.0 * 8.0 / 1e9);
+        same(read(&Peer::libfabric_latency("tcp", 64, 10_000), recorded!("libfabric_latency.txt")), 40.69);
+        same(read(&Peer::sockperf_latency(64), recorded!("sockperf_latency.txt")), 6.800);
+        same(read(&Peer::sockperf_rate(64), recorded!("sockperf_rate.txt")), 402_891.0);
+        same(read(&Peer::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
+    }
+
+    #[test]
+    fn no_figure_is_found_where_there_is_none() {
+        let peers =
+            [Peer::ucx_rate(64, 1), Peer::libfabric_latency("tcp", 64, 1), Peer::sockperf_rate(64), Peer::iperf3(64)];
+        for text in ["", "\n", "connection refused", "{}", "iterations,overall_mr", "Message Rate is high"] {
+            assert!(peers.iter().all(|peer| read(peer, text).is_none()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_fails_is_named_with_its_command() {
+        let peer = Peer { server: "false".into(), ..Peer::sockperf_rate(64) };
+        let why = peer.measure(&Processors::of_this_machine()).unwrap_err().to_string();
+        assert!(why.contains("false") && why.contains("exit status: 1"), "{why}");
+    }
 }
