@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -65,8 +65,12 @@ fmt: ## Format the code
 doc: ## API documentation, target/doc/rdma_reactor/index.html
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
-bench: build ## Against bare TCP, in one run
-	target/release/bench
+bench: build ## Against bare TCP and programs by others, in one run; as root on Debian, it installs those first
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
+	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg
+
+bench-setup: ## Installs the programs that make bench compares with
+	tests/packages.sh ucx-utils libfabric-bin sockperf iperf3 openssl
 
 bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run of the guest
 	tests/vm/bench.sh

@@ -9,14 +9,7 @@ triple=aarch64-unknown-linux-gnu
 
 say() { echo "aarch64: $*" >&2; }
 
-missing=()
-for package in gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static; do
-    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-    apt-get -qq -o DPkg::Lock::Timeout=600 update >&2
-    apt-get -qq -y -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 install --no-install-recommends "${missing[@]}" >&2
-fi
+tests/packages.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 mkdir -p "$cache"
 exec 9>"$cache/lock"

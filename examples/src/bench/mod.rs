@@ -1,14 +1,16 @@
-//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP on this machine, and secured connections against plain ones
-//! and against `openssl`, in alternating rounds of one run.
+//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP and against programs by others on this machine, and secured
+//! connections against plain ones and against `openssl`, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitors are
-//! [`tcp`], [`openssl`], and this library itself; [`one_sided`] and [`secured`] have work that `rdma-pingpong` does not do. A figure is the median of its rounds, and a ratio
-//! is the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitors are [`tcp`], the
+//! [`peers`], [`openssl`], and this library itself; [`one_sided`], [`mix`] and [`secured`] have work that `rdma-pingpong` does not
+//! do. A figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
+pub mod mix;
 pub mod one_sided;
 pub mod openssl;
 pub mod pair;
+pub mod peers;
 pub mod secured;
 pub mod tcp;
 
@@ -27,11 +29,12 @@ use crate::pingpong::output::Output;
 use crate::secure::SecurityArgs;
 
 use self::contest::Outcome;
+use self::mix::Buffers;
 use self::one_sided::Operation;
 use self::pair::Processors;
 use self::tcp::Kind;
 
-/// Compares the cost of rdma-reactor with that of bare TCP on this machine.
+/// Compares the cost of rdma-reactor with that of bare TCP and of programs by others on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version, about)]
 struct Cli {
@@ -44,6 +47,9 @@ struct Cli {
     /// Write the results as JSON; - is standard output, and the table goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw the spinning half round trips by size
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// End with exit code 1 when a target is missed
     #[arg(long)]
     check: bool,
@@ -59,6 +65,8 @@ enum Role {
     TcpServer {
         /// The work to do.
         kind: Kind,
+        /// Length of a message, or of one read, bytes.
+        size: usize,
     },
     /// One side of bare TCP, the client
     #[command(hide = true)]
@@ -67,8 +75,26 @@ enum Role {
         kind: Kind,
         /// Address of the server.
         address: SocketAddr,
+        /// Length of a message, or of one write, bytes.
+        size: usize,
         /// Number of iterations.
         iterations: u64,
+    },
+    /// One side of the mix of requests, the one that answers
+    #[command(hide = true)]
+    MixServer {
+        /// Its buffers.
+        buffers: Buffers,
+    },
+    /// One side of the mix of requests, the one that asks
+    #[command(hide = true)]
+    MixClient {
+        /// Its buffers.
+        buffers: Buffers,
+        /// Address of the server.
+        address: SocketAddr,
+        /// Number of requests.
+        count: usize,
     },
     /// One side of one-sided operations, the memory
     #[command(hide = true)]
@@ -113,10 +139,14 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = Cli::parse_from(args);
     let result = match cli.role {
         None => run(&cli),
-        Some(Role::TcpServer { kind }) => tcp::serve(kind).map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        Some(Role::TcpClient { kind, address, iterations }) => {
-            print(tcp::measure(kind, address, iterations).map_err(Failure::new))
+        Some(Role::TcpServer { kind, size }) => {
+            tcp::serve(kind, size).map(|()| ExitCode::SUCCESS).map_err(Failure::new)
         }
+        Some(Role::TcpClient { kind, address, size, iterations }) => {
+            print(tcp::measure(kind, address, size, iterations).map_err(Failure::new))
+        }
+        Some(Role::MixServer { buffers }) => mix::serve(buffers).map(|()| ExitCode::SUCCESS),
+        Some(Role::MixClient { buffers, address, count }) => print(mix::measure(buffers, address, count)),
         Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
         Some(Role::OneSidedClient { operation, address, iterations }) => {
             print(one_sided::measure(operation, address, iterations).map_err(Failure::new))
@@ -144,6 +174,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Some(path) if !to_stdout => Some(ResultFile::open("--json", path)?),
         _ => None,
     };
+    let svg = cli.svg.as_ref().map(|path| ResultFile::open("--svg", path)).transpose()?;
     let processors = Processors::of_this_machine();
     out.line(format_args!("{processors}; medians of {} rounds, of their ratios too", cli.rounds));
     let outcomes = contest::run(cli.rounds, cli.only.as_deref().unwrap_or_default(), &processors)?;
@@ -158,6 +189,9 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Some(file) => file.write(&text)?,
         None if to_stdout => Output::stdout().text(&text),
         None => {}
+    }
+    if let Some(svg) = svg {
+        svg.write(&contest::latency_by_size(&outcomes)?)?;
     }
     Ok(if cli.check && !all_met { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

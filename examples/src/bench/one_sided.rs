@@ -16,8 +16,6 @@ use rdma_reactor::transport::{
 
 use crate::pingpong::server::LISTENING;
 
-use super::tcp::CHUNK;
-
 /// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Operation {
@@ -30,6 +28,8 @@ pub enum Operation {
 }
 
 const DEVICE: DeviceId = DeviceId(0);
+/// Length of a Write and of a Read, bytes.
+const CHUNK: usize = 64 << 10;
 /// Number of operations under way; of Reads, as many as the connection allows.
 const DEPTH: u32 = 16;
 /// Length of the memory that the operations use, bytes.

@@ -1,8 +1,11 @@
 //! Two processes, each on a processor of its own: a server that prints its address, and a client that prints a result.
 
 use std::fmt;
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 
@@ -32,7 +35,7 @@ impl Processors {
     }
 
     /// Moves this thread, and so the next child, to a processor.
-    pub(super) fn choose(&self, index: usize) {
+    fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..]
             && !core_affinity::set_for_current([first, second][index])
         {
@@ -50,8 +53,12 @@ impl fmt::Display for Processors {
     }
 }
 
+/// Longest time in which a server begins to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// A child that does not outlive its round.
-pub(super) struct Guard(pub(super) Child);
+#[derive(Debug)]
+pub struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -96,4 +103,55 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
         return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
     }
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
+}
+
+/// Whether a program can be found.
+#[must_use]
+pub fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// A port that was free just now, for a server that does not say which one it got.
+///
+/// # Errors
+/// The system refused.
+pub fn free_port() -> Result<u16, Failure> {
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
+    Ok(address.map_err(|error| Failure::new(format!("a free port: {error}")))?.port())
+}
+
+/// Starts the server of another program, and waits until it listens. Children that come next run on the client's processor.
+///
+/// # Errors
+/// The program does not start, or does not listen.
+pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result<Guard, Failure> {
+    let line = format!("{command:?}");
+    let failed = |why: &dyn fmt::Display| Failure::new(format!("the server {line}: {why}"));
+    processors.choose(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = Guard(command.spawn().map_err(|error| failed(&error))?);
+    let started = Instant::now();
+    // A connection would be taken for the client, and many servers take one only.
+    while !listens(port).map_err(|error| failed(&error))? {
+        if let Some(status) = server.0.try_wait().map_err(|error| failed(&error))? {
+            return Err(failed(&format!("ended with {status}")));
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(failed(&format!("does not listen on port {port} after {PATIENCE:?}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    processors.choose(1);
+    Ok(server)
+}
+
+/// Whether a socket of this machine listens on a port.
+fn listens(port: u16) -> std::io::Result<bool> {
+    let tables = fs::read_to_string("/proc/net/tcp")? + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    let address = format!(":{port:04X}");
+    Ok(tables.lines().any(|line| {
+        let mut cells = line.split_whitespace().skip(1);
+        cells.next().is_some_and(|local| local.ends_with(&address)) && cells.nth(1) == Some("0A")
+    }))
 }

@@ -10,37 +10,29 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::pingpong::server::LISTENING;
 
-/// Length of the messages that go to and fro, bytes.
-const MESSAGE: usize = 64;
-const WORD: usize = 8;
-/// Length of one write and of one read of a stream, bytes.
-pub const CHUNK: usize = 64 << 10;
-
 /// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// 64 bytes to and fro, receiving in a loop
+    /// Messages to and fro, receiving in a loop
     Spin,
-    /// 8 bytes to and fro, receiving in a loop
-    SpinWord,
-    /// 64 bytes to and fro, sleeping in epoll
+    /// Messages to and fro, sleeping in epoll
     Epoll,
-    /// 64 KiB writes, one way, trying again in a loop
+    /// Writes one way, trying again in a loop
     Stream,
 }
 
-/// Runs the server, which prints its address and serves one client.
+/// Runs the server, which prints its address and serves one client. Messages, writes and reads are of this size, bytes.
 ///
 /// # Errors
 /// The system refused.
-pub fn serve(kind: Kind) -> io::Result<()> {
+pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{LISTENING}{}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
     if kind == Kind::Stream {
-        return drain(stream);
+        return drain(stream, size);
     }
-    let mut peer = Peer::new(stream, kind)?;
+    let mut peer = Peer::new(stream, kind, size)?;
     while peer.receive()? {
         peer.send()?;
     }
@@ -51,12 +43,12 @@ pub fn serve(kind: Kind) -> io::Result<()> {
 ///
 /// # Errors
 /// The system refused, or the server went away.
-pub fn measure(kind: Kind, server: SocketAddr, iterations: u64) -> io::Result<f64> {
+pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> io::Result<f64> {
     let stream = TcpStream::connect(server)?;
     if kind == Kind::Stream {
-        return fill(stream, iterations);
+        return fill(stream, size, iterations);
     }
-    let mut peer = Peer::new(stream, kind)?;
+    let mut peer = Peer::new(stream, kind, size)?;
     let mut half_rtt = Histogram::<u64>::new(3).map_err(io::Error::other)?;
     let warmup = iterations / 10;
     for iteration in 0..warmup + iterations {
@@ -88,7 +80,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn new(stream: TcpStream, kind: Kind) -> io::Result<Self> {
+    fn new(stream: TcpStream, kind: Kind, size: usize) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let mut stream = mio::net::TcpStream::from_std(stream);
@@ -98,18 +90,13 @@ impl Peer {
                 poll.registry().register(&mut stream, Token(0), Interest::READABLE)?;
                 Wait::Epoll(poll, Events::with_capacity(4))
             }
-            Kind::Spin | Kind::SpinWord | Kind::Stream => Wait::Spin,
+            Kind::Spin | Kind::Stream => Wait::Spin,
         };
-        let len = if kind == Kind::SpinWord { WORD } else { MESSAGE };
-        Ok(Self { stream, wait, buffer: vec![0; len] })
+        Ok(Self { stream, wait, buffer: vec![0; size] })
     }
 
     fn send(&mut self) -> io::Result<()> {
-        match self.stream.write(&self.buffer)? {
-            all if all == self.buffer.len() => Ok(()),
-            // A short write cannot happen, because one message fits an empty send buffer.
-            short => Err(io::Error::other(format!("a short write of {short} bytes"))),
-        }
+        write_all(&mut self.stream, &self.buffer)
     }
 
     /// Takes one message; `false` at the end of the stream.
@@ -144,30 +131,35 @@ fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// Writes all bytes. A message that fits the send buffer takes one call.
+fn write_all(stream: &mut impl Write, mut rest: &[u8]) -> io::Result<()> {
+    while !rest.is_empty() {
+        let written = insist(|| stream.write(rest))?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}
+
 /// Reads a stream to its end, then tells the peer.
-fn drain(mut stream: TcpStream) -> io::Result<()> {
+fn drain(mut stream: TcpStream, chunk: usize) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; chunk];
     while insist(|| stream.read(&mut buffer))? > 0 {}
     insist(|| stream.write(&[1])).map(|_| ())
 }
 
 /// Writes a stream. The clock stops when the other side says that it has everything.
-fn fill(mut stream: TcpStream, chunks: u64) -> io::Result<f64> {
+fn fill(mut stream: TcpStream, chunk: usize, chunks: u64) -> io::Result<f64> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
-    let buffer = vec![0; CHUNK];
+    let buffer = vec![0; chunk];
     let started = Instant::now();
     for _ in 0..chunks {
-        let mut rest = &buffer[..];
-        while !rest.is_empty() {
-            let written = insist(|| stream.write(rest))?;
-            rest = &rest[written..];
-        }
+        write_all(&mut stream, &buffer)?;
     }
     stream.shutdown(Shutdown::Write)?;
     if insist(|| stream.read(&mut [0]))? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok((chunks * CHUNK as u64) as f64 * 8.0 / 1e9 / started.elapsed().as_secs_f64())
+    Ok((chunks * chunk as u64) as f64 * 8.0 / 1e9 / started.elapsed().as_secs_f64())
 }

@@ -84,12 +84,21 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
         format!("rdma-pingpong: {} {}, provider {}, wait {}", job.op, job.op.interval(), figures.provider, job.wait)
     });
     let y = results.first().map_or_else(String::new, |figures| format!("{}, us", figures.plan.job.op.interval()));
-    let mut svg = String::new();
-    draw(&mut svg, &title, &y, &lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
-    Ok(svg)
+    by_size(&title, &y, &lines)
 }
 
-type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
+/// The name of a line, its points, and its colour.
+pub type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
+
+/// Draws lines over size, both axes logarithmic.
+///
+/// # Errors
+/// There are no points, or the drawing library refused.
+pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
+    let mut svg = String::new();
+    draw(&mut svg, title, y, lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
+    Ok(svg)
+}
 
 fn draw(svg: &mut String, title: &str, y_desc: &str, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
     let values = lines.iter().flat_map(|(_, points, _)| points);

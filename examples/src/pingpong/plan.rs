@@ -120,7 +120,8 @@ impl Plan {
 }
 
 /// Number of messages that gives a stable figure in about a second at most.
-fn usual_iterations(mode: Mode, size: u32) -> u64 {
+#[must_use]
+pub fn usual_iterations(mode: Mode, size: u32) -> u64 {
     match mode {
         Mode::Latency => ((40 << 20) / u64::from(size)).clamp(1000, 10_000),
         Mode::Throughput => ((1 << 30) / u64::from(size)).clamp(8, 500_000),

@@ -1,0 +1,213 @@
+//! The programs by others that do the same work over TCP: their command lines, and the figures in what they print.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::pingpong::failure::Failure;
+
+use super::pair::{self, Processors};
+
+/// Longest time of a client, seconds.
+const PATIENCE: &str = "10";
+/// By default, UCX sends 64 KiB by rendezvous, which takes twice the time here. At 1 MiB, rendezvous is faster.
+const UCX: &str = "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo UCX_RNDV_THRESH=256K ucx_perftest -p PORT";
+
+/// A program by others with its work. `PORT` in the command lines is the port that both sides use.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    name: &'static str,
+    program: &'static str,
+    server: String,
+    client: String,
+    /// Finds the figure in what the client prints.
+    read: fn(&str) -> Option<f64>,
+    /// Converts the figure to the unit of the contest.
+    scale: f64,
+}
+
+impl Peer {
+    /// The half round trip of UCX, us: the median of the last 2,048. Both sides poll, or sleep with `-E sleep` as `flags`.
+    #[must_use]
+    pub fn ucx_latency(size: u32, iterations: u64, flags: &str) -> Self {
+        let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
+        Self::ucx(&work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
+    }
+
+    /// The messages that UCX sends one way, per second.
+    #[must_use]
+    pub fn ucx_rate(size: u32, iterations: u64) -> Self {
+        let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
+        Self::ucx(&work, "", |text| column(text, ',', "overall_mr"), 1.0)
+    }
+
+    /// The throughput of UCX one way, Gbit/s.
+    #[must_use]
+    pub fn ucx_throughput(size: u32, iterations: u64) -> Self {
+        Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(size, iterations) }
+    }
+
+    fn ucx(work: &str, flags: &str, read: fn(&str) -> Option<f64>, scale: f64) -> Self {
+        let (server, client) = (format!("{UCX} {flags}"), format!("{UCX} 127.0.0.1 -f -v {work}"));
+        Self { name: "UCX", program: "ucx_perftest", server, client, read, scale }
+    }
+
+    /// The half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
+    #[must_use]
+    pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
+        let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
+        Self {
+            name: "libfabric",
+            program: "fi_pingpong",
+            server: format!("fi_pingpong {work} -B PORT"),
+            client: format!("fi_pingpong {work} -P PORT 127.0.0.1"),
+            read: |text| column(text, ' ', "usec/xfer"),
+            scale: 1.0,
+        }
+    }
+
+    /// The median half round trip of `sockperf`, us. Both sides sleep.
+    #[must_use]
+    pub fn sockperf_latency(size: u32) -> Self {
+        Self::sockperf("ping-pong", size, |text| after(text, "percentile 50.000 ="))
+    }
+
+    /// The messages that `sockperf` sends one way, per second.
+    #[must_use]
+    pub fn sockperf_rate(size: u32) -> Self {
+        Self::sockperf("throughput", size, |text| after(text, "Message Rate is"))
+    }
+
+    fn sockperf(work: &str, size: u32, read: fn(&str) -> Option<f64>) -> Self {
+        Self {
+            name: "sockperf",
+            program: "sockperf",
+            server: "sockperf server --tcp -i 127.0.0.1 -p PORT".into(),
+            client: format!("sockperf {work} --tcp -i 127.0.0.1 -p PORT -m {size} -t 1"),
+            read,
+            scale: 1.0,
+        }
+    }
+
+    /// The throughput of `iperf3` one way, Gbit/s.
+    #[must_use]
+    pub fn iperf3(size: u32) -> Self {
+        Self {
+            name: "iperf3",
+            program: "iperf3",
+            server: "iperf3 -s -1 -B 127.0.0.1 -p PORT".into(),
+            client: format!("iperf3 -c 127.0.0.1 -p PORT -l {size} -t 1 -J"),
+            read: |text| {
+                serde_json::from_str::<Value>(text).ok()?.pointer("/end/sum_received/bits_per_second")?.as_f64()
+            },
+            scale: 1e-9,
+        }
+    }
+
+    /// The name in the table.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The program that has to be installed.
+    #[must_use]
+    pub const fn program(&self) -> &'static str {
+        self.program
+    }
+
+    /// The command line of the client.
+    #[must_use]
+    pub fn command(&self) -> &str {
+        &self.client
+    }
+
+    /// Does the work once.
+    ///
+    /// # Errors
+    /// One of the two processes did not do its work, or what it printed has no figure.
+    pub fn measure(&self, processors: &Processors) -> Result<f64, Failure> {
+        let port = pair::free_port()?;
+        let [server, client] = [&self.server, &self.client].map(|line| line.replace("PORT", &port.to_string()));
+        let mut words = server.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        let _server = pair::start(processors, command, port)?;
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE).args(client.split_whitespace()).stdin(Stdio::null());
+        let output = command.output().map_err(|error| Failure::new(format!("timeout {PATIENCE} {client}: {error}")))?;
+        let [printed, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        match (output.status.code(), (self.read)(&printed)) {
+            (Some(0), Some(figure)) => Ok(figure * self.scale),
+            (Some(124), _) => Err(Failure::new(format!("{client} did not end within {PATIENCE} s"))),
+            _ => Err(Failure::new(format!("{client} ended with {} and printed {printed} {errors}", output.status))),
+        }
+    }
+}
+
+/// The provider of libfabric for TCP. In 1.17 that is `net`, which later versions call `tcp`; it is faster than what 1.17 calls
+/// `tcp`.
+#[must_use]
+pub fn libfabric_provider() -> &'static str {
+    let mut info = Command::new("fi_info");
+    info.args(["-p", "net"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
+}
+
+/// The last figure in the column with this head. The head is in the first line.
+fn column(text: &str, separator: char, head: &str) -> Option<f64> {
+    let mut rows = text.lines().map(|line| line.split(separator).map(str::trim).filter(|cell| !cell.is_empty()));
+    let place = rows.next()?.position(|cell| cell == head)?;
+    rows.next_back()?.nth(place)?.parse().ok()
+}
+
+/// The figure behind a text.
+fn after(text: &str, what: &str) -> Option<f64> {
+    text.split_once(what)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! recorded {
+        ($name:literal) => {
+            include_str!(concat!("../../tests/data/peers/", $name))
+        };
+    }
+
+    fn read(peer: &Peer, text: &str) -> Option<f64> {
+        Some((peer.read)(text)? * peer.scale)
+    }
+
+    #[test]
+    fn figures_are_found_in_what_programs_print() {
+        let same = |found: Option<f64>, wanted: f64| {
+            let found = found.expect("a figure");
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{found} is not {wanted}");
+        };
+        same(read(&Peer::ucx_latency(64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
+        same(read(&Peer::ucx_rate(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
+        same(read(&Peer::ucx_throughput(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0 * 64.0 * 8.0 / 1e9);
+        same(read(&Peer::libfabric_latency("tcp", 64, 10_000), recorded!("libfabric_latency.txt")), 40.69);
+        same(read(&Peer::sockperf_latency(64), recorded!("sockperf_latency.txt")), 6.800);
+        same(read(&Peer::sockperf_rate(64), recorded!("sockperf_rate.txt")), 402_891.0);
+        same(read(&Peer::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
+    }
+
+    #[test]
+    fn no_figure_is_found_where_there_is_none() {
+        let peers =
+            [Peer::ucx_rate(64, 1), Peer::libfabric_latency("tcp", 64, 1), Peer::sockperf_rate(64), Peer::iperf3(64)];
+        for text in ["", "\n", "connection refused", "{}", "iterations,overall_mr", "Message Rate is high"] {
+            assert!(peers.iter().all(|peer| read(peer, text).is_none()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_fails_is_named_with_its_command() {
+        let peer = Peer { server: "false".into(), ..Peer::sockperf_rate(64) };
+        let why = peer.measure(&Processors::of_this_machine()).unwrap_err().to_string();
+        assert!(why.contains("false") && why.contains("exit status: 1"), "{why}");
+    }
+}
