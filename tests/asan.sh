@@ -10,7 +10,7 @@ export RUSTFLAGS="-Zsanitizer=address --cfg heap_memory" ASAN_OPTIONS=detect_lea
 export PROPTEST_CASES=${PROPTEST_CASES:-64}
 # The device that the unit tests make up lends memory that it never takes back, as a C library would for as long as it is loaded.
 mkdir -p target/asan
-echo "leak:rdma_transport::verbs::fake::forever" > target/asan/suppressions
+echo "leak:transport/src/verbs/fake.rs" > target/asan/suppressions
 export LSAN_OPTIONS=suppressions=$PWD/target/asan/suppressions:print_suppressions=0
 run=(timeout 1800 cargo "+$toolchain" test --target x86_64-unknown-linux-gnu --target-dir target/asan)
 packages=(-p rdma-transport -p rdma-reactor -p rdma-reactor-tests -p rdma-reactor-fuzz)

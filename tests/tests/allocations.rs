@@ -1,4 +1,8 @@
-//! Messages in a steady state take no memory from the system.
+//! Messages in a steady state take no memory from the system, and say nothing in the log.
+#![allow(clippy::disallowed_methods, reason = "a thread with a name tells whose lines they are")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::steady::{Side, Steady, Work};
@@ -39,4 +43,42 @@ fn sealing_and_opening_a_message_allocate_nothing() {
 fn an_allocation_is_counted() {
     let counted = allocation_counter::measure(|| drop(std::hint::black_box(vec![0_u8; 100])));
     assert_eq!(counted.count_total, 1);
+}
+
+/// Counts the lines of the log.
+struct Lines(AtomicU64);
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.target().starts_with("rdma_") && thread::current().name() == Some("quiet") {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+static LINES: Lines = Lines(AtomicU64::new(0));
+
+/// A log that is slow, or stands, does not slow down messages: at the finest level there is no line for any of them.
+#[test]
+fn messages_log_nothing() {
+    log::set_logger(&LINES).expect("the first logger");
+    log::set_max_level(log::LevelFilter::Trace);
+    let measure = || {
+        for work in [Work::RoundTrip, Work::Eager, Work::Stream, Work::Write] {
+            let mut steady = Steady::secured(work, Side::Client, SecurityMode::Plain);
+            steady.repeat(100);
+            assert!(LINES.0.load(Ordering::Relaxed) > 0, "setting up says something");
+            let before = LINES.0.load(Ordering::Relaxed);
+            steady.repeat(1000);
+            assert_eq!(LINES.0.load(Ordering::Relaxed) - before, 0, "lines for 1,000 times {work:?}");
+        }
+    };
+    let thread = thread::Builder::new().name("quiet".into()).spawn(measure).expect("a thread");
+    thread.join().expect("nothing was logged");
 }

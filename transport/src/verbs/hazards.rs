@@ -295,6 +295,19 @@ fn an_address_that_moves_is_told() {
     assert_eq!((first.id, second.id), (end.id, listener));
 }
 
+/// Since Linux 6.0 a connection that is up may be told unreachable (drivers/infiniband/core/cma.c,
+/// `cma_netevent_work_handler`): that is its end, with a reason of the path, and it is told once.
+#[test]
+fn unreachable_after_it_was_established() {
+    let mut world = World::new(Personality::default());
+    let (end, _) = world.pair();
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_UNREACHABLE);
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_UNREACHABLE);
+    let events = world.events();
+    let [CmEventKind::Disconnected(DisconnectCause::Path(why))] = &events[..] else { panic!("{events:?}") };
+    assert!(why.starts_with("the peer became unreachable: "), "{why}");
+}
+
 /// H7: a queue pair in the error state may hold a shared receive until the event of the last one (InfiniBand Architecture
 /// Specification, volume 1, 10.2.9.2; SPDK waits for it in lib/nvmf/rdma.c).
 #[test]

@@ -1,0 +1,142 @@
+//! What happens to the process around a reactor: signals, a fork, ten thousand timers at once.
+#![allow(clippy::disallowed_methods, reason = "threads are what is tested")]
+
+use std::cell::RefCell;
+use std::io;
+use std::mem;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::{Config, Context, DisconnectReason, Handler, Reactor, TimerId, Wait};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_signal(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
+#[test]
+fn signals_interrupt_nothing() {
+    with_watchdog("signals_interrupt_nothing", || {
+        // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
+        // touches an atomic number only.
+        let installed = unsafe {
+            let mut action: libc::sigaction = mem::zeroed();
+            action.sa_sigaction = count_signal as *const () as usize;
+            libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
+        };
+        assert_eq!(installed, 0, "{}", io::Error::last_os_error());
+        let mut p = Pair::new(&Setup::iwarp(), Config::default().wait(Wait::Event), Probe::echo(), Probe::default());
+        let conn = p.connect();
+        // SAFETY: this call has no conditions.
+        let me = unsafe { libc::pthread_self() } as usize;
+        let over = Arc::new(AtomicBool::new(false));
+        let sender = {
+            let over = Arc::clone(&over);
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    // SAFETY: that thread joins this one before it ends.
+                    unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
+                    thread::sleep(Duration::from_micros(100));
+                }
+            })
+        };
+        let mut sent = 0_u32;
+        while SIGNALS.load(Ordering::Relaxed) < 2000 || sent < 2000 {
+            p.client.context().send(conn, &sent.to_le_bytes()).expect("one message is out");
+            sent += 1;
+            p.until("the answer", |p| p.c.received == u64::from(sent));
+        }
+        over.store(true, Ordering::Relaxed);
+        sender.join().expect("the sender of signals");
+        for (nth, message) in p.c.messages().iter().enumerate() {
+            assert_eq!(*message, (nth as u32).to_le_bytes());
+        }
+        p.finish();
+    });
+}
+
+/// A child that lives longer has every descriptor of its parent. A connection that ends in the parent ends for the peer all the
+/// same, whether it is closed or its reactor is dropped.
+#[test]
+fn a_forked_child_keeps_no_connection_alive() {
+    with_watchdog("a_forked_child_keeps_no_connection_alive", || {
+        for drops in [false, true] {
+            let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
+            let conn = p.connect();
+            let (reader, writer) = io::pipe().expect("a pipe");
+            // SAFETY: the child of this process with several threads calls `read` and `_exit` only, which may be called there.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let mut byte = 0_u8;
+                // The child has the writing end, too, so it ends when it is killed.
+                // SAFETY: the byte is valid for a write of one.
+                unsafe {
+                    libc::read(std::os::fd::AsRawFd::as_raw_fd(&reader), (&raw mut byte).cast(), 1);
+                    libc::_exit(0);
+                }
+            }
+            assert!(child > 0, "{}", io::Error::last_os_error());
+            let reason = if drops {
+                p.client = Reactor::new(Setup::iwarp().config()).expect("a reactor");
+                DisconnectReason::Lost
+            } else {
+                p.client.context().close(conn);
+                DisconnectReason::Closed
+            };
+            p.until("the peer knows", |p| p.s.live() == 0);
+            let told = p.s.events.iter().find_map(|event| match event {
+                Event::Disconnect(_, reason) => Some(reason.clone()),
+                _ => None,
+            });
+            assert_eq!(told, Some(reason));
+            drop(writer);
+            // SAFETY: the child is this test's own, and nobody has waited for it.
+            let ended = unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, ptr::null_mut(), 0)
+            };
+            assert_eq!(ended, child);
+        }
+    });
+}
+
+/// Notes the timers that have fired, and the turn in which each did.
+#[derive(Clone, Default)]
+struct Fired(Rc<RefCell<Vec<u64>>>);
+
+impl Handler for Fired {
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, number: u64) {
+        self.0.borrow_mut().push(number);
+    }
+}
+
+/// Ten thousand timers of one time fire once each, in the order in which they were set, at most 1,024 in a turn.
+#[test]
+fn ten_thousand_timers_at_one_time() {
+    const TIMERS: u64 = 10_000;
+    let fabric = network(1);
+    let mut reactor = reactor(0, &fabric, Config::default());
+    let mut cx = reactor.context();
+    for number in 0..TIMERS {
+        cx.set_timer(Duration::from_secs(1), number);
+    }
+    let fired = Fired::default();
+    let mut nodes = [Node::new(reactor, Box::new(fired.clone()))];
+    let (mut before, mut most) = (0, 0);
+    until(&fabric, &mut nodes, "all timers", |_| {
+        let now = fired.0.borrow().len();
+        most = most.max(now - before);
+        before = now;
+        now as u64 == TIMERS
+    });
+    assert!(fired.0.borrow().iter().copied().eq(0..TIMERS));
+    assert_eq!(most, 1024);
+}
