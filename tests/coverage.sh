@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the
-# files with the most lines that nothing runs, and fails below `LEAST` per cent (92). `target/coverage/lcov.info` has all lines.
+# files with the most lines that nothing runs, and fails below `LEAST` per cent (92). Datagrams do not count: the embedded provider
+# has none, so their tests run in the guest. `target/coverage/lcov.info` has all lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh llvm-tools cargo-llvm-cov
@@ -35,12 +36,16 @@ rows=$(awk -v root="$PWD/" '
 echo "lines that nothing runs:"
 awk '$3 == 0 { missed[$1]++ } END { for (file in missed) printf "%5d %s\n", missed[file], file }' <<<"$rows" | sort -rn | head -n 30
 awk -v least="${LEAST:-92}" '
-    { part = $1 ~ /^reactor/ ? "reactor" : "transport::iwarp"; all[part]++; if ($3 > 0) run[part]++ }
+    {
+        part = $1 ~ /datagram/ ? "datagrams" : $1 ~ /^reactor/ ? "reactor" : "transport::iwarp"
+        all[part]++
+        if ($3 > 0) run[part]++
+    }
     END {
         for (part in all) {
             share = 100 * run[part] / all[part]
             printf "%s: %d of %d lines, %.1f %%\n", part, run[part], all[part], share
-            if (share < least) low = 1
+            if (share < least && part != "datagrams") low = 1
         }
         exit low
     }' <<<"$rows"
