@@ -1,6 +1,6 @@
 //! A server that sends every message back, and a client that says hello: two reactors in one process.
 #![forbid(unsafe_code)]
-#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a program, not the library")]
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
