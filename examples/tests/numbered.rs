@@ -27,3 +27,30 @@ fn a_client_survives_its_server() {
     assert!(out.lines().any(|line| line.starts_with("lost: ")), "{out}");
     assert!(out.lines().last().is_some_and(|line| line.starts_with("30 pings over ")), "{out}");
 }
+
+#[test]
+fn a_slow_receiver_holds_the_sender_back() {
+    let out = succeeds(env!("CARGO_BIN_EXE_06-backpressure"));
+    assert!(out.contains("has to wait: the peer's window is closed"), "{out}");
+    let end = out.lines().last().unwrap_or_default();
+    assert!(end.starts_with("2000 of 2000 messages handled; the sender was refused "), "{out}");
+    // The window of the default settings.
+    let kept: usize =
+        end.rsplit("kept ").next().and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number");
+    assert!((1..=64).contains(&kept), "{out}");
+}
+
+#[test]
+fn clients_use_the_memory_of_a_server() {
+    let out = succeeds(env!("CARGO_BIN_EXE_07-remote-memory"));
+    assert_eq!(out, "3 tickets were drawn\n0: client 1\n1: client 2\n2: client 3\n");
+}
+
+#[test]
+fn large_messages_arrive_as_one() {
+    let out = succeeds(env!("CARGO_BIN_EXE_08-large-messages"));
+    for sum in [1_u64 << 24, 2 << 24] {
+        assert!(out.contains(&format!("a message of 16 MiB, whose bytes add up to {sum}\n")), "{out}");
+    }
+    assert!(out.contains("the copy is sent: true") && out.contains("the region is sent: true"), "{out}");
+}

@@ -1,0 +1,127 @@
+//! A sender that is faster than its receiver. The receiver keeps what it has no time for, and so takes the sender's credits away; the
+//! sender goes on in `on_writable`. No queue of either side grows beyond the window, and nobody polls.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice,
+    Reactor, SendErrorKind, TimerId,
+};
+
+const MESSAGES: u64 = 2000;
+
+/// Number of messages that the receiver has time for in a millisecond.
+const PACE: usize = 10;
+
+/// Sends numbers as fast as it may.
+#[derive(Default)]
+struct Sender {
+    next: u64,
+    refused: u64,
+}
+
+impl Sender {
+    fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while self.next < MESSAGES {
+            match cx.send(conn, &self.next.to_le_bytes()) {
+                Ok(_) => self.next += 1,
+                Err(SendErrorKind::WouldBlock(what)) => {
+                    if self.refused == 0 {
+                        println!("message {} has to wait: {what}", self.next);
+                    }
+                    // Nothing else is to be done: on_writable follows.
+                    self.refused += 1;
+                    return;
+                }
+                Err(error) => return eprintln!("{conn}: {error}"),
+            }
+        }
+        // All is accepted; it arrives before the goodbye.
+        cx.close(conn);
+    }
+}
+
+impl Handler for Sender {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        eprintln!("{conn}: {error}");
+        cx.stop();
+    }
+}
+
+/// Has time for some messages in each millisecond.
+#[derive(Default)]
+struct Receiver {
+    kept: VecDeque<DetachedMessage>,
+    most_kept: usize,
+    handled: u64,
+    /// The sender has closed its connection.
+    over: bool,
+}
+
+impl Handler for Receiver {
+    fn on_connect(&mut self, cx: &mut Context<'_>, _: ConnectionId) {
+        cx.set_timer(Duration::from_millis(1), 0);
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        // The message stays in the registered buffer that it arrived in, and takes a receive until it is dropped.
+        self.kept.push_back(message.detach());
+        self.most_kept = self.most_kept.max(self.kept.len());
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let count = self.kept.len().min(PACE);
+        for message in self.kept.drain(..count) {
+            assert_eq!(*message, self.handled.to_le_bytes(), "in order, none lost, none twice");
+            self.handled += 1;
+        }
+        if self.over && self.kept.is_empty() {
+            cx.stop();
+        } else {
+            cx.set_timer(Duration::from_millis(1), 0);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.over = true;
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config::default().provider(ProviderChoice::Iwarp);
+    // A close waits for the receives that the last messages need, however slow the receiver is.
+    let mut client = Reactor::new(config.clone().close_timeout(Duration::from_secs(60)))?;
+    let mut server = Reactor::new(config)?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let thread = thread::spawn(move || {
+        let mut receiver = Receiver::default();
+        server.run(&mut receiver).map(|()| receiver)
+    });
+    client.context().connect(address)?;
+    let mut sender = Sender::default();
+    client.run(&mut sender)?;
+    let receiver = thread.join().map_err(|_| "the receiver panicked")??;
+    println!(
+        "{} of {MESSAGES} messages handled; the sender was refused {} times, and the receiver kept {} at most",
+        receiver.handled, sender.refused, receiver.most_kept
+    );
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Memory of a server that its clients use without its program: each draws a ticket from a counter by an atomic operation, and writes
+//! its name to the place with that number. The server looks when all have said that they are done.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::error::Error;
+use std::thread;
+
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, ProviderChoice,
+    Reactor, Region, RegionOptions, RemoteRegion, SendId,
+};
+
+const CLIENTS: usize = 3;
+
+/// Length of a place, bytes. The first one is the counter.
+const PLACE: usize = 64;
+
+/// Has the memory.
+#[derive(Default)]
+struct Board {
+    region: Option<Region>,
+    done: usize,
+}
+
+impl Handler for Board {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.region.is_none() {
+            // Any peer may write there and change the counter; without `any_peer` only this one could.
+            let rights = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+            let options = RegionOptions::new().allow(rights).any_peer();
+            match cx.register(conn, (1 + CLIENTS) * PLACE, &options) {
+                Ok(region) => self.region = Some(region),
+                Err(error) => return eprintln!("{conn}: {error}"),
+            }
+        }
+        // A peer can use the memory when it knows its address and its key.
+        let place = self.region.as_ref().map(|region| region.remote().to_bytes()).unwrap_or_default();
+        if let Err(error) = cx.send(conn, &place) {
+            eprintln!("{conn}: {error}");
+        }
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        // What was written before this message was sent is there.
+        self.done += 1;
+        if self.done == CLIENTS {
+            cx.stop();
+        }
+    }
+}
+
+/// Draws a ticket, writes its name, and says so.
+struct Client {
+    name: String,
+    board: Option<RemoteRegion>,
+    /// The ticket lands in its first word, and the name is written from what follows.
+    own: Option<Region>,
+    ticket: Option<u64>,
+    failed: Option<String>,
+}
+
+impl Client {
+    /// Takes the next step; each begins when the one before is done.
+    fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
+        let (Some(board), Some(own)) = (self.board, &mut self.own) else { return Ok(()) };
+        let Some(ticket) = self.ticket else {
+            cx.fetch_add(conn, board, own, 0, 1)?;
+            return Ok(());
+        };
+        let place = board.part((1 + ticket) * PLACE as u64, PLACE as u64).ok_or("no place is left")?;
+        cx.write(conn, place, own, 8..8 + PLACE)?;
+        // A message that is sent behind a write arrives behind it.
+        cx.send(conn, b"done")?;
+        Ok(())
+    }
+}
+
+impl Handler for Client {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.board = RemoteRegion::from_bytes(&message);
+        let made =
+            cx.register(conn, 8 + PLACE, &RegionOptions::new()).map_err(Box::<dyn Error>::from).and_then(|mut own| {
+                own.copy_from(8, self.name.as_bytes())?;
+                self.own = Some(own);
+                self.step(cx, conn)
+            });
+        if let Err(error) = made {
+            self.failed = Some(error.to_string());
+            cx.stop();
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if !outcome.is_sent() {
+            self.failed = Some(format!("{send:?}: {outcome:?}"));
+            return cx.stop();
+        }
+        if self.ticket.is_none() {
+            self.ticket = self.own.as_ref().map(|own| own.load(0));
+            if let Err(error) = self.step(cx, conn) {
+                self.failed = Some(error.to_string());
+                cx.stop();
+            }
+        } else {
+            // The write has ended, or the message: the second one closes.
+            cx.close(conn);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.failed = Some(error.to_string());
+        cx.stop();
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config::default().provider(ProviderChoice::Iwarp);
+    let mut server = Reactor::new(config.clone())?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let thread = thread::spawn(move || {
+        let mut board = Board::default();
+        server.run(&mut board).map(|()| board)
+    });
+    for number in 1..=CLIENTS {
+        let name = format!("client {number}");
+        let mut client = Client { name, board: None, own: None, ticket: None, failed: None };
+        let mut reactor = Reactor::new(config.clone())?;
+        reactor.context().connect(address)?;
+        reactor.run(&mut client)?;
+        if let Some(why) = client.failed {
+            return Err(why.into());
+        }
+    }
+    let board = thread.join().map_err(|_| "the server panicked")??;
+    let region = board.region.ok_or("nobody came")?;
+    println!("{} tickets were drawn", region.load(0));
+    for ticket in 0..CLIENTS {
+        let mut name = [0; PLACE];
+        // Peers may write at any time, so the bytes are copied and not borrowed.
+        region.copy_to((1 + ticket) * PLACE, &mut name);
+        println!("{ticket}: {}", String::from_utf8_lossy(&name).trim_end_matches('\0'));
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Messages of 16 MiB: one is sent as a copy, the next from a region without one. Each arrives as one message; `on_send_complete` says
+//! when the memory is the program's again.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::error::Error;
+use std::thread;
+use std::time::Instant;
+
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, ProviderChoice,
+    Reactor, Region, RegionOptions, SendId,
+};
+
+const LEN: usize = 16 << 20;
+
+/// Sends both.
+struct Sender {
+    started: Instant,
+    region: Option<Region>,
+    copy: Option<SendId>,
+}
+
+impl Sender {
+    fn start(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
+        // The library copies the bytes at once, so that they are the program's again right away.
+        self.copy = Some(cx.send(conn, &vec![1; LEN])?);
+        // The peer fetches a long message from the sender's memory, so it needs the right to read there.
+        let options = RegionOptions::new().allow(Access::REMOTE_READ);
+        let region = cx.register_vec(conn, vec![2; LEN], &options)?;
+        cx.send_region(conn, &region, 0..LEN)?;
+        self.region = Some(region);
+        cx.close(conn);
+        Ok(())
+    }
+}
+
+impl Handler for Sender {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        println!("the peer takes messages of up to {} MiB", cx.max_message(conn).unwrap_or_default() >> 20);
+        if let Err(error) = self.start(cx, conn) {
+            eprintln!("{conn}: {error}");
+            cx.stop();
+        }
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, _: ConnectionId, send: SendId, outcome: Outcome) {
+        let which = if Some(send) == self.copy { "copy" } else { "region" };
+        println!("the {which} is sent: {}, after {:?}", outcome.is_sent(), self.started.elapsed());
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        eprintln!("{conn}: {error}");
+        cx.stop();
+    }
+}
+
+/// Looks at each byte.
+struct Receiver;
+
+impl Handler for Receiver {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        let sum: u64 = message.iter().map(|&byte| u64::from(byte)).sum();
+        println!("a message of {} MiB, whose bytes add up to {sum}", message.len() >> 20);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config::default().provider(ProviderChoice::Iwarp);
+    let mut server = Reactor::new(config.clone())?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let thread = thread::spawn(move || server.run(&mut Receiver));
+    let mut client = Reactor::new(config)?;
+    client.context().connect(address)?;
+    client.run(&mut Sender { started: Instant::now(), region: None, copy: None })?;
+    thread.join().map_err(|_| "the receiver panicked")??;
+    Ok(())
+}
