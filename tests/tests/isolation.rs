@@ -104,6 +104,28 @@ fn a_connection_goes_on_under_another_id() {
     });
 }
 
+/// A program that is told of a failed operation cannot begin another one: the connection is ending already.
+#[test]
+fn nothing_is_accepted_behind_a_failed_operation() {
+    with_watchdog("nothing_is_accepted_behind_a_failed_operation", || {
+        let client = Probe::new(|cx, event| {
+            if let Event::Sent(conn, _, Outcome::Failed(_)) = event {
+                assert_eq!(cx.send(*conn, b"one more"), Err(SendErrorKind::Closed));
+            }
+        });
+        let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), client);
+        let gate = Gate::default();
+        p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
+        let conn = p.connect();
+        gate.fail_completion(0x51);
+        for _ in 0..5 {
+            p.client.context().send(conn, b"in vain").expect("room");
+        }
+        p.until("the end", |p| disconnect(&p.c).is_some());
+        assert!(p.c.count(|event| matches!(event, Event::Sent(_, _, Outcome::Failed(_)))) > 0, "{:?}", p.c);
+    });
+}
+
 /// The reason of an end that comes from a device names the device and its code, which the vendor can explain.
 #[test]
 fn a_failed_work_request_says_what_the_device_calls_it() {

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use log::Level;
 use rdma_transport::QpAttr;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
@@ -399,12 +400,12 @@ impl Driver {
     pub(crate) fn accept(&mut self, request: Request, answer: &[u8]) {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
-            // The program's own mistake would be there at the peer's next attempt, too.
-            let reason = match error {
-                Error::PrivateDataTooLong { .. } => RejectReason::Refused,
-                _ => RejectReason::Busy,
+            let (reason, level) = match error {
+                // This mistake of the program would be there at the peer's next attempt, too.
+                Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
+                _ => (RejectReason::Busy, Level::Warn),
             };
-            log::error!("{peer} is refused: {error}");
+            log::log!(level, "{peer} is refused: {error}");
             self.reject(cm, framing, reason, &[]);
         }
         self.request_done(placed);

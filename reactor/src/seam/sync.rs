@@ -1,5 +1,5 @@
-//! The types by which threads share what is neither a queue nor behind a lock. With `cfg(loom)` they are those of the model
-//! checker loom, which runs the tests in `api/interleavings.rs` in every order of the threads.
+//! The atomic numbers and the locks that other threads share with a reactor. With `cfg(loom)` they are those of the model checker
+//! loom, which runs the tests in `api/interleavings.rs` in every order of the threads.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
