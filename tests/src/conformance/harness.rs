@@ -281,7 +281,8 @@ impl Probe {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
                 // There is room for a peer that does not have too much out. The peer may have closed, though.
-                assert!(matches!(cx.send(*conn, bytes), Ok(_) | Err(SendErrorKind::Closed)));
+                let sent = cx.send(*conn, bytes);
+                assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
             }
         });
         probe.record_messages = false;
