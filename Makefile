@@ -79,7 +79,7 @@ mutants: vm-setup ## Plant defects; a test must find each
 	$(VERBS_ENV) tests/mutants/run.sh
 
 loom: ## What threads share with a reactor, in every order in which they can run
-	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-reactor --lib interleavings
+	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-reactor --lib interleavings
 
 asan: ## AddressSanitizer and LeakSanitizer over unit tests, conformance, scripted peers and the corpora of the fuzz targets
 	tests/asan.sh

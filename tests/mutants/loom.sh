@@ -4,5 +4,5 @@
 # Usage: tests/mutants/loom.sh NAME
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
-export RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3
+export RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=3
 report "$(found -p rdma-reactor --lib interleavings)"

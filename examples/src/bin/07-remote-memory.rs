@@ -42,7 +42,7 @@ impl Handler for Board {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        // What was written before this message was sent is there.
+        // The bytes that the client wrote before it sent this message are there.
         self.done += 1;
         if self.done == CLIENTS {
             cx.stop();

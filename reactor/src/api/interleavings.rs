@@ -86,6 +86,14 @@ impl Loop {
     }
 }
 
+/// Two threads, each of which posts a message.
+fn two_posts(reactor: &Loop) -> [thread::JoinHandle<()>; 2] {
+    [1, 2].map(|message| {
+        let remote = reactor.remote();
+        thread::spawn(move || remote.post(message).unwrap())
+    })
+}
+
 fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
     threads.map(|thread| thread.join().unwrap())
 }
@@ -95,10 +103,7 @@ fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
 fn every_post_wakes() {
     loom::model(|| {
         let mut reactor = Loop::new(8);
-        let threads = [1, 2].map(|message| {
-            let remote = reactor.remote();
-            thread::spawn(move || remote.post(message).unwrap())
-        });
+        let threads = two_posts(&reactor);
         while reactor.taken.len() < 2 {
             reactor.turn(true, |_| {});
         }
@@ -130,10 +135,7 @@ fn a_callback_posts_to_its_own_reactor() {
 fn another_loop_is_woken() {
     loom::model(|| {
         let mut reactor = Loop::new(8);
-        let threads = [1, 2].map(|message| {
-            let remote = reactor.remote();
-            thread::spawn(move || remote.post(message).unwrap())
-        });
+        let threads = two_posts(&reactor);
         while reactor.taken.len() < 2 {
             reactor.bell.sleep();
             reactor.turn_of_another_loop();

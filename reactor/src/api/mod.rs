@@ -3,7 +3,7 @@
 
 pub(crate) mod context;
 pub(crate) mod handler;
-#[cfg(all(loom, test))]
+#[cfg(all(loom_model, test))]
 mod interleavings;
 pub(crate) mod message;
 pub(crate) mod remote;

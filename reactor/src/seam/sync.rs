@@ -1,13 +1,13 @@
-//! The atomic numbers and the locks that other threads share with a reactor. With `cfg(loom)` they are those of the model checker
+//! The atomic numbers and the locks that other threads share with a reactor. With `cfg(loom_model)` they are those of the model checker
 //! loom, which runs the tests in `api/interleavings.rs` in every order of the threads.
 
-#[cfg(not(loom))]
+#[cfg(not(loom_model))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
 };
 
-#[cfg(loom)]
+#[cfg(loom_model)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},

@@ -33,9 +33,9 @@ pub(crate) struct WakeFlag {
 
 /// Number of the calling thread: no other live thread has it, and it is never 0.
 fn this_thread() -> usize {
-    #[cfg(not(loom))]
+    #[cfg(not(loom_model))]
     thread_local!(static MARK: u8 = const { 0 });
-    #[cfg(loom)]
+    #[cfg(loom_model)]
     loom::thread_local!(static MARK: u8 = 0);
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
 }
