@@ -1,6 +1,6 @@
 //! The mix of requests: lengths from 1 B to 256 KiB, each answered by the same bytes, one at a time.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -10,7 +10,8 @@ use rdma_reactor::{
 };
 
 use crate::pingpong::failure::Failure;
-use crate::pingpong::server::LISTENING;
+
+use super::pair;
 
 /// Length of the longest request, as a power of two.
 const LONGEST: u32 = 18;
@@ -63,12 +64,7 @@ impl Handler for Server {
 /// # Errors
 /// The system refused.
 pub fn serve(buffers: Buffers) -> Result<(), Failure> {
-    let mut reactor = reactor(buffers)?;
-    let mut context = reactor.context();
-    let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
-    let address = context.local_address(listener).ok_or_else(|| Failure::new("the listener has no address"))?;
-    println!("{LISTENING}{address}");
-    reactor.run(&mut Server).map_err(Failure::new)
+    pair::serve(reactor(buffers)?, &mut Server)
 }
 
 /// Sends a request when the answer to the last one is there.

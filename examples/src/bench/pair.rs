@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
+use rdma_reactor::{Handler, Reactor};
 
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
@@ -103,6 +104,18 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
         return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
     }
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
+}
+
+/// Runs a server of this library: prints its address, and takes connections until the process is killed.
+///
+/// # Errors
+/// The system refused.
+pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Failure> {
+    let mut context = reactor.context();
+    let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
+    let address = context.local_address(listener).ok_or_else(|| Failure::new("the listener has no address"))?;
+    println!("{LISTENING}{address}");
+    reactor.run(handler).map_err(Failure::new)
 }
 
 /// Whether a program can be found.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -12,8 +12,9 @@ use rdma_reactor::{
 
 use crate::pingpong::failure::Failure;
 use crate::pingpong::job::SPIN;
-use crate::pingpong::server::LISTENING;
 use crate::secure::SecurityArgs;
+
+use super::pair;
 
 /// How connections are secured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,12 +95,7 @@ impl Handler for Server {}
 /// # Errors
 /// The settings cannot be used, or the system refused.
 pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
-    let mut reactor = reactor(security)?;
-    let mut context = reactor.context();
-    let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
-    let address = context.local_address(listener).ok_or_else(|| Failure::new("the listener has no address"))?;
-    println!("{LISTENING}{address}");
-    reactor.run(&mut Server).map_err(Failure::new)
+    pair::serve(reactor(security)?, &mut Server)
 }
 
 /// Opens a connection, closes it as soon as it is up, and opens the next when it is over.
