@@ -67,6 +67,7 @@ pub struct Config {
     pub(crate) max_memory: usize,
     pub(crate) max_message: u64,
     pub(crate) eager_limit: usize,
+    pub(crate) quiet_sends: bool,
     pub(crate) transfer_memory: usize,
     pub(crate) transfer_cache: usize,
     pub(crate) transfer_timeout: Duration,
@@ -113,6 +114,7 @@ impl Default for Config {
             max_memory: 4 << 30,
             max_message: 64 << 20,
             eager_limit: 256 << 10,
+            quiet_sends: false,
             transfer_memory: 256 << 20,
             transfer_cache: 256 << 20,
             transfer_timeout: Duration::from_secs(30),
@@ -193,6 +195,22 @@ impl Config {
     #[must_use]
     pub const fn eager_limit(mut self, bytes: usize) -> Self {
         self.eager_limit = bytes;
+        self
+    }
+
+    /// Whether messages that are copied are sent without [`on_send_complete`](crate::Handler::on_send_complete), neither for
+    /// success nor for failure. Then the device tells of such messages only once in a quarter of the send queue, which saves
+    /// the work of a completion and a callback for each. What fails one of them ends the connection, and `on_disconnect` says
+    /// so. Messages out of regions, one-sided operations and raw connections are told of as ever, because the program waits to
+    /// use its memory again, and futures wait for all of it: `AsyncReactor` does not heed this setting. The buffers of up to a quarter of a send queue are held until later sends end. Default: false.
+    ///
+    /// ```
+    /// # use rdma_reactor::Config;
+    /// let config = Config::default().quiet_sends(true);
+    /// ```
+    #[must_use]
+    pub const fn quiet_sends(mut self, quiet: bool) -> Self {
+        self.quiet_sends = quiet;
         self
     }
 

@@ -99,6 +99,8 @@ impl Program {
             if !self.blocked {
                 self.left -= 1;
                 self.under_way += 1;
+                // Not every program hears of the end of a message.
+                self.done += u64::from(self.work == Work::Stream);
             }
         }
     }
@@ -135,8 +137,8 @@ impl Handler for Program {
     fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
         assert!(outcome.is_sent(), "{outcome:?}");
         self.under_way = self.under_way.saturating_sub(1);
+        self.done += u64::from(self.work == Work::Write);
         if matches!(self.work, Work::Stream | Work::Write) {
-            self.done += 1;
             self.pump(cx);
         }
     }
@@ -165,13 +167,19 @@ impl Steady {
     /// Makes two connected reactors on the embedded provider.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
-        Self::secured(work, looks_at, SecurityMode::Plain)
+        Self::with(work, looks_at, Config::default())
     }
 
     /// The same, with a connection that is secured in this way.
     #[must_use]
     pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
-        let config = Config::default().provider(ProviderChoice::Iwarp).security(security(mode));
+        Self::with(work, looks_at, Config::default().security(security(mode)))
+    }
+
+    /// The same, with these settings.
+    #[must_use]
+    pub fn with(work: Work, looks_at: Side, config: Config) -> Self {
+        let config = config.provider(ProviderChoice::Iwarp);
         let reactor = || Reactor::new(config.clone()).expect("a reactor");
         let client = (reactor(), Program::new(work, false));
         let server = (reactor(), Program::new(work, true));
@@ -191,6 +199,7 @@ impl Steady {
 
     /// Does the work `times` times, or a few times more.
     pub fn repeat(&mut self, times: u64) {
+        let end = self.client.1.done + times;
         if self.work.is_round_trip() || matches!(self.work, Work::Stream | Work::Write) {
             let (reactor, program) = &mut self.client;
             let at_once = if self.work.is_round_trip() { 1 } else { times };
@@ -199,7 +208,6 @@ impl Steady {
             program.pump(&mut reactor.context());
             program.left += rest;
         }
-        let end = self.client.1.done + times;
         let mut turns = 0;
         while if self.work == Work::Idle { turns < times } else { self.client.1.done < end } {
             self.turn();

@@ -165,6 +165,19 @@ fn thousand_tasks_share_a_reactor() {
 }
 
 #[test]
+fn the_end_of_a_message_is_awaited_whatever_the_setting() {
+    run("end of a message", config().quiet_sends(true), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        for len in [10, 20_000, 300_000] {
+            let message = vec![7; len];
+            let sent = here.operate(|cx| cx.send(here.id(), &message));
+            let (sent, heard) = join(sent, there.recv()).await;
+            assert_eq!((sent.is_ok(), heard.unwrap().len()), (true, len));
+        }
+    });
+}
+
+#[test]
 fn memory_is_read_written_and_counted_up() {
     run("memory", config(), |net, listener| async move {
         let (here, there) = pair(&net, &listener).await;

@@ -32,7 +32,7 @@ const BOOLEANS: usize = 1;
 /// The types with more booleans, and the reason why no two of them exclude each other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The reactor.
-    ("Config", &["overtake", "crc", "contain_panics", "plain_remote_memory"], "settings of the program"),
+    ("Config", &["quiet_sends", "overtake", "crc", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
     ("Greeting", &["extensions", "fragments"], "two features that a side has on their own"),
     ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
@@ -42,7 +42,12 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "a read holds a region and waits for an answer; a large message's piece does both, too",
     ),
     ("Endpoint", &["blocked", "marked"], "an endpoint that has refused a datagram may have receives to post"),
-    ("SendQueue", &["has_carrier", "is_awaited"], "what the peer waits for may be a message that carries a grant"),
+    (
+        "SendQueue",
+        &["quiet", "wants_signal", "has_carrier", "is_awaited"],
+        "a setting, and three facts about the chain: what the peer waits for may carry a grant, and need a signal",
+    ),
+    ("Batch", &["full", "early"], "a batch that was polled before its stage may have left some in the queue"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),
     (
         "CompletionQueue",

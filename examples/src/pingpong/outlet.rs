@@ -12,7 +12,7 @@ const COPY_UP_TO: u32 = 4096;
 /// The fate of a message or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The library has accepted it; `on_send_complete` follows.
+    /// The library has accepted it. For an operation `on_send_complete` follows.
     Yes,
     /// There is no room; `on_writable` follows.
     Blocked,
@@ -49,6 +49,12 @@ impl Outlet {
     pub fn new(size: u32) -> Self {
         let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
         Self { size, target: None, small, refused: None, blocked: false }
+    }
+
+    /// Whether it sends operations, and no messages.
+    #[must_use]
+    pub const fn is_aimed(&self) -> bool {
+        self.target.is_some()
     }
 
     /// Directs reads or writes to `target` from now on.

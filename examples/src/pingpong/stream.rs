@@ -1,5 +1,5 @@
-//! One side's stream of messages or operations. As many are on their way as the depth allows, and a control message
-//! ends the stream.
+//! One side's stream of messages or operations. As many operations are on their way as the depth allows, and as many messages
+//! as the send queue takes. A control message ends the stream.
 
 use rdma_reactor::{ConnectionId, Context};
 
@@ -21,7 +21,7 @@ enum State {
 pub struct Stream {
     outlet: Outlet,
     depth: u32,
-    /// Number of sends that have not completed.
+    /// Number of operations that have not completed. The completions of messages are not told of.
     outstanding: u32,
     /// Number of data messages since [`Stream::start`].
     sent: u64,
@@ -30,7 +30,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes an idle stream of messages of `size` bytes, with up to `depth` on their way at once.
+    /// Makes an idle stream of messages or operations of `size` bytes, with up to `depth` operations on their way at once.
     #[must_use]
     pub fn new(size: u32, depth: u32) -> Self {
         Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
@@ -63,7 +63,7 @@ impl Stream {
         self.state = State::Closing(with);
     }
 
-    /// Notes a completion.
+    /// Notes a completion of an operation.
     pub fn completed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
@@ -83,12 +83,12 @@ impl Stream {
                 return;
             }
             self.sent += 1;
-            self.outstanding += 1;
+            self.outstanding += u32::from(self.outlet.is_aimed());
         }
         if let State::Closing(frame) = self.state
             && self.outlet.control(cx, conn, frame) == Sent::Yes
         {
-            self.outstanding += 1;
+            self.outstanding += u32::from(self.outlet.is_aimed());
             self.state = State::Idle;
         }
     }

@@ -199,7 +199,8 @@ impl AsyncReactor {
 
 impl From<Reactor> for AsyncReactor {
     /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own.
-    fn from(reactor: Reactor) -> Self {
+    fn from(mut reactor: Reactor) -> Self {
+        reactor.hear_of_sends();
         Self { core: Rc::new(Core::new(reactor)) }
     }
 }

@@ -113,7 +113,7 @@ pub trait Handler<M = ()> {
 
     /// A send, a message or a one-sided operation, has ended, in the order of sending. A message past one buffer ends
     /// when the peer has fetched it, maybe after some that were sent later, and when the connection ends, after some
-    /// that were not sent.
+    /// that were not sent. With [`Config::quiet_sends`](crate::Config::quiet_sends) messages that were copied have no such call.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// One or more sends were refused with `WouldBlock` before, and at least one of them would be taken now. This is called once after

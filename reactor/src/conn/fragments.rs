@@ -45,10 +45,11 @@ impl Connection {
     }
 
     /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a part of the payload, or says that this side cannot
-    /// look at it.
+    /// look at it. `told`: the program hears of the message's end in any case.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,
+        told: bool,
         env: &mut Env<'_>,
         fill: impl Fn(Range<usize>, &mut [u8]) -> bool,
     ) -> Result<SendId, SendErrorKind> {
@@ -65,6 +66,9 @@ impl Connection {
             let id = (following == 0).then(|| self.sends.name(SendKind::Message));
             self.sends.push(Entry::message(posted, id), SendOp::Send, SgeList::one(sge));
             last = id.ok_or(SendErrorKind::Closed);
+        }
+        if told {
+            self.sends.tell_of_last();
         }
         self.count_sent(len, env);
         last

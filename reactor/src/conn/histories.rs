@@ -484,16 +484,17 @@ fn start() -> Instant {
 }
 
 fn terms() -> impl Strategy<Value = [Terms; 2]> {
-    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8);
+    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>());
     (depths(), depths(), 0..8_u8, any::<bool>(), any::<bool>()).prop_map(|(a, b, raw, overtake, in_order)| {
         let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
-        [a, b].map(|(receive_depth, send_depth, shared)| Terms {
+        [a, b].map(|(receive_depth, send_depth, shared, quiet)| Terms {
             receive_depth,
             send_depth,
             framing,
             shared: shared == 5 && framing == Framing::Credits,
             overtake,
             in_order,
+            quiet,
         })
     })
 }
@@ -526,8 +527,8 @@ fn cases() -> u32 {
 
 /// Two sides that are up, of these depths.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
-    let (framing, shared, overtake, in_order) = (Framing::Credits, false, false, true);
-    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order };
+    let (framing, shared, overtake, in_order, quiet) = (Framing::Credits, false, false, true, false);
+    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order, quiet };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
     history.settle();

@@ -314,10 +314,15 @@ impl Connection {
         }
     }
 
-    /// Whether the program has closed the connection, or a side was not accepted, and all sends have ended.
+    /// Whether the program has closed the connection, or a side was not accepted, and all sends have ended. Sends that need
+    /// no signal end with the goodbye.
     pub(crate) fn is_drained(&self) -> bool {
-        let closed = matches!(self.state, State::Draining | State::Leaving | State::Refusing(_));
-        closed && self.sends.is_empty() && !self.transfers.offers()
+        let ended = match self.state {
+            State::Draining => self.sends.is_settled(),
+            State::Leaving | State::Refusing(_) => self.sends.is_empty(),
+            _ => false,
+        };
+        ended && !self.transfers.offers()
     }
 
     /// Takes a connection that [is drained](Self::is_drained) to its end. The goodbye goes first, as soon as there is a credit

@@ -199,7 +199,7 @@ impl Connection {
             opener: None,
             heard: now,
             terms: Terms::default(),
-            sends: SendQueue::new(id, config.send_slots()),
+            sends: SendQueue::new(id, config.send_slots(), config.quiet_sends && framing == Framing::Credits),
             receives: RecvQueue::none(),
             refused: None,
             transfers: Transfers::default(),
@@ -378,6 +378,11 @@ impl Connection {
         refused.need = refused.need.either(need);
         if self.corked {
             // The cork lets go of the chain: only sends that go out and end can make room.
+            self.mark(env);
+        }
+        if need == Need::Place && !self.sends.ends_by_itself() {
+            // What is posted ends with the ping.
+            self.keepalive.owes_ping = true;
             self.mark(env);
         }
     }

@@ -78,8 +78,13 @@ pub(crate) struct SendQueue {
     first: u16,
     /// Number of sends of the program so far.
     named: u64,
-    /// Number of work requests in a row without a signal.
+    /// Number of work requests in a row without a signal, up to the last one.
     unsignaled: usize,
+    /// The program does not want to hear of messages that were copied ([`Config::quiet_sends`]): they need no signal of their
+    /// own.
+    quiet: bool,
+    /// One of the work requests in a row without a signal is to be heard of.
+    wants_signal: bool,
     /// A message in the chain can carry a grant.
     has_carrier: bool,
     /// The peer waits for a message in the chain, so a cork does not hold the chain back.
@@ -89,7 +94,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(connection: ConnectionId, slots: u32) -> Self {
+    pub(crate) fn new(connection: ConnectionId, slots: u32, quiet: bool) -> Self {
         Self {
             connection,
             slots: slots as usize,
@@ -101,6 +106,8 @@ impl SendQueue {
             first: 0,
             named: 0,
             unsignaled: 0,
+            quiet,
+            wants_signal: false,
             has_carrier: false,
             is_awaited: false,
             next: SendFlags::empty(),
@@ -222,11 +229,11 @@ impl SendQueue {
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
         // An unsignaled send frees its place only with a later signaled one. So at most half a queue of sends in a row
-        // is unsignaled.
+        // is unsignaled, and a quarter where the chain may end with one.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
-        if answered || self.unsignaled * 2 >= self.slots {
-            self.unsignaled = 0;
+        if answered || self.unsignaled << self.run_shift() >= self.slots {
+            (self.unsignaled, self.wants_signal) = (0, false);
             flags = SendFlags::SIGNALED;
         }
         if !self.next.is_empty() {
@@ -247,6 +254,7 @@ impl SendQueue {
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
         let message = entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
+        self.wants_signal |= !self.is_quiet(&entry);
         let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
@@ -296,13 +304,47 @@ impl SendQueue {
         true
     }
 
-    /// Returns the chain, ready to be posted. Its last work request is signaled.
+    /// The binary logarithm of the share of a queue that may be in a row without a signal.
+    #[inline]
+    const fn run_shift(&self) -> u32 {
+        1 + self.quiet as u32
+    }
+
+    /// Whether the program does not want to hear of this send: it is a message, and its payload was copied.
+    #[inline]
+    fn is_quiet(&self, entry: &Entry) -> bool {
+        self.quiet && !entry.holds && entry.id.is_some_and(|id| id.kind() == SendKind::Message)
+    }
+
+    /// Has the program hear of the message that was added last, as of one that uses a region: it is a copy of one.
+    pub(super) fn tell_of_last(&mut self) {
+        if let Some(entry) = self.entries.back_mut() {
+            (entry.holds, self.wants_signal) = (true, true);
+            self.holds.push_back(Holds::default());
+        }
+    }
+
+    /// Whether all sends in the queue are posted, and none of them completes unless a later one does.
+    pub(super) fn is_settled(&self) -> bool {
+        self.entries.len() == self.unsignaled && self.chain.is_empty()
+    }
+
+    /// Has a completion free the places of all sends, because somebody waits for places. `false`: nothing in the queue is to
+    /// complete.
+    pub(super) fn ends_by_itself(&mut self) -> bool {
+        self.wants_signal |= !self.chain.is_empty();
+        self.entries.is_empty() || !self.is_settled()
+    }
+
+    /// Returns the chain, ready to be posted. Its last work request is signaled, unless nobody wants to hear of the last ones.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
-        if let Some(last) = self.chain.last_mut().filter(|_| !cfg!(planted = "sends-never-signaled")) {
+        if self.wants_signal
+            && let Some(last) = self.chain.last_mut().filter(|_| !cfg!(planted = "sends-never-signaled"))
+        {
             last.flags |= SendFlags::SIGNALED;
-            self.unsignaled = 0;
+            (self.unsignaled, self.wants_signal) = (0, false);
         }
         &self.chain
     }
@@ -433,7 +475,9 @@ impl Connection {
                 env.buffers.pool.give(buffer);
                 return Err(SendErrorKind::Sealed);
             }
-            return Ok(self.push_filled(buffer, len, env));
+            let id = self.push_filled(buffer, len, env);
+            self.sends.tell_of_last();
+            return Ok(id);
         }
         let locals = Locals::to_read(&[(region, range)])?;
         let id = self.sends.name(SendKind::Message);
@@ -773,7 +817,9 @@ impl Connection {
         if entry.holds {
             self.end_operation(entry.piece, outcome, env);
         }
-        if let Some(send) = entry.id {
+        if let Some(send) = entry.id
+            && !self.sends.is_quiet(&entry)
+        {
             self.tell(env, Event::Sent { send, outcome });
         }
     }

@@ -43,8 +43,8 @@ fn piece(left: u64) -> u64 {
 /// The memory that holds an offered message.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A copy, which is freed when the message was fetched.
-    Copy(Box<Region>),
+    /// A copy, which is freed when the message was fetched. `told`: the program hears of that in any case.
+    Copy { region: Box<Region>, told: bool },
     /// A region of the program.
     Lent(Key, Hold),
 }
@@ -266,7 +266,7 @@ impl Transfers {
     fn copies(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
             let copied = |outgoing: &Outgoing| match &outgoing.source {
-                Source::Copy(region) => region.len(),
+                Source::Copy { region, .. } => region.len(),
                 Source::Lent(..) => 0,
             };
             active.outgoing.iter().map(copied).sum()
@@ -409,7 +409,12 @@ impl Connection {
 
     fn end_offer(&self, outgoing: Outgoing, outcome: Outcome, env: &mut Env<'_>) {
         match outgoing.source {
-            Source::Copy(region) => self.want(env, Action::Discard(region)),
+            Source::Copy { region, told } => {
+                self.want(env, Action::Discard(region));
+                if env.config.quiet_sends && !told {
+                    return;
+                }
+            }
             Source::Lent(key, hold) => {
                 if hold.done() {
                     self.want(env, Action::Unused(key));

@@ -4,7 +4,7 @@
 use rdma_transport::provider::{PostError, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::wc::{WcOpcode, WorkCompletion};
-use rdma_transport::wr::RecvWr;
+use rdma_transport::wr::{RecvWr, SendFlags};
 
 use super::Driver;
 use super::large::Payload;
@@ -30,12 +30,12 @@ impl Driver {
 
     // Completions.
 
-    /// A work request of a connection has completed: its connection is found, once, and takes the completion now or in a later
-    /// turn. A guest's completion is not taken: its number comes back.
+    /// The work request of the batch's `nth` completion has completed: its connection is found, once, and takes the completion
+    /// now or in a later turn. A guest's completion is not taken: its number comes back.
     #[inline]
-    pub(crate) fn complete(&mut self, device: usize, wc: &WorkCompletion) -> Option<u64> {
-        let limits = self.turn_limits();
-        let Self { table, devices, fair, config, now, effects, stats, .. } = self;
+    pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
+        let Self { table, devices, queues, fair, config, now, effects, stats, .. } = self;
+        let (device, wc) = queues.completion(nth)?;
         let work = Work::of(wc.wr_id);
         let seat = match work {
             Work::Send { slot, generation, .. } | Work::Recv { slot, generation } => table.of_work(slot, generation),
@@ -60,7 +60,7 @@ impl Driver {
             stats.completions.stale += 1;
             return None;
         };
-        if seat.allowance.admit_or_defer(seat.conn.id(), wc, &limits, fair) {
+        if seat.allowance.admit_or_defer(seat.conn.id(), wc, fair) {
             let mut env = Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats };
             take(seat, work, wc, &mut env);
             if seat.conn.state().is_ending() {
@@ -192,18 +192,19 @@ fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
     }
 }
 
-/// Posts the sends that are ready. Returns whether there were any.
+/// Posts the sends that are ready. Returns whether there may be some that the device is to tell of.
 fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<bool, Error> {
     let chain = seat.conn.ready_chain(env);
     if chain.is_empty() {
         return Ok(false);
     }
     env.stats.messages.doorbells += 1;
+    let signaled = chain.last().is_some_and(|wr| wr.flags.contains(SendFlags::SIGNALED)) || chain.len() > 1;
     let (count, posted) = (chain.len(), provider.post_send(qp, chain));
     match posted {
         Ok(()) => {
             seat.conn.sends_mut().taken(count);
-            Ok(true)
+            Ok(signaled)
         }
         Err(failed) => {
             seat.conn.sends_mut().taken(failed.posted);

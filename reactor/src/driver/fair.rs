@@ -9,7 +9,7 @@ use super::Driver;
 use crate::id::ConnectionId;
 
 /// How much of a connection may be handled in a turn.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// The turn, counted.
     turn: u64,
@@ -44,15 +44,9 @@ impl Allowance {
 
     /// Whether a completion is handled now; if not, it waits in the backlog, and `waiting` is told of the first.
     #[inline]
-    pub(crate) fn admit_or_defer(
-        &mut self,
-        id: ConnectionId,
-        wc: &WorkCompletion,
-        limits: &Limits,
-        fair: &mut Fair,
-    ) -> bool {
+    pub(crate) fn admit_or_defer(&mut self, id: ConnectionId, wc: &WorkCompletion, fair: &mut Fair) -> bool {
         if self.backlog.is_empty() {
-            if self.take(wc, limits) {
+            if self.take(wc, &fair.limits) {
                 return true;
             }
             fair.waiting.push_back(id);
@@ -62,10 +56,10 @@ impl Allowance {
     }
 }
 
-/// The connections that have a backlog.
+/// The limits of a turn, and the connections that have a backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Fair {
-    turn: u64,
+    limits: Limits,
     /// In the order in which they came to it.
     waiting: VecDeque<ConnectionId>,
 }
@@ -85,19 +79,14 @@ impl Driver {
         self.fair.is_behind()
     }
 
-    /// Gives every connection a fresh allowance.
-    pub(crate) const fn begin_turn(&mut self) {
-        self.fair.turn += 1;
-    }
-
-    /// What of a connection may be handled in a turn: anything while there is no other.
+    /// Gives every connection a fresh allowance: anything while there is no other.
     #[inline]
-    pub(crate) fn turn_limits(&self) -> Limits {
-        let turn = self.fair.turn;
-        match self.table.len() {
+    pub(crate) fn begin_turn(&mut self) {
+        let turn = self.fair.limits.turn + 1;
+        self.fair.limits = match self.table.len() {
             0 | 1 => Limits { turn, completions: u32::MAX, bytes: usize::MAX },
             _ => Limits { turn, completions: self.config.fair_messages, bytes: self.config.fair_bytes },
-        }
+        };
     }
 
     /// The connections that have a backlog, oldest first; each comes once.
@@ -114,7 +103,7 @@ impl Driver {
     /// The next completion of a connection's backlog, if its allowance reaches for it. A connection whose allowance does not
     /// reach waits on.
     pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
-        let limits = self.turn_limits();
+        let limits = self.fair.limits;
         let allowance = &mut self.table.get_mut(id)?.allowance;
         let wc = *allowance.backlog.front()?;
         if !allowance.take(&wc, &limits) {

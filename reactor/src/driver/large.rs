@@ -105,9 +105,11 @@ impl Driver {
     /// or a sealed copy if the connection is secured.
     #[cold]
     pub(super) fn send_large(&mut self, id: ConnectionId, payload: Payload<'_>) -> Result<SendId, SendErrorKind> {
+        // A program waits to use its region again.
+        let told = matches!(payload, Payload::Region(..));
         let cut = self.input(id, |conn, env| {
             let len = payload.len();
-            conn.may_cut(len).then(|| conn.send_cut(len, env, |range, room| payload.part(range, room)))
+            conn.may_cut(len).then(|| conn.send_cut(len, told, env, |range, room| payload.part(range, room)))
         });
         if let Some(sent) = cut.flatten() {
             return sent;
@@ -142,7 +144,7 @@ impl Driver {
             return Err(SendErrorKind::Sealed);
         }
         let remote = RemoteRegion { len: len as u64, ..region.remote() };
-        self.input(id, |conn, env| conn.offer(remote, Source::Copy(region), env)).ok_or(SendErrorKind::Closed)
+        self.input(id, |conn, env| conn.offer(remote, Source::Copy { region, told }, env)).ok_or(SendErrorKind::Closed)
     }
 
     /// Sends a part of a region without a copy.

@@ -148,6 +148,12 @@ impl Driver {
         self.tag
     }
 
+    /// Has the connections that are opened from now on tell of all sends.
+    #[cfg(feature = "async")]
+    pub(crate) const fn hear_of_sends(&mut self) {
+        self.config.quiet_sends = false;
+    }
+
     pub(crate) const fn config(&self) -> &Config {
         &self.config
     }

@@ -19,22 +19,21 @@ const BATCH: usize = 256;
 /// The poller's token of the connection-manager channel; completion channels follow, by device.
 pub(crate) const CM_CHANNEL: usize = 0;
 
-/// Completions of one queue.
-#[derive(Debug, Default)]
-pub(crate) struct Batch {
-    pub(crate) completions: Vec<WorkCompletion>,
-    pub(crate) queue: Queue,
+/// The completions that were taken from a queue last.
+#[derive(Debug)]
+struct Batch {
+    completions: Vec<WorkCompletion>,
+    queue: Queue,
     /// The queue gave as many as were wanted, and may hold more.
-    pub(crate) full: bool,
+    full: bool,
+    /// The completions were polled before their stage, and wait for it.
+    early: bool,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// Completions that were polled before their stage.
-    early: Option<Batch>,
-    /// The memory of the last batch.
-    spare: Vec<WorkCompletion>,
+    batch: Batch,
     /// Queues to poll, round robin.
     ready: VecDeque<Queue>,
     /// Stage 7 is under way: the queues of sends that are posted now are looked at once more in it.
@@ -50,8 +49,7 @@ pub(crate) struct Queues {
 impl Queues {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            early: None,
-            spare: Vec::with_capacity(BATCH),
+            batch: Batch { completions: Vec::with_capacity(BATCH), queue: (0, 0), full: false, early: false },
             ready: VecDeque::new(),
             polling: false,
             quiet: false,
@@ -60,7 +58,7 @@ impl Queues {
         }
     }
 
-    /// Takes up to `limit` completions from a queue; `None`: it is empty.
+    /// Takes up to `limit` completions from a queue; whether there were any.
     #[inline]
     fn poll(
         &mut self,
@@ -68,14 +66,16 @@ impl Queues {
         queue: Queue,
         cq: &mut CompletionQueue,
         limit: usize,
-    ) -> rdma_transport::Result<Option<Batch>> {
-        self.spare.clear();
-        let count = provider.poll_cq(cq.id, limit, &mut self.spare)?;
+    ) -> rdma_transport::Result<bool> {
+        debug_assert!(!self.batch.early, "the batch that was polled before is lost");
+        self.batch.completions.clear();
+        let count = provider.poll_cq(cq.id, limit, &mut self.batch.completions)?;
         if count == 0 {
             cq.drained();
-            return Ok(None);
+            return Ok(false);
         }
-        Ok(Some(Batch { completions: std::mem::take(&mut self.spare), queue, full: count >= limit }))
+        (self.batch.queue, self.batch.full) = (queue, count >= limit);
+        Ok(true)
     }
 
     /// Polls a queue before its stage; whether it has something.
@@ -85,9 +85,14 @@ impl Queues {
         queue: Queue,
         cq: &mut CompletionQueue,
     ) -> rdma_transport::Result<bool> {
-        debug_assert!(self.early.is_none(), "the batch that was polled before is lost");
-        self.early = self.poll(provider, queue, cq, self.early_limit)?;
-        Ok(self.early.is_some())
+        self.batch.early = self.poll(provider, queue, cq, self.early_limit)?;
+        Ok(self.batch.early)
+    }
+
+    /// A completion of the batch, and the index of its device.
+    #[inline]
+    pub(crate) fn completion(&self, nth: usize) -> Option<(usize, &WorkCompletion)> {
+        Some((self.batch.queue.0, self.batch.completions.get(nth)?))
     }
 
     /// Puts a queue on the list of those to poll, unless it is there.
@@ -107,7 +112,7 @@ impl Driver {
     /// Whether there may be completions whose connections are not known yet.
     #[inline]
     pub(crate) fn has_unseen(&self) -> bool {
-        self.queues.early.is_some() || !self.queues.ready.is_empty()
+        self.queues.batch.early || !self.queues.ready.is_empty()
     }
 
     /// Watches the channels of the provider and of devices that came into use; whether connection-manager events are to be
@@ -241,11 +246,11 @@ impl Driver {
 
     /// Stage 7 begins. The batch that was polled before, if any, comes first; then each queue that is not armed, or whose
     /// events were not taken yet, is looked at in its turn, however busy the others are. A queue that was just polled and gave
-    /// all it had is not asked again.
-    pub(crate) fn begin_polling(&mut self) -> Option<Batch> {
+    /// all it had is not asked again. Whether there is a batch that was polled before.
+    pub(crate) fn begin_polling(&mut self) -> bool {
         self.queues.polling = true;
-        let early = self.queues.early.take();
-        let polled = early.as_ref().filter(|batch| !batch.full).map(|batch| batch.queue);
+        let early = std::mem::take(&mut self.queues.batch.early);
+        let polled = (early && !self.queues.batch.full).then_some(self.queues.batch.queue);
         for index in 0..self.devices.len() {
             let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
             for (at, cq) in device.cqs.iter_mut().enumerate() {
@@ -276,8 +281,9 @@ impl Driver {
         self.queues.quiet = !self.has_unseen();
     }
 
-    /// The next batch of stage 7, of at most `limit` completions.
-    pub(crate) fn next_batch(&mut self, limit: usize) -> Option<Batch> {
+    /// Takes the next batch of stage 7, of at most `limit` completions; whether there is one.
+    #[inline]
+    pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
         while let Some((index, at)) = self.queues.ready.pop_front() {
             let Some(device) = self.devices.get_mut(index) else { continue };
             let Some(cq) = device.cqs.get_mut(at) else { continue };
@@ -286,23 +292,25 @@ impl Driver {
                 continue;
             }
             match self.queues.poll(&mut *self.fabric.provider, (index, at), cq, BATCH.min(limit)) {
-                Ok(None) => {}
-                Ok(batch) => return batch,
+                Ok(false) => {}
+                Ok(true) => return true,
                 Err(error) => self.fail_device(index, &error),
             }
         }
-        None
+        false
     }
 
-    /// A batch is about to be handled. Its queue may hold more if it gave as many as were wanted. If not, the poll before the
-    /// arming is soon enough for what comes meanwhile, and what this batch has to send goes out first.
-    pub(crate) fn begin_batch(&mut self, batch: &Batch) {
-        self.stats.completions.polled += batch.completions.len() as u64;
-        let (index, at) = batch.queue;
-        let Some(device) = self.devices.get_mut(index) else { return };
-        let Some(cq) = device.cqs.get_mut(at) else { return };
-        if batch.full {
-            self.queues.make_ready(batch.queue, cq);
+    /// The batch is about to be handled. Its queue may hold more if it gave as many as were wanted. If not, the poll before the
+    /// arming is soon enough for what comes meanwhile, and what this batch has to send goes out first. Returns the number of
+    /// completions.
+    #[inline]
+    pub(crate) fn begin_batch(&mut self) -> usize {
+        let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
+        self.stats.completions.polled += len as u64;
+        let Some(device) = self.devices.get_mut(queue.0) else { return len };
+        let Some(cq) = device.cqs.get_mut(queue.1) else { return len };
+        if self.queues.batch.full {
+            self.queues.make_ready(queue, cq);
         }
         if cq.armed {
             // It has raised an event by now, or is about to. If it has not, because these completions came before the arming,
@@ -310,13 +318,15 @@ impl Driver {
             device.has_events = true;
             cq.awaited = true;
         }
+        len
     }
 
-    /// A batch was handled.
-    pub(crate) fn end_batch(&mut self, batch: Batch) {
-        if let Some(cq) = self.devices.cq(batch.queue) {
-            cq.handled(batch.completions.len());
+    /// The batch was handled.
+    #[inline]
+    pub(crate) fn end_batch(&mut self) {
+        let Batch { completions, queue, .. } = &self.queues.batch;
+        if let Some(cq) = self.devices.cq(*queue) {
+            cq.handled(completions.len());
         }
-        self.queues.spare = batch.completions;
     }
 }

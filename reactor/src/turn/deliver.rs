@@ -13,7 +13,6 @@ use crate::datagram::Datagram;
 use crate::datagram::table::{Endpoints, Event as DatagramEvent};
 use crate::device::home::Home;
 use crate::device::pool::Slabs;
-use crate::driver::queues::Batch;
 use crate::driver::{CmStep, Driver, Due, Request};
 use crate::error::Error;
 use crate::id::{ConnectionId, EndpointId, IoId, TimerId};
@@ -126,7 +125,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.flush();
         if budget > 0 && self.driver.has_unseen() {
             // Look once more at the queues of what was posted. Only once: the later stages have their turn, too.
-            self.batches(None, &mut budget, &mut begun);
+            self.batches(false, &mut budget, &mut begun);
             self.driver.end_polling();
             self.flush();
         } else {
@@ -134,18 +133,35 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Handles the completions of queues that are ready, while `budget` lasts, and tells of room for sends.
-    fn batches(&mut self, mut next: Option<Batch>, budget: &mut usize, begun: &mut impl FnMut(&mut Driver)) {
-        // The batch that was polled before is handled in any case: it is nowhere else.
-        while let Some(batch) = next.take().or_else(|| if *budget > 0 { self.driver.next_batch(*budget) } else { None })
-        {
+    /// Handles the completions of queues that are ready, while `budget` lasts, and tells of room for sends. `early`: there is
+    /// a batch that was polled before, which is handled in any case, because it is nowhere else.
+    fn batches(&mut self, early: bool, budget: &mut usize, begun: &mut impl FnMut(&mut Driver)) {
+        let mut found = early || (*budget > 0 && self.driver.next_batch(*budget));
+        while found {
             self.progressed = true;
-            *budget = budget.saturating_sub(batch.completions.len());
+            let len = self.driver.begin_batch();
+            *budget = budget.saturating_sub(len);
             begun(self.driver);
-            self.batch(batch);
+            let some = if cfg!(planted = "tail-of-a-batch-dropped") { len.min(8) } else { len };
+            for nth in 0..some {
+                if let Some(number) = self.driver.complete(nth) {
+                    self.guest(number, nth);
+                }
+                self.events();
+            }
+            self.driver.end_batch();
+            found = *budget > 0 && self.driver.next_batch(*budget);
         }
         while self.driver.next_writable() || self.endpoints.next_writable() {
             self.events();
+        }
+    }
+
+    /// Hands the batch's `nth` completion to the endpoint whose work it is.
+    #[cold]
+    fn guest(&mut self, number: u64, nth: usize) {
+        if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {
+            self.endpoints.completed(self.driver, number, &wc);
         }
     }
 
@@ -167,19 +183,6 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             }
         }
         self.driver.put_waiting(waiting);
-    }
-
-    fn batch(&mut self, batch: Batch) {
-        self.driver.begin_batch(&batch);
-        let device = batch.queue.0;
-        let some = if cfg!(planted = "tail-of-a-batch-dropped") { batch.completions.len().min(8) } else { usize::MAX };
-        for wc in batch.completions.iter().take(some) {
-            if let Some(number) = self.driver.complete(device, wc) {
-                self.endpoints.completed(self.driver, number, wc);
-            }
-            self.events();
-        }
-        self.driver.end_batch(batch);
     }
 
     /// Takes stage 8: fires the timers that are due. `true`: some are left for the next turn.

@@ -154,6 +154,12 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
+    /// Has the connections that are opened from now on tell of all sends, because futures wait for that.
+    #[cfg(feature = "async")]
+    pub(crate) const fn hear_of_sends(&mut self) {
+        self.driver.hear_of_sends();
+    }
+
     /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
     /// turn, and the reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {

@@ -13,22 +13,33 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use rdma_reactor::SecurityMode;
+use rdma_reactor::{Config, SecurityMode};
 use rdma_reactor_tests::steady::{Side, Steady, Work};
 use rdma_reactor_tests::tasks;
 
-/// The states that are counted, each with its name, its work, its side, and how the connection is secured.
-const STATES: [(&str, Work, Side, SecurityMode); 10] = [
-    ("64 B round trip, one side", Work::RoundTrip, Side::Client, SecurityMode::Plain),
-    ("64 B streamed, sender", Work::Stream, Side::Client, SecurityMode::Plain),
-    ("64 B streamed, receiver", Work::Stream, Side::Server, SecurityMode::Plain),
-    ("64 B write, sender", Work::Write, Side::Client, SecurityMode::Plain),
-    ("timer", Work::Timer, Side::Client, SecurityMode::Plain),
-    ("idle turn", Work::Idle, Side::Client, SecurityMode::Plain),
-    ("64 B round trip, a task", Work::Task, Side::Client, SecurityMode::Plain),
-    ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, SecurityMode::Tls),
-    ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, SecurityMode::Tls),
-    ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, SecurityMode::Tls),
+/// The settings of a state.
+#[derive(Clone, Copy)]
+enum Way {
+    Plain,
+    /// Completions of messages are not told of.
+    Quiet,
+    Tls,
+}
+
+/// The states that are counted, each with its name, its work, its side, and its settings.
+const STATES: [(&str, Work, Side, Way); 12] = [
+    ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
+    ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
+    ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Plain),
+    ("64 B write, sender", Work::Write, Side::Client, Way::Plain),
+    ("timer", Work::Timer, Side::Client, Way::Plain),
+    ("idle turn", Work::Idle, Side::Client, Way::Plain),
+    ("64 B round trip, a task", Work::Task, Side::Client, Way::Plain),
+    ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tls),
+    ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, Way::Tls),
+    ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Tls),
+    ("quiet: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Quiet),
+    ("quiet: 64 B streamed, sender", Work::Stream, Side::Client, Way::Quiet),
 ];
 /// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
@@ -65,10 +76,12 @@ fn main() -> ExitCode {
 fn run(state: &str, times: &str) -> Result<(), String> {
     let (state, times): (usize, u64) =
         state.parse().ok().zip(times.parse().ok()).ok_or("run takes two numbers: the state and how many times")?;
-    let &(_, work, side, mode) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
-    match work {
-        Work::Task => tasks::round_trips(times),
-        work => Steady::secured(work, side, mode).repeat(times),
+    let &(_, work, side, way) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
+    match (work, way) {
+        (Work::Task, _) => tasks::round_trips(times),
+        (work, Way::Plain) => Steady::new(work, side).repeat(times),
+        (work, Way::Quiet) => Steady::with(work, side, Config::default().quiet_sends(true)).repeat(times),
+        (work, Way::Tls) => Steady::secured(work, side, SecurityMode::Tls).repeat(times),
     }
     Ok(())
 }

@@ -35,8 +35,8 @@ macro_rules! conformance {
                     nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
                     cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
                     the_next_address_is_tried;
-                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
-                    too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, quiet_sends_are_not_told_of,
+                    in_place_buffers, too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing, an_echo_has_room,
                     full_windows_both_ways_do_not_deadlock, detached_messages_withhold_credit, messages_kept_for_good_stall_nobody,
                     messages_kept_after_others_stall_nobody, timers_fire_in_order,
@@ -87,7 +87,8 @@ macro_rules! conformance {
             $crate::conformance!(@tests $setup;
                 connect: exchanges_private_data, cancelled_before_it_is_up, raw_framing_talks_plain_messages,
                     the_next_address_is_tried;
-                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, quiet_sends_are_not_told_of,
+                    both_wait_modes;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
                 close: close_in_every_callback, both_close_at_once, a_dropped_reactor_is_a_lost_peer;
                 large: any_length_arrives_in_order, many_at_once_both_ways;
@@ -122,8 +123,8 @@ macro_rules! conformance {
                 connect: exchanges_private_data, a_host_is_found_by_its_name, passive_side_may_speak_first, reject_carries_its_reason,
                     nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
                     cancelled_before_it_is_up, connections_are_limited, the_next_address_is_tried;
-                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, in_place_buffers,
-                    too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, quiet_sends_are_not_told_of,
+                    in_place_buffers, too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing,
                     full_windows_both_ways_do_not_deadlock, messages_kept_for_good_stall_nobody,
                     messages_kept_after_others_stall_nobody, timers_fire_in_order,
@@ -168,7 +169,8 @@ macro_rules! conformance {
                     the_smallest_buffers_carry_a_handshake,
                     handshakes_of_one_host_are_limited;
                 connect: exchanges_private_data, cancelled_before_it_is_up;
-                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, both_wait_modes;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, quiet_sends_are_not_told_of,
+                    both_wait_modes;
                 flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
                 close: both_close_at_once, a_dropped_reactor_is_a_lost_peer;
                 large: any_length_arrives_in_order, many_at_once_both_ways;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_reactor::{Outcome, SendErrorKind, Wait};
+use rdma_reactor::{DisconnectReason, Outcome, RegionOptions, SendErrorKind, Wait};
 
 use super::harness::{Event, Pair, Probe, Setup, now, pattern};
 
@@ -42,6 +42,46 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
     p.until("all completed and delivered", |p| p.c.sent == accepted && p.s.received == accepted);
     assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Sent))) as u64, accepted);
     p.finish();
+}
+
+/// With quiet sends a program hears of no message that was copied, whatever its length, and of everything else. All messages
+/// arrive, also those in front of a close, and their places and buffers come back.
+pub fn quiet_sends_are_not_told_of(setup: &Setup) {
+    const MESSAGES: u64 = 600;
+    for lengths in [&[10][..], &[10, 8193, 300_000]] {
+        let (mut left, lengths) = (MESSAGES, lengths.to_vec());
+        let mut c = Probe::new(move |cx, event| {
+            let (Event::Connect(conn, _) | Event::Writable(conn)) = event else { return };
+            while left > 0 && cx.send(*conn, &vec![7; lengths[left as usize % lengths.len()]]).is_ok() {
+                left -= 1;
+            }
+        });
+        (c.record_messages, c.large) = (false, true);
+        let mut s = Probe::default();
+        s.record_messages = false;
+        let mut p = Pair::new(setup, setup.config().quiet_sends(true), s, c);
+        let conn = p.connect();
+        p.until("all have arrived", |p| p.s.received == MESSAGES);
+        assert_eq!(p.c.sent, 0, "messages are told of");
+        // What the program waits to use again is told of.
+        p.c.record_messages = true;
+        let sent = p.client.context().send(conn, b"one more").expect("room");
+        let mut region = p.client.context().register(conn, 100, &RegionOptions::default()).expect("memory");
+        region.bytes_mut().expect("nobody uses it").fill(7);
+        let from_region = p.client.context().send_region(conn, &region, 0..100).expect("room");
+        assert!(from_region.sequence() > sent.sequence());
+        p.until("it is told of", |p| p.c.sent == 1);
+        let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
+        assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
+        // The sends in front of a close end with the goodbye.
+        p.client.context().send(conn, b"the last").expect("room");
+        p.client.context().close(conn);
+        p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+        assert_eq!(p.s.received, MESSAGES + 3);
+        let last = p.s.events.last();
+        assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Closed))), "{last:?}");
+        p.finish();
+    }
 }
 
 /// Buffers that are filled in place go out in order with copied sends, and an unsent one goes home.

@@ -94,8 +94,8 @@ impl Completions {
         let Some(CompletionQueue { ring, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
         let count = max.min(ring.len());
         if count <= FEW {
-            for completion in (0..count).filter_map(|_| ring.pop_front()) {
-                out.push(completion);
+            for _ in 0..count {
+                out.extend(ring.pop_front());
             }
             return Ok(count);
         }

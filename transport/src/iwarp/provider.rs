@@ -595,6 +595,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let count = self.resources.cqs.poll(cq, max, out)?;
+        if count == 0 {
+            return Ok(0);
+        }
         for of_one in out[start..].chunk_by(|one, next| one.qp == next.qp) {
             let id = of_one[0].qp;
             if let Some(qp) = self.endpoints.get_mut(id.0).and_then(|endpoint| endpoint.qp.as_mut()) {

@@ -4,6 +4,7 @@ use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
 
 use super::side::{BUFFER, Manner, Said, Side, region};
+use crate::config::Framing;
 use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::conn::frame::Immediate;
 use crate::conn::transfer::Source;
@@ -28,6 +29,11 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
     }
 
+    /// Whether this side does not hear of messages that were copied.
+    fn is_quiet(&self) -> bool {
+        self.config.quiet_sends && self.conn.as_ref().is_some_and(|conn| conn.framing() == Framing::Credits)
+    }
+
     fn taken(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Option<Said>) -> bool {
         match sent {
             Some(Ok(id)) => {
@@ -47,6 +53,15 @@ impl Side {
         }
     }
 
+    /// As [`Side::taken`], for a message that was copied.
+    fn copied(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Said) -> bool {
+        let taken = self.taken(sent, Some(said));
+        if taken && self.is_quiet() {
+            self.sends.pop_back();
+        }
+        taken
+    }
+
     fn payload(&mut self, len: usize) -> ([u8; BUFFER], Said) {
         self.tag += 1;
         let mut bytes = [0xaa; BUFFER];
@@ -57,7 +72,7 @@ impl Side {
     pub(super) fn send(&mut self, len: usize) {
         let (bytes, said) = self.payload(len);
         let sent = self.tell(|conn, env| conn.send(&bytes[..len], env));
-        self.taken(sent, Some(said));
+        self.copied(sent, said);
     }
 
     /// `Context::buffer` and `Context::send_buffer`.
@@ -76,7 +91,7 @@ impl Side {
             self.buffers.pool.unlend();
             self.buffers.pool.give(buffer);
         }
-        self.taken(sent, Some(said));
+        self.copied(sent, said);
     }
 
     /// `Context::append`.
@@ -92,7 +107,9 @@ impl Side {
         match appended {
             Some(Ok(0)) => {}
             Some(Ok(len)) if self.stats.messages.sent > before => {
-                self.sends.push_back(None);
+                if !self.is_quiet() {
+                    self.sends.push_back(None);
+                }
                 self.said.push_back(Said::Message { tag: if len < 4 { 0 } else { self.tag }, len });
             }
             Some(Ok(more)) => match self.said.back_mut() {
@@ -130,7 +147,7 @@ impl Side {
         let sent = if copy {
             let payload: Vec<u8> = (0..len).map(|at| cut_byte(tag, at)).collect();
             self.tell(|conn, env| {
-                conn.send_cut(len, env, |range, room| {
+                conn.send_cut(len, false, env, |range, room| {
                     room.copy_from_slice(&payload[range]);
                     true
                 })
@@ -141,7 +158,9 @@ impl Side {
             self.source = region;
             sent
         };
-        assert!(self.taken(sent, Some(Said::Cut { tag, len })), "there was room for all of it");
+        let said = Said::Cut { tag, len };
+        let taken = if copy { self.copied(sent, said) } else { self.taken(sent, Some(said)) };
+        assert!(taken, "there was room for all of it");
     }
 
     /// Sends a message past one buffer, from a copy or from the program's region.
@@ -151,13 +170,15 @@ impl Side {
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
             assert!(!hold.done());
-            Source::Copy(Box::new(region(&self.home, 1, 4)))
+            Source::Copy { region: Box::new(region(&self.home, 1, 4)), told: false }
         } else {
             Source::Lent(key, hold)
         };
         let remote = RemoteRegion { address: 0, len: len as u64, key: 5 };
         if let Some(id) = self.tell(|conn, env| conn.offer(remote, source, env)) {
-            self.offers.push(id);
+            if !(copy && self.is_quiet()) {
+                self.offers.push(id);
+            }
             self.said.push_back(Said::Large { len });
         }
     }

@@ -45,6 +45,7 @@ pub(super) struct Terms {
     pub(super) shared: bool,
     pub(super) overtake: bool,
     pub(super) in_order: bool,
+    pub(super) quiet: bool,
 }
 
 /// Something that one program has sent and the other is to hear.
@@ -173,7 +174,8 @@ impl Side {
             .receive_depth(terms.receive_depth)
             .send_depth(terms.send_depth)
             .shared_receives(terms.shared.then_some(terms.receive_depth.max(8) * 2))
-            .overtake(terms.overtake);
+            .overtake(terms.overtake)
+            .quiet_sends(terms.quiet);
         let mut pool = Pool::new(buffer_len(BUFFER as u32), 1 << 20);
         let shared = config.shared_receives.unwrap_or(0);
         let own = if terms.shared { 0 } else { config.receive_depth };
@@ -421,8 +423,8 @@ impl Side {
 
     /// Finishes a connection that has ended, as stage 10 of a turn does.
     pub(super) fn end(&mut self) -> bool {
-        if self.conn.as_ref().is_some_and(Connection::is_drained) {
-            self.drained = true;
+        if let Some(conn) = self.conn.as_ref().filter(|conn| conn.is_drained()) {
+            self.drained = conn.sends.is_empty();
             self.tell(|conn, env| conn.leave(env));
         }
         let empty = self.device.completions.is_empty();
