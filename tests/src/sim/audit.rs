@@ -12,6 +12,7 @@ use super::flow::Flow;
 use super::memory::{Shared, Who};
 use super::one_sided::Operation;
 use super::rng::{Rng, mix};
+use super::swarm::SHORTEST_CLOSE;
 
 /// The initiator's end.
 pub const ACTIVE: usize = 0;
@@ -60,6 +61,8 @@ pub struct End {
     pub posted: u64,
     /// Number of messages among them.
     pub accepted: u64,
+    /// Number of messages whose ends are not told of.
+    pub passed: u64,
     /// Those that have not ended.
     pub sends: BTreeMap<u64, Stand>,
     /// Events that the peer is still to have, with their numbers.
@@ -104,6 +107,20 @@ impl End {
         self.fences += u64::from(std::mem::take(&mut self.fence));
         self.sends.insert(sequence, stand);
         sequence
+    }
+
+    /// Notes an accepted message whose end is not told of; returns its number.
+    pub fn pass(&mut self) -> u64 {
+        let sequence = self.take(Stand::Message { large: false });
+        self.sends.remove(&sequence);
+        self.passed += 1;
+        sequence
+    }
+
+    /// Whether the close took as long as the shortest time that any program gives one, or is not over yet.
+    fn took_its_time(&self) -> bool {
+        let took = self.over.zip(self.closed).map(|(over, (closed, _))| over.saturating_sub(closed));
+        took.is_none_or(|took| took >= SHORTEST_CLOSE)
     }
 
     /// Messages and immediate data that came.
@@ -235,7 +252,7 @@ impl Pair {
             DisconnectReason::Closed => peer.closed.is_some(),
             // A close that runs out of time cuts off the sends that are left, and says no goodbye.
             DisconnectReason::Lost => {
-                let cut_off = peer.failed || !peer.sends.is_empty();
+                let cut_off = peer.failed || !peer.sends.is_empty() || peer.passed > 0 && peer.took_its_time();
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
             // Hardware may not report that a peer has closed, or has ended the connection for a trespass.

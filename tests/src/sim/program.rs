@@ -33,12 +33,19 @@ pub(super) struct Timer {
     pub(super) paused: u64,
 }
 
+/// Whether a node has quiet sends: one in four does.
+pub(super) fn is_quiet(seed: u64, node: usize) -> bool {
+    Rng::new(mix(seed) ^ node as u64, "quiet").index(4) == 0
+}
+
 /// The state of the program on a node.
 #[derive(Debug)]
 pub struct State {
     pub(super) node: usize,
     pub(super) options: NodeOptions,
     pub(super) work: WorkOptions,
+    /// The reactor does not tell of messages that were copied.
+    pub(super) quiet: bool,
     /// Largest messages of all nodes.
     pub(super) max_messages: Vec<u32>,
     pub(super) rng: Rng,
@@ -93,6 +100,7 @@ impl State {
             node,
             options: nodes[node].clone(),
             work: work.clone(),
+            quiet: is_quiet(seed, node),
             max_messages: nodes.iter().map(|options| options.max_message).collect(),
             rng: Rng::new(mix(seed) ^ node as u64, "program"),
             fabric,
@@ -208,6 +216,7 @@ impl Program<'_> {
 
     /// Sends the next message of a connection; returns whether it was accepted.
     fn send(&mut self, cx: &mut Context<'_>, id: ConnectionId, in_place: bool) -> bool {
+        let quiet = self.state.quiet;
         let Some((cookie, side, end)) = self.end(id) else { return false };
         let (sequence, max, next) = (end.accepted, end.max, end.posted);
         let usable = end.announced && end.closed.is_none();
@@ -241,7 +250,7 @@ impl Program<'_> {
         match result {
             Ok(_) => {
                 end.accepted += 1;
-                let sequence = end.take(Stand::Message { large: bytes.len() > max });
+                let sequence = if quiet { end.pass() } else { end.take(Stand::Message { large: bytes.len() > max }) };
                 end.coming.push_back((sequence, Arrival::Message));
             }
             Err(SendErrorKind::WouldBlock(_)) => end.refused(false),

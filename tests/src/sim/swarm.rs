@@ -26,6 +26,9 @@ pub struct Options {
     pub work: WorkOptions,
 }
 
+/// Shortest time that a program gives a close, ns.
+pub const SHORTEST_CLOSE: u64 = 50 * MS;
+
 /// Settings of one reactor and of the loop around it.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "named as the settings of the reactor")]
@@ -279,7 +282,7 @@ impl NodeOptions {
             keepalive: (interval, interval * rng.range(3..=6)),
             connect_timeout: rng.range(300 * MS..=3000 * MS),
             handshake_timeout: rng.range(300 * MS..=2000 * MS),
-            close_timeout: rng.range(50 * MS..=1000 * MS),
+            close_timeout: rng.range(SHORTEST_CLOSE..=1000 * MS),
             flush_timeout: rng.range(50 * MS..=500 * MS),
             crc,
             level: rng.chance(300),

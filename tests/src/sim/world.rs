@@ -20,7 +20,7 @@ use super::flow::SETTLE;
 use super::hardware::HardwareProvider;
 use super::net::SimNet;
 use super::poller::{SimClock, SimPoller, virtual_ns};
-use super::program::{Program, State};
+use super::program::{Program, State, is_quiet};
 use super::rng::{Rng, mix};
 use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
@@ -172,7 +172,8 @@ impl World {
             };
             let reactor = Reactor::with_parts(
                 config(&options.nodes[node], unheard, shared(seed, node, &options), secured)
-                    .eager_limit(eager(seed, node)),
+                    .eager_limit(eager(seed, node))
+                    .quiet_sends(is_quiet(seed, node)),
                 parts,
             );
             let reactor = reactor.expect("settings in range");
