@@ -4,7 +4,7 @@
 //! in the middle of a turn, between any two calls.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,6 +156,8 @@ pub struct Fabric {
     pub(super) ports: Vec<Port>,
     /// By the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
+    /// Pairs of nodes, the first of which the second does not hear.
+    pub(super) silent: BTreeSet<(usize, usize)>,
     /// Long pauses: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
     pub(super) script: VecDeque<Script>,
@@ -208,6 +210,7 @@ impl Fabric {
             pipes: Slab::default(),
             ports: (0..nodes).map(port).collect(),
             links: BTreeMap::new(),
+            silent: BTreeSet::new(),
             pauses: Vec::new(),
             script: VecDeque::new(),
             spoken: Vec::new(),
