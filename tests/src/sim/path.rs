@@ -39,6 +39,12 @@ impl Fabric {
         self.close_all(node);
     }
 
+    /// There is something new on the connection-manager channel of a node, which its provider knows.
+    pub fn ring(&mut self, node: usize) {
+        self.ports[node].channels[0].wake = true;
+        self.raise(node, 0);
+    }
+
     /// Whether nothing gets from one node to the other.
     pub(super) fn is_silent(&self, from: usize, to: usize) -> bool {
         self.silent.contains(&(from, to))

@@ -8,6 +8,11 @@ use rdma_reactor::{Config, Error, Handler, Parts, Reactor};
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 use super::fabric::{Fabric, Shared, lock};
+use crate::forward::Forward;
+use crate::gate::Gate;
+use crate::gate::net::GatedNet;
+use crate::gate::poller::GatedPoller;
+
 use super::net::SimNet;
 use super::poller::{SimClock, SimPoller, virtual_ns};
 use super::rng::Rng;
@@ -72,6 +77,24 @@ pub fn parts(node: usize, fabric: &Shared) -> Parts {
 #[must_use]
 pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
     Reactor::with_parts(config, parts(node, fabric)).expect("settings in range")
+}
+
+/// The reactor of a node, whose calls to its provider, its sockets and its poller pass a gate.
+///
+/// # Errors
+/// The first call that the gate fails.
+///
+/// # Panics
+/// When the default settings of the provider are refused.
+pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Result<Reactor, Error> {
+    let net = GatedNet::new(SimNet::new(node, Arc::clone(fabric)), gate.clone());
+    let inner = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
+    let parts = Parts {
+        provider: Box::new(Forward::gated(Box::new(inner), gate.clone())),
+        poller: Box::new(GatedPoller::new(SimPoller::new(node, Arc::clone(fabric)), gate.clone())),
+        clock: Box::new(SimClock(Arc::clone(fabric))),
+    };
+    Reactor::with_parts(config, parts)
 }
 
 /// A node: its reactor, its program, and whether the last turn left something to do.
