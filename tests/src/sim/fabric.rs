@@ -166,6 +166,8 @@ pub struct Fabric {
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
+    /// Time that the first node needs for each octet that it receives or sends, ps. The others need none.
+    pub toll: u64,
     /// Somebody on the path between the first two nodes.
     pub middleman: Option<Middleman>,
     /// Hardware may not report a disconnect.
@@ -217,6 +219,7 @@ impl Fabric {
             threads: Threads::default(),
             next_port: 20_000,
             calm: false,
+            toll: 0,
             middleman: None,
             forgetful: false,
             trace,
@@ -274,6 +277,13 @@ impl Fabric {
     pub(super) fn tick(&mut self) {
         let step = self.rng.range(1..=self.net.tick);
         self.advance(self.now + step);
+    }
+
+    /// The time passes that a node needs for octets.
+    pub(super) fn work(&mut self, node: usize, octets: usize) {
+        if self.toll > 0 && node == 0 {
+            self.advance(self.now + octets as u64 * self.toll / 1000);
+        }
     }
 
     /// Lets time pass, and handles all events until then.

@@ -260,7 +260,9 @@ impl Fabric {
             count += n;
         }
         if count > 0 {
-            if let Some(twin) = s.twin {
+            let (node, twin) = (s.node, s.twin);
+            self.work(node, count);
+            if let Some(twin) = twin {
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(twin));
             }
@@ -310,6 +312,7 @@ impl Fabric {
             bytes = middleman.pass(node, &bytes);
         }
         self.transmit(pipe, bytes);
+        self.work(node, n);
         Ok(n)
     }
 
