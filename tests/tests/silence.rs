@@ -11,7 +11,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::conformance::harness::at_home;
 use rdma_reactor_tests::identities::security;
-use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
@@ -54,11 +54,11 @@ enum Traffic {
 }
 
 impl Traffic {
-    /// Ages of a connection at which something breaks, ns: at once, while it is busy, and if it is idle then, before and at
-    /// the time of its first question.
+    /// Ages of a connection at which something breaks, ns: at once, while it is busy, and if it is idle then, around the times
+    /// of its questions.
     const fn ages(self) -> &'static [u64] {
         match self {
-            Self::Idle | Self::Kept => &[0, 3 * MS, (INTERVAL - 1) * MS, INTERVAL * MS],
+            Self::Idle | Self::Kept => &[0, 3 * MS, 49 * MS, 50 * MS, 51 * MS, 60 * MS, 99 * MS, 111 * MS, 149 * MS],
             _ => &[0, 3 * MS],
         }
     }
@@ -204,6 +204,7 @@ impl World {
     /// Lets virtual time pass, ns.
     fn pass(&mut self, time: u64) {
         let end = self.now() + time;
+        lock(&self.fabric).schedule(end, Script::Tick);
         while self.now() < end {
             step(&self.fabric, &mut self.nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
         }
