@@ -80,6 +80,8 @@ pub struct Forward {
     ids: Vec<(CmId, bool)>,
     /// What the device has said and nobody has heard.
     said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
+    /// Completion queues, and whether they have failed.
+    queues: Vec<(CqId, bool)>,
 }
 
 impl Forward {
@@ -119,7 +121,18 @@ impl Forward {
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
         let (record, sinks, said) = Default::default();
-        Self { inner, info, gate, record, sinks, first_listener: None, diverted: None, ids: Vec::new(), said }
+        Self {
+            inner,
+            info,
+            gate,
+            record,
+            sinks,
+            first_listener: None,
+            diverted: None,
+            ids: Vec::new(),
+            said,
+            queues: Vec::new(),
+        }
     }
 
     fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
@@ -194,6 +207,9 @@ impl Forward {
         while let Some(said) = self.gate.takes_said() {
             for &(id, equipped) in &self.ids {
                 let kind = match said {
+                    Said::Overrun if equipped => {
+                        CmEventKind::Disconnected(DisconnectCause::Path("the completion queue overran".into()))
+                    }
                     Said::Failed(why) if equipped => CmEventKind::Disconnected(DisconnectCause::Path(why.into())),
                     Said::Timewait if equipped => CmEventKind::TimewaitExit,
                     Said::Removal => CmEventKind::DeviceRemoval,
@@ -205,6 +221,7 @@ impl Forward {
             match said {
                 Said::Removal => self.said.1.push_back(DeviceEvent { device, kind: DeviceEventKind::Removed }),
                 Said::Device(kind) => self.said.1.push_back(DeviceEvent { device, kind }),
+                Said::Overrun => self.queues.iter_mut().for_each(|(_, failed)| *failed = true),
                 Said::Failed(_) | Said::Timewait => {}
             }
         }
@@ -381,13 +398,18 @@ unsafe impl Provider for Forward {
         self.pass(Call::CreateCq, "ibv_create_cq")?;
         let cq = self.inner.create_cq(device, entries)?;
         self.gate.note(|objects| objects.completion_queues += 1);
+        self.queues.push((cq, false));
         Ok(cq)
     }
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
         self.pass(Call::DestroyCq, "ibv_destroy_cq")?;
         self.inner.destroy_cq(cq)?;
         self.gate.note(|objects| objects.completion_queues -= 1);
+        self.queues.retain(|&(queue, _)| queue != cq);
         Ok(())
+    }
+    fn has_failed(&self, cq: CqId) -> bool {
+        self.queues.contains(&(cq, true))
     }
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.record.note(Asked::QueuePair(*attr));
@@ -432,7 +454,12 @@ unsafe impl Provider for Forward {
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         self.pass(Call::PollCq, "ibv_poll_cq")?;
+        let before = out.len();
         let polled = self.inner.poll_cq(cq, max, out)?;
+        if self.has_failed(cq) {
+            out.truncate(before);
+            return Ok(0);
+        }
         if polled > 0
             && let Some(last) = out.last_mut()
             && let Some(failure) = self.gate.takes_completion()

@@ -107,6 +107,8 @@ impl World {
             let (all, free) = node.reactor.pool_levels();
             assert_eq!(all, free, "{what}: buffers of node {nth}: {stats:?}");
         }
+        let queues = self.gate.objects().completion_queues;
+        assert!(queues <= 2, "{what}: {queues} completion queues");
     }
 }
 
@@ -146,6 +148,18 @@ fn the_device_says_that_connections_have_failed() {
     let ends = at_each_step(Said::Failed(WHY), |how| match how {
         How::Disconnected(DisconnectReason::Transport(DisconnectCause::Path(why))) => why == WHY,
         How::NotConnected(ConnectError::Transport(why)) => why.to_string().contains(WHY),
+        _ => false,
+    });
+    assert!(ends > 50, "{ends} connections were cut off");
+}
+
+/// Row 32. A completion queue that overruns ends its connections, with that reason, and each send ends although its completion is
+/// lost. New connections get another queue, and the failed one is given back.
+#[test]
+fn the_completion_queue_overruns() {
+    let ends = at_each_step(Said::Overrun, |how| match how {
+        How::Disconnected(DisconnectReason::Transport(DisconnectCause::Path(why))) => why.contains("overran"),
+        How::NotConnected(ConnectError::Transport(why)) => why.to_string().contains("overran"),
         _ => false,
     });
     assert!(ends > 50, "{ends} connections were cut off");

@@ -193,6 +193,13 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Destroys a completion queue that no queue pair uses.
     fn destroy_cq(&mut self, cq: CqId) -> Result<()>;
 
+    /// Whether a completion queue has failed, such as by an overrun: nothing completes on it any more. Its connections are told that
+    /// they have ended; it is to be destroyed, and another one made.
+    fn has_failed(&self, cq: CqId) -> bool {
+        let _ = cq;
+        false
+    }
+
     /// Makes the queue pair of a resolved or requested id.
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId>;
 

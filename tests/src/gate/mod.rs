@@ -100,6 +100,8 @@ pub struct Objects {
 pub enum Said {
     /// Each connection has failed, for this reason.
     Failed(&'static str),
+    /// Each completion queue has overrun, so that what would complete there is lost.
+    Overrun,
     /// The numbers of the queue pairs of all connections may be used again.
     Timewait,
     /// The device is going away, until [`Gate::plug_in`].
