@@ -13,12 +13,18 @@ use rdma_reactor::{
     TimerId,
 };
 use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, message};
-use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
+use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
+use rdma_reactor_tests::sim::hostile::Hostile;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
+use rdma_transport::iwarp::wire::Untagged;
 
+/// Octets in front of the payload of a frame, at most.
+const HEADER: u64 = 24;
 /// Kinds of messages.
+const DATA: u8 = 0;
 const PING: u8 = 3;
 const PONG: u8 = 4;
 const FRAGMENT: u8 = 10;
@@ -144,6 +150,48 @@ fn a_message_without_its_last_part_has_a_limit_in_time() {
     assert!((LIMIT * MS..(LIMIT + SLACK) * MS).contains(&at), "{at} ns");
     let (all, free) = nodes[0].reactor.pool_levels();
     assert_eq!(all, free, "the buffers of the parts are free");
+}
+
+/// Row 55. A frame that comes octet by octet is no sign of life: its sender is given up as a silent one. A frame that comes in
+/// larger pieces over a longer time arrives.
+#[test]
+fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
+    let payload = vec![5; 8_000];
+    for (piece, arrives) in [(1, false), (20, false), (1_000, true)] {
+        let (fabric, ends, received) = (network(3), Ends::default(), Rc::new(Cell::new(0)));
+        let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
+        let mut nodes = [Node::new(reactor(0, &fabric, config()), Box::new(program))];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        let mut peer = Hostile::new(&fabric);
+        peer.open(address(0, 7471));
+        let pause = |nodes: &mut [Node], time: u64| {
+            let end = lock(&fabric).now() + time;
+            lock(&fabric).schedule(end, Script::Tick);
+            until(&fabric, nodes, "a pause", |_| lock(&fabric).now() >= end);
+        };
+        pause(&mut nodes, MS);
+        peer.greet();
+        pause(&mut nodes, MS);
+        let begun = lock(&fabric).now();
+        let frame = fpdu_untagged(&Untagged { msn: 2, ..SEND }, &message(DATA, WINDOW, &payload), true);
+        for part in frame.chunks(piece) {
+            peer.read();
+            peer.send(part.to_vec());
+            pause(&mut nodes, INTERVAL * MS);
+            received.set(nodes[0].reactor.stats().messages.received);
+            if !ends.0.borrow().is_empty() {
+                break;
+            }
+        }
+        assert_eq!((received.get() == 1, ends.0.borrow().is_empty()), (arrives, arrives), "pieces of {piece}");
+        if !arrives {
+            let (at, reason) = ends.0.borrow()[0].clone();
+            assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
+            // The header of the frame counts once it is there, and each 512 octets of the rest.
+            let signs = (HEADER / piece as u64 + 1) * INTERVAL;
+            assert!(at - begun <= (signs + TIMEOUT + SLACK) * MS, "pieces of {piece}: after {} ns", at - begun);
+        }
+    }
 }
 
 /// Writes to each stream as much as there is room for, and closes it some time later.

@@ -32,6 +32,8 @@ fn config() -> Config {
         .handshake_timeout(ms(50))
         .transfer_timeout(ms(300))
         .max_memory(64 << 20)
+        .receive_depth(8)
+        .send_depth(8)
         .transfer_memory(8 << 20)
         .max_message(1 << 20)
 }
@@ -336,6 +338,27 @@ fn a_stop_shorter_than_the_timeout_ends_nothing() {
                     "{traffic:?}: messages arrive again"
                 );
             }
+        }
+    }
+}
+
+/// Row 8. A path that comes back before the timeout, one way or both, ends nothing, and what was on its way arrives.
+#[test]
+fn a_path_that_comes_back_in_time_ends_nothing() {
+    for traffic in ALL {
+        for paths in [&[(0, 1), (1, 0)][..], &[(0, 1)], &[(1, 0)]] {
+            let mut world = World::up(traffic, &config(), 3 * MS);
+            for &(from, to) in paths {
+                lock(&world.fabric).silence(from, to);
+            }
+            world.pass((TIMEOUT - INTERVAL - 1) * MS);
+            lock(&world.fabric).mend();
+            let before = world.books[0].borrow().received;
+            world.pass((TIMEOUT + SLACK) * MS);
+            assert_eq!(world.ends(), [0, 0], "{traffic:?}, {paths:?}: {:?}", world.books);
+            let goes_on = world.books[0].borrow().received > before;
+            let quiet = matches!(traffic, Traffic::Idle | Traffic::Kept | Traffic::Writes);
+            assert!(goes_on || quiet, "{traffic:?}, {paths:?}: messages arrive again");
         }
     }
 }

@@ -474,8 +474,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call
-    /// that read them, first of the one that connected it. `None` where the device does not tell, and before.
+    /// When something last came for a connected queue pair, unfinished messages included: the `now` of the call that read it,
+    /// first of the one that connected it. A provider may wait for a whole frame or some hundred octets of one. `None` where the device does not tell, and before.
     fn last_heard(&self, qp: QpId) -> Option<Instant> {
         let _ = qp;
         None

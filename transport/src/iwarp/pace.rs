@@ -13,21 +13,38 @@ const SAMPLE: usize = 4096;
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
+/// Octets of a frame that is not whole which are a sign of life: fewer than any TCP segment has that is not a frame's last. A peer that
+/// sends its frames octet by octet is silent.
+const SIGN: usize = 512;
+
 /// The pace of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     room: usize,
+    /// Octets since the last sign of life.
+    trickled: usize,
 }
 
 impl Pace {
     pub(super) const fn new() -> Self {
-        Self { room: FIRST }
+        Self { room: FIRST, trickled: 0 }
     }
 
     /// Octets that the next receive call may put into the staging buffer.
     #[inline]
     pub(super) const fn room(self) -> usize {
         self.room
+    }
+
+    /// Whether a receive call that brought so many octets and headers of FPDUs is a sign of life.
+    #[inline]
+    pub(super) const fn hears(&mut self, octets: usize, fpdus: usize) -> bool {
+        self.trickled += octets;
+        let sign = fpdus > 0 || self.trickled >= SIGN;
+        if sign {
+            self.trickled = 0;
+        }
+        sign
     }
 
     /// Takes note of a receive call that brought so many octets and FPDUs; returns what it cost. `budget` is what a
@@ -82,6 +99,15 @@ mod tests {
             costs.push(pace.cost(octets, if round % 2 == 0 { octets / 20 } else { octets / 65_540 }, BUDGET));
         }
         assert!(costs.iter().skip(1).all(|&cost| cost <= 3 * BUDGET), "{costs:?}");
+    }
+
+    #[test]
+    fn octet_by_octet_is_silence() {
+        let mut pace = Pace::new();
+        assert!(pace.hears(1, 1), "a header has come");
+        let signs = (0..10 * SIGN).filter(|_| pace.hears(1, 0)).count();
+        assert_eq!(signs, 10);
+        assert!(pace.hears(SIGN, 0) && pace.hears(20, 1));
     }
 
     #[test]
