@@ -32,6 +32,7 @@ fn config() -> Config {
         .handshake_timeout(ms(50))
         .transfer_timeout(ms(300))
         .max_memory(64 << 20)
+        .eager_limit(0)
         .receive_depth(8)
         .send_depth(8)
         .transfer_memory(8 << 20)
@@ -97,11 +98,11 @@ impl Program {
             let sent = match self.traffic {
                 Traffic::Idle => return,
                 Traffic::Echoes | Traffic::Kept => cx.send(conn, &[1; 64]),
-                Traffic::Flood => cx.send(conn, &[2; 1000]),
-                Traffic::Offers => cx.send(conn, &[3; 400_000]),
+                Traffic::Flood => cx.send(conn, &[2; 100]),
+                Traffic::Offers => cx.send(conn, &[3; 20_000]),
                 Traffic::Writes => {
                     let (Some(remote), Some(region)) = (book.remote, &self.region) else { return };
-                    cx.write(conn, remote, region, 0..4096)
+                    cx.write(conn, remote, region, 0..64)
                 }
             };
             match sent {
@@ -109,7 +110,7 @@ impl Program {
                 Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed) => return,
                 Err(error) => panic!("{error}"),
             }
-            if self.traffic == Traffic::Echoes {
+            if self.traffic == Traffic::Echoes || self.traffic == Traffic::Writes && book.sends.len() >= 4 {
                 return;
             }
         }
@@ -152,10 +153,11 @@ impl Handler for Program {
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.send(cx, conn);
     }
-    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        assert!(self.book.borrow_mut().sends.remove(&send), "{send:?} completes once");
-        if self.active && self.traffic == Traffic::Writes && outcome.is_sent() {
-            self.send(cx, conn);
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, send: SendId, outcome: Outcome) {
+        let mut book = self.book.borrow_mut();
+        assert!(book.sends.remove(&send), "{send:?} completes once");
+        if self.active && self.traffic == Traffic::Writes && outcome.is_sent() && book.sends.is_empty() {
+            cx.set_timer(Duration::from_micros(200), 0);
         }
     }
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
