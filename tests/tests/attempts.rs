@@ -1,36 +1,16 @@
 //! Attempts to connect that cannot succeed, on virtual time: how they end, when, and what they leave.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::{
-    Config, ConnectError, ConnectRequest, ConnectionId, Context, Decision, Error, Handler, RejectReason,
-};
+use rdma_reactor::{Config, ConnectError, ConnectRequest, Context, Decision, Error, Handler, RejectReason};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
-use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::cm::ConnectFailure;
 
 /// The default of [`Config::connect_timeout`], ms.
 const TIMEOUT: u64 = 10_000;
-
-/// What came of the attempts of a node: the connections that came up, and the errors.
-#[derive(Clone, Default)]
-struct Attempts {
-    up: Rc<RefCell<Vec<ConnectionId>>>,
-    errors: Rc<RefCell<Vec<ConnectError>>>,
-}
-
-impl Handler for Attempts {
-    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
-        self.up.borrow_mut().push(conn);
-    }
-    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.errors.borrow_mut().push(error);
-    }
-}
 
 /// A server that takes nobody, and says why.
 struct Refuses;

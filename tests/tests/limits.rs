@@ -16,7 +16,7 @@ use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, messa
 use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
 use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::hostile::Hostile;
-use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::iwarp::wire::Untagged;
@@ -324,22 +324,6 @@ fn each_guess_of_a_key_costs_its_connection() {
     let mut bytes = [1; 64];
     vault.borrow().as_ref().expect("it is kept").copy_to(0, &mut bytes);
     assert_eq!(bytes, [0; 64], "nobody has written");
-}
-
-/// How attempts to connect have ended.
-#[derive(Clone, Default)]
-struct Attempts {
-    errors: Rc<RefCell<Vec<ConnectError>>>,
-    up: Rc<RefCell<Vec<ConnectionId>>>,
-}
-
-impl Handler for Attempts {
-    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
-        self.up.borrow_mut().push(conn);
-    }
-    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.errors.borrow_mut().push(error);
-    }
 }
 
 /// Row 41. The pools never have more than `max_memory`. A connection past that is refused, by its reason, on the side that has the

@@ -1,10 +1,12 @@
 //! A network on which nothing goes wrong, for tests that write their own history: nodes on virtual time, each of which gets a
 //! turn when it is due.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, Error, Handler, Parts, Reactor};
+use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Parts, Reactor};
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 use super::fabric::{Fabric, Shared, lock};
@@ -155,4 +157,22 @@ pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnM
         step(fabric, nodes).unwrap_or_else(|(node, error)| panic!("{what}: a turn of node {node}: {error}"));
     }
     panic!("not in {STEPS} steps: {what}");
+}
+
+/// A program that notes what came of its attempts to connect. Clones are of the same node.
+#[derive(Clone, Debug, Default)]
+pub struct Attempts {
+    /// The connections that came up.
+    pub up: Rc<RefCell<Vec<ConnectionId>>>,
+    /// The errors of those that did not.
+    pub errors: Rc<RefCell<Vec<ConnectError>>>,
+}
+
+impl Handler for Attempts {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.up.borrow_mut().push(conn);
+    }
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.errors.borrow_mut().push(error);
+    }
 }
