@@ -1,6 +1,6 @@
 //! A provider in front of another one, which can lack features, have other limits, write down its calls, and fail.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -9,19 +9,20 @@ use std::time::Instant;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions, ReadDepth, Retries,
+    CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth, Retries,
 };
+use rdma_reactor::transport::event::{DeviceEvent, DeviceEventKind};
 use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
-use rdma_reactor::transport::wc::{WcStatus, WorkCompletion};
+use rdma_reactor::transport::wc::WorkCompletion;
 use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 
-use crate::gate::{Call, Failure, Gate};
+use crate::gate::{Call, Failure, Gate, Said};
 
 /// A setting that has arrived at the provider.
 #[derive(Clone, Debug)]
@@ -75,6 +76,12 @@ pub struct Forward {
     first_listener: Option<CmId>,
     /// The peer and the deadline of a connection that is to go on under another id.
     diverted: Option<(SocketAddr, Instant)>,
+    /// Ids of connections and listeners that were not destroyed, and which of them have a queue pair.
+    ids: Vec<(CmId, bool)>,
+    /// What the device has said and nobody has heard.
+    said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
+    /// Completion queues, and whether they have failed.
+    queues: Vec<(CqId, bool)>,
 }
 
 impl Forward {
@@ -113,8 +120,19 @@ impl Forward {
     #[must_use]
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
-        let (record, sinks) = (Record::default(), BTreeSet::new());
-        Self { inner, info, gate, record, sinks, first_listener: None, diverted: None }
+        let (record, sinks, said) = Default::default();
+        Self {
+            inner,
+            info,
+            gate,
+            record,
+            sinks,
+            first_listener: None,
+            diverted: None,
+            ids: Vec::new(),
+            said,
+            queues: Vec::new(),
+        }
     }
 
     fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
@@ -168,9 +186,51 @@ impl Forward {
     }
 
     /// Notes an id that was made.
-    fn opened(&self, id: CmId) -> CmId {
+    fn opened(&mut self, id: CmId) -> CmId {
         self.gate.note(|objects| objects.ids += 1);
+        self.ids.push((id, false));
         id
+    }
+
+    fn closed(&mut self, id: CmId) {
+        self.gate.note(|objects| objects.ids -= 1);
+        self.ids.retain(|&(of, _)| of != id);
+        self.said.0.retain(|event| event.id != id);
+    }
+
+    fn equipped(&mut self, id: CmId) {
+        self.ids.iter_mut().filter(|(of, _)| *of == id).for_each(|(_, equipped)| *equipped = true);
+    }
+
+    /// The device says what the gate has it say.
+    fn hear(&mut self) {
+        while let Some(said) = self.gate.takes_said() {
+            for &(id, equipped) in &self.ids {
+                let kind = match said {
+                    Said::Overrun if equipped => {
+                        CmEventKind::Disconnected(DisconnectCause::Path("the completion queue overran".into()))
+                    }
+                    Said::Failed(why) if equipped => CmEventKind::Disconnected(DisconnectCause::Path(why.into())),
+                    Said::Timewait if equipped => CmEventKind::TimewaitExit,
+                    Said::Removal => CmEventKind::DeviceRemoval,
+                    _ => continue,
+                };
+                self.said.0.push_back(CmEvent { id, kind });
+            }
+            let device = DeviceId(0);
+            match said {
+                Said::Removal => self.said.1.push_back(DeviceEvent { device, kind: DeviceEventKind::Removed }),
+                Said::Device(kind) => self.said.1.push_back(DeviceEvent { device, kind }),
+                Said::Overrun => self.queues.iter_mut().for_each(|(_, failed)| *failed = true),
+                Said::Failed(_) | Said::Timewait => {}
+            }
+        }
+    }
+
+    /// Fails a call for a device that is not there.
+    fn plugged(&self, name: &'static str) -> Result<()> {
+        let gone = || Error::io(name, std::io::Error::from_raw_os_error(libc::ENODEV)).on(&self.info.name);
+        if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
     fn registered(&self, region: MemoryRegion) -> MemoryRegion {
@@ -186,7 +246,8 @@ unsafe impl Provider for Forward {
         "forward"
     }
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        (device == DeviceId(0)).then_some(&self.info)
+        let there = !self.gate.is_unplugged() || !self.ids.is_empty();
+        (device == DeviceId(0) && there).then_some(&self.info)
     }
     fn cm_channel(&self) -> RawFd {
         self.inner.cm_channel()
@@ -215,6 +276,7 @@ unsafe impl Provider for Forward {
         if let Some(failure) = self.gate.pass(Call::Listen) {
             return Err(Error::Listen { address, source: failure.system() });
         }
+        self.plugged("rdma_listen")?;
         let listener = self.inner.listen_with(address, backlog, options)?;
         self.first_listener.get_or_insert(listener);
         Ok(self.opened(listener))
@@ -222,10 +284,12 @@ unsafe impl Provider for Forward {
     fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
         self.pass(Call::Resolve, "rdma_resolve_addr")?;
+        self.plugged("rdma_resolve_addr")?;
         if self.gate.takes_diversion() {
             self.diverted = Some((peer, deadline));
         }
-        self.inner.resolve_with(peer, options, deadline).map(|id| self.opened(id))
+        let id = self.inner.resolve_with(peer, options, deadline)?;
+        Ok(self.opened(id))
     }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         let (retries, depth) = service(param);
@@ -242,7 +306,7 @@ unsafe impl Provider for Forward {
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.pass(Call::Reject, "rdma_reject")?;
         self.inner.reject(id, private_data, now)?;
-        self.gate.note(|objects| objects.ids -= 1);
+        self.closed(id);
         Ok(())
     }
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
@@ -250,18 +314,28 @@ unsafe impl Provider for Forward {
         self.inner.disconnect(id, now)
     }
     fn destroy_id(&mut self, id: CmId, now: Instant) {
-        self.gate.note(|objects| objects.ids -= 1);
+        self.closed(id);
         self.inner.destroy_id(id, now);
     }
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         self.pass(Call::NextCmEvent, "rdma_get_cm_event")?;
+        self.hear();
+        if let Some(event) = self.said.0.pop_front() {
+            return Ok(Some(event));
+        }
         if let Some(id) = self.first_listener
             && self.gate.takes_move()
         {
             self.inner.destroy_id(id, now);
             return Ok(Some(CmEvent { id, kind: CmEventKind::AddressChange }));
         }
-        let event = self.inner.next_cm_event(now)?;
+        let mut event = self.inner.next_cm_event(now)?;
+        while let Some(CmEvent { kind: CmEventKind::Established { private_data, .. }, .. }) = &event
+            && private_data.is_empty()
+            && self.gate.loses_beginnings()
+        {
+            event = self.inner.next_cm_event(now)?;
+        }
         match event {
             Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
                 self.opened(id);
@@ -324,17 +398,23 @@ unsafe impl Provider for Forward {
         self.pass(Call::CreateCq, "ibv_create_cq")?;
         let cq = self.inner.create_cq(device, entries)?;
         self.gate.note(|objects| objects.completion_queues += 1);
+        self.queues.push((cq, false));
         Ok(cq)
     }
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
         self.pass(Call::DestroyCq, "ibv_destroy_cq")?;
         self.inner.destroy_cq(cq)?;
         self.gate.note(|objects| objects.completion_queues -= 1);
+        self.queues.retain(|&(queue, _)| queue != cq);
         Ok(())
+    }
+    fn has_failed(&self, cq: CqId) -> bool {
+        self.queues.contains(&(cq, true))
     }
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.record.note(Asked::QueuePair(*attr));
         self.pass(Call::CreateQp, "rdma_create_qp")?;
+        self.equipped(id);
         self.inner.create_qp(id, attr)
     }
     fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
@@ -352,6 +432,7 @@ unsafe impl Provider for Forward {
     fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
         self.record.note(Asked::QueuePair(*attr));
         self.pass(Call::CreateQp, "rdma_create_qp")?;
+        self.equipped(id);
         self.inner.create_qp_with_srq(id, attr, srq)
     }
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
@@ -373,18 +454,27 @@ unsafe impl Provider for Forward {
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         self.pass(Call::PollCq, "ibv_poll_cq")?;
+        let before = out.len();
         let polled = self.inner.poll_cq(cq, max, out)?;
+        if self.has_failed(cq) {
+            out.truncate(before);
+            return Ok(0);
+        }
         if polled > 0
             && let Some(last) = out.last_mut()
-            && let Some(code) = self.gate.takes_completion()
+            && let Some(failure) = self.gate.takes_completion()
         {
-            (last.status, last.vendor_error) = (WcStatus::LocalProtectionError, code);
+            (last.status, last.vendor_error) = (failure.status, failure.vendor_error);
         }
         Ok(polled)
     }
     fn req_notify(&mut self, cq: CqId) -> Result<()> {
         self.pass(Call::ReqNotify, "ibv_req_notify_cq")?;
         self.inner.req_notify(cq)
+    }
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        self.hear();
+        self.said.1.pop_front()
     }
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         self.pass(Call::NextCompletionEvent, "ibv_get_cq_event")?;

@@ -10,20 +10,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectError, DisconnectReason, Error, Parts, Reactor, Wait};
-use rdma_reactor_tests::forward::Forward;
+use rdma_reactor::{Config, ConnectError, DisconnectReason, Error, Wait};
 use rdma_reactor_tests::gate::handler::GatedHandler;
-use rdma_reactor_tests::gate::net::GatedNet;
-use rdma_reactor_tests::gate::poller::GatedPoller;
 use rdma_reactor_tests::gate::{Call, Failure, Gate, Objects};
 use rdma_reactor_tests::life::{Book, How, Kind, Program};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
-use rdma_reactor_tests::sim::net::SimNet;
-use rdma_reactor_tests::sim::poller::{SimClock, SimPoller};
-use rdma_reactor_tests::sim::quiet::{Node, entropy, network, reactor, step};
+use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, step};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 use Failure::{Errno, Full, LastErrno, LastFull};
 
@@ -127,27 +121,15 @@ struct World {
     turns_failed: Vec<String>,
 }
 
-fn under_test(fabric: &Shared, gate: &Gate, config: &Config) -> Result<Reactor, Error> {
-    let net = GatedNet::new(SimNet::new(UNDER_TEST, Arc::clone(fabric)), gate.clone());
-    let inner = Iwarp::new(IwarpConfig::default(), net, entropy(UNDER_TEST)).expect("default settings");
-    let poller = GatedPoller::new(SimPoller::new(UNDER_TEST, Arc::clone(fabric)), gate.clone());
-    let parts = Parts {
-        provider: Box::new(Forward::gated(Box::new(inner), gate.clone())),
-        poller: Box::new(poller),
-        clock: Box::new(SimClock(Arc::clone(fabric))),
-    };
-    Reactor::with_parts(config.clone(), parts)
-}
-
 impl World {
     fn new(config: &Config, gate: &Gate) -> Self {
         let mut world = Self { fabric: network(3), nodes: Vec::new(), programs: Vec::new(), turns_failed: Vec::new() };
         for node in 0..3 {
             let program = Program::default();
             let reactor = if node == UNDER_TEST {
-                under_test(&world.fabric, gate, config).or_else(|error| {
+                gated(UNDER_TEST, &world.fabric, gate, config.clone()).or_else(|error| {
                     world.turns_failed.push(error.to_string());
-                    under_test(&world.fabric, gate, config)
+                    gated(UNDER_TEST, &world.fabric, gate, config.clone())
                 })
             } else {
                 Ok(reactor(node, &world.fabric, config.clone()))

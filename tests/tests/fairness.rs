@@ -1,107 +1,27 @@
 //! A flood on one connection, and messages on another, in virtual time. Nothing here depends on how busy the machine
 //! is.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_reactor::{
-    Config, ConnectionId, Context, Handler, Message, Region, RegionOptions, RemoteRegion, SendErrorKind,
-};
-use rdma_reactor_tests::sim::fabric::{Shared, lock};
-use rdma_reactor_tests::sim::poller::virtual_ns;
+use rdma_reactor::{Config, Handler};
+use rdma_reactor_tests::sim::fabric::lock;
+use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Flood, Ping, Server, Street};
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-const PINGS: usize = 400;
-/// Time that the server's callback takes, ns.
-const WORK: u64 = 1_000;
 /// Messages of the flood on their way at once.
 const FLOOD: u32 = 2_000;
-
-/// A server that echoes short messages, and works a moment on every message.
-struct Server(Shared);
-
-impl Handler for Server {
-    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let mut fabric = lock(&self.0);
-        let done = fabric.now() + WORK;
-        fabric.advance(done);
-        drop(fabric);
-        if message.len() == 8 {
-            cx.send(conn, &message).expect("an echo has room");
-        }
-    }
-}
-
-/// A client that sends all the time.
-struct Flood;
-
-impl Handler for Flood {
-    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.on_writable(cx, conn);
-    }
-
-    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        while !matches!(cx.send(conn, &[7; 64]), Err(SendErrorKind::WouldBlock(_))) {}
-    }
-}
-
-/// A client with one message at a time, and the times of its echoes.
-#[derive(Clone, Default)]
-struct Ping(Rc<RefCell<Vec<u64>>>, u64);
-
-impl Handler for Ping {
-    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.1 = virtual_ns(cx.now());
-        cx.send(conn, &[0; 8]).expect("room");
-    }
-
-    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
-        let now = virtual_ns(cx.now());
-        self.0.borrow_mut().push(now - self.1);
-        self.on_connect(cx, conn);
-    }
-}
 
 /// Measures the 99th percentile of the echo's time, ns, with or without a flood next to it, and the number of
 /// completions that waited.
 fn p99(config: &Config, flood: bool) -> (u64, u64) {
-    let fabric = network(3);
-    let times = Ping::default();
-    let mut nodes = [
-        Node::new(reactor(0, &fabric, config.clone()), Box::new(Server(Arc::clone(&fabric)))),
-        Node::new(reactor(1, &fabric, config.clone()), Box::new(times.clone())),
-        Node::new(reactor(2, &fabric, config.clone()), Box::new(Flood)),
-    ];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
-    for node in &mut nodes[1..if flood { 3 } else { 2 }] {
-        node.reactor.context().connect(address(0, 7471)).expect("a peer");
+    let mut street = Street::echoing(config);
+    if flood {
+        street.add(config, Box::new(Flood));
     }
-    until(&fabric, &mut nodes, "all echoes", |_| times.0.borrow().len() >= PINGS);
-    let mut times = times.0.borrow_mut();
-    // Echoes from before the flood was up do not count.
-    let times = &mut times[20..];
-    times.sort_unstable();
-    (times[times.len() * 99 / 100], nodes[0].reactor.stats().completions.deferred)
-}
-
-/// A client that writes nothing to the peer's memory, all the time. It needs no credit and no right for that.
-#[derive(Default)]
-struct EmptyWrites(Option<Region>);
-
-impl Handler for EmptyWrites {
-    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.0 = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
-        self.on_writable(cx, conn);
-    }
-
-    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
-        let local = self.0.as_ref().expect("it is connected");
-        while !matches!(cx.write(conn, nowhere, local, 0..0), Err(SendErrorKind::WouldBlock(_))) {}
-    }
+    let p99 = street.p99(u64::MAX, |_| {});
+    (p99, street.stats().completions.deferred)
 }
 
 /// The silence of a peer is judged on its own. Work of others, be it messages or writes of nothing, neither delays nor

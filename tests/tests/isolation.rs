@@ -12,6 +12,9 @@ use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, patter
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Call, Gate};
 
+/// A failure of a work request.
+const FAILURE: Failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };
+
 fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
     probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
 }
@@ -117,7 +120,7 @@ fn nothing_is_accepted_behind_a_failed_operation() {
         let gate = Gate::default();
         p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let conn = p.connect();
-        gate.fail_completion(0x51);
+        gate.fail_completion(FAILURE);
         for _ in 0..5 {
             p.client.context().send(conn, b"in vain").expect("room");
         }
@@ -135,15 +138,14 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
         p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let conn = p.connect();
         let device = p.client.context().device(conn).expect("it is on a device").to_owned();
-        gate.fail_completion(0x51);
+        gate.fail_completion(FAILURE);
         p.client.context().send(conn, b"in vain").expect("room");
         p.until("the end", |p| disconnect(&p.c).is_some());
-        let failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };
         let reason = disconnect(&p.c).expect("just seen");
-        assert_eq!(reason, DisconnectReason::WorkRequest { device: device.clone(), failure });
+        assert_eq!(reason, DisconnectReason::WorkRequest { device: device.clone(), failure: FAILURE });
         let said = format!("{device}: a work request failed: local protection error (vendor error 0x51)");
         assert_eq!(reason.to_string(), said);
-        assert!(p.c.count(|event| *event == Event::Sent(conn, 0, Outcome::Failed(failure))) <= 1, "{:?}", p.c);
+        assert!(p.c.count(|event| *event == Event::Sent(conn, 0, Outcome::Failed(FAILURE))) <= 1, "{:?}", p.c);
         p.until("the peer knows", |p| p.s.live() == 0);
         p.finish();
     });

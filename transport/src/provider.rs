@@ -193,6 +193,13 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Destroys a completion queue that no queue pair uses.
     fn destroy_cq(&mut self, cq: CqId) -> Result<()>;
 
+    /// Whether a completion queue has failed, such as by an overrun: nothing completes on it any more. Its connections are told that
+    /// they have ended; it is to be destroyed, and another one made.
+    fn has_failed(&self, cq: CqId) -> bool {
+        let _ = cq;
+        false
+    }
+
     /// Makes the queue pair of a resolved or requested id.
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId>;
 
@@ -467,8 +474,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
         Err(Error::Unsupported { provider: self.name(), feature: DATAGRAMS })
     }
 
-    /// When octets last came for a connected queue pair, those of unfinished messages included: the `now` of the call
-    /// that read them, first of the one that connected it. `None` where the device does not tell, and before.
+    /// When something last came for a connected queue pair, unfinished messages included: the `now` of the call that read it,
+    /// first of the one that connected it. A provider may wait for a whole frame or some hundred octets of one. `None` where the device does not tell, and before.
     fn last_heard(&self, qp: QpId) -> Option<Instant> {
         let _ = qp;
         None

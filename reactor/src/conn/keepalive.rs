@@ -77,7 +77,9 @@ impl Keepalive {
         let answer_time = patience.timeout.saturating_sub(patience.interval);
         let end = (heard + patience.timeout).max(asked + answer_time);
         if now < end {
-            Verdict::Wait(end)
+            // The answer to this question begins another silence, in which the peer is to be asked in time.
+            let asked_again = asked + patience.interval;
+            Verdict::Wait(if now < asked_again { end.min(asked_again) } else { end })
         } else if caught_up {
             Verdict::Lost
         } else {
@@ -109,8 +111,10 @@ mod tests {
         let heard = t0 + s(1);
         assert_eq!(peer.check(t0 + s(5), heard, true, &PATIENCE), Verdict::Wait(t0 + s(6)));
         assert!(!peer.owes_ping);
-        assert_eq!(peer.check(t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
-        assert!(peer.owes_ping);
+        assert_eq!(peer.check(t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(11)));
+        assert!(std::mem::take(&mut peer.owes_ping));
+        assert_eq!(peer.check(t0 + s(11), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
+        assert!(!peer.owes_ping, "it is asked once");
         assert_eq!(peer.check(t0 + s(16), heard, true, &PATIENCE), Verdict::Lost);
     }
 
@@ -121,8 +125,11 @@ mod tests {
         peer.start(t0, false, &PATIENCE);
         peer.check(t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
-        assert_eq!(peer.check(t0 + s(15), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(25)));
+        assert_eq!(peer.check(t0 + s(10), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(11)));
+        assert_eq!(peer.check(t0 + s(11), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(16)));
         assert!(peer.owes_ping);
+        assert_eq!(peer.check(t0 + s(16), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(21)));
+        assert_eq!(peer.check(t0 + s(21), t0 + s(6), true, &PATIENCE), Verdict::Lost, "15 s after its last word");
     }
 
     #[test]
@@ -133,7 +140,7 @@ mod tests {
         peer.check(t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
         let heard = t0 + s(5);
-        assert_eq!(peer.check(t0 + s(15), heard, true, &PATIENCE), Verdict::Wait(t0 + s(25)));
+        assert_eq!(peer.check(t0 + s(10), heard, true, &PATIENCE), Verdict::Wait(t0 + s(15)));
         assert!(peer.owes_ping, "it is asked again");
     }
 
@@ -142,9 +149,10 @@ mod tests {
         let t0 = start();
         let mut peer = Keepalive::new(t0);
         peer.start(t0, false, &PATIENCE);
-        assert_eq!(peer.check(t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
+        assert_eq!(peer.check(t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(65)));
         assert!(peer.owes_ping);
-        assert_eq!(peer.check(t0 + s(70), t0 + s(61), true, &PATIENCE), Verdict::Wait(t0 + s(80)));
+        assert_eq!(peer.check(t0 + s(65), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
+        assert_eq!(peer.check(t0 + s(70), t0 + s(61), true, &PATIENCE), Verdict::Wait(t0 + s(75)));
     }
 
     #[test]

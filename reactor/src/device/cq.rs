@@ -47,6 +47,11 @@ impl CompletionQueue {
         self.free >= entries
     }
 
+    /// Whether nobody has claimed any entry.
+    pub(crate) const fn is_unused(&self) -> bool {
+        self.free == self.size
+    }
+
     /// Claims entries that are free.
     pub(crate) const fn claim(&mut self, entries: u32) {
         self.free -= entries;

@@ -222,7 +222,7 @@ impl Device {
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
             // The room for the shared receives stays claimed as long as the completion queue exists.
-            Some(all) => match self.cqs.iter().position(|cq| cq.shared && cq.has_room(entries)) {
+            Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
                     let index = self.claim_room(provider, config, entries + all)?;
@@ -251,7 +251,7 @@ impl Device {
         config: &Config,
         entries: u32,
     ) -> Result<usize, Error> {
-        let index = match self.cqs.iter().position(|cq| cq.has_room(entries)) {
+        let index = match self.with_room(provider, entries, false) {
             Some(index) => index,
             None => {
                 let size = config.completion_queue.min(self.max_completion_queue).max(entries);
@@ -262,11 +262,27 @@ impl Device {
                     destroy_cq(provider, id);
                     return Err(error.into());
                 }
-                self.cqs.push(CompletionQueue::new(id, size));
-                self.cqs.len() - 1
+                let new = CompletionQueue::new(id, size);
+                // A queue that has failed gives its place up when nobody uses it any more.
+                match self.cqs.iter().position(|cq| cq.is_unused() && provider.has_failed(cq.id)) {
+                    Some(index) => {
+                        destroy_cq(provider, std::mem::replace(&mut self.cqs[index], new).id);
+                        index
+                    }
+                    None => {
+                        self.cqs.push(new);
+                        self.cqs.len() - 1
+                    }
+                }
             }
         };
         Ok(self.claim_of(index, entries))
+    }
+
+    /// Finds a completion queue with so many free entries, which has not failed. `shared`: it has room for all shared receives.
+    fn with_room(&self, provider: &dyn Provider, entries: u32, shared: bool) -> Option<usize> {
+        let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !provider.has_failed(cq.id);
+        self.cqs.iter().position(good)
     }
 
     fn claim_of(&mut self, index: usize, entries: u32) -> usize {

@@ -11,7 +11,8 @@ use rdma_reactor::{
 use super::harness::{Event, Pair, Probe, Setup};
 
 /// Makes a correct greeting, see `docs/wire.md`.
-fn greeting(window: u32) -> Vec<u8> {
+#[must_use]
+pub fn greeting(window: u32) -> Vec<u8> {
     let mut bytes = b"RDXR\x02\0\0\0".to_vec();
     for word in [window, 8192, 1024] {
         bytes.extend_from_slice(&u32::to_le_bytes(word));
@@ -19,18 +20,21 @@ fn greeting(window: u32) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
+/// Makes a message, see `docs/wire.md`.
+#[must_use]
+pub fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0], &grant.to_le_bytes()[..], payload].concat()
 }
 
 pub(super) const DATA: u8 = 0;
-const HELLO: u8 = 1;
+/// The kind of the first message of the side that connects.
+pub const HELLO: u8 = 1;
 const CREDIT: u8 = 2;
 const IMMEDIATE: u8 = 5;
 const OFFER: u8 = 6;
 const FETCHED: u8 = 7;
 /// Receives that the honest side believes its peer has.
-pub(super) const WINDOW: u32 = 64;
+pub const WINDOW: u32 = 64;
 
 /// An offer of `len` bytes.
 fn offer(id: u32, len: u64) -> Vec<u8> {

@@ -8,9 +8,12 @@ pub mod handler;
 pub mod net;
 pub mod poller;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_transport::event::DeviceEventKind;
+use rdma_transport::wc::Failure as WorkFailure;
 
 /// The kinds of fallible calls: those of [`Provider`](rdma_transport::provider::Provider), then those of
 /// [`Net`](rdma_transport::iwarp::net::Net), which begin with `Net`, those of [`Poller`](rdma_reactor::Poller), and the callbacks
@@ -92,6 +95,21 @@ pub struct Objects {
     pub shared_queues: i64,
 }
 
+/// What a device says on its own account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// Each connection has failed, for this reason.
+    Failed(&'static str),
+    /// Each completion queue has overrun, so that what would complete there is lost.
+    Overrun,
+    /// The numbers of the queue pairs of all connections may be used again.
+    Timewait,
+    /// The device is going away, until [`Gate::plug_in`].
+    Removal,
+    /// Something about the device.
+    Device(DeviceEventKind),
+}
+
 /// A call that fails.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
@@ -109,8 +127,12 @@ struct State {
     fault: Option<Fault>,
     failed: u32,
     objects: Objects,
-    /// The device's code for the failure of the next completion.
-    completion: Option<u32>,
+    /// The failure of the next completion.
+    completion: Option<WorkFailure>,
+    said: VecDeque<Said>,
+    unplugged: bool,
+    /// Nobody is told that a connection from outside is up.
+    loses_beginnings: bool,
     /// The address of the first listener is about to move.
     moves: bool,
     /// The next connection of this side goes on under another id.
@@ -138,14 +160,49 @@ impl Gate {
         state.fault = Some(Fault { call, nth, failure: Failure::Errno(libc::EIO), lasting: true });
     }
 
-    /// Lets the next completion be a failure with this code of the device.
-    pub fn fail_completion(&self, code: u32) {
-        self.state().completion = Some(code);
+    /// Lets the next completion be a failure.
+    pub fn fail_completion(&self, failure: WorkFailure) {
+        self.state().completion = Some(failure);
+    }
+
+    /// Lets the device say something.
+    pub fn say(&self, said: Said) {
+        let mut state = self.state();
+        state.unplugged |= said == Said::Removal;
+        state.said.push_back(said);
+    }
+
+    /// Takes what the device says.
+    #[must_use]
+    pub fn takes_said(&self) -> Option<Said> {
+        self.state().said.pop_front()
+    }
+
+    /// The device that went away is there again.
+    pub fn plug_in(&self) {
+        self.state().unplugged = false;
+    }
+
+    /// Whether the device went away.
+    #[must_use]
+    pub fn is_unplugged(&self) -> bool {
+        self.state().unplugged
+    }
+
+    /// From now on nobody is told that a connection from outside is up.
+    pub fn lose_beginnings(&self) {
+        self.state().loses_beginnings = true;
+    }
+
+    /// Whether nobody is told so.
+    #[must_use]
+    pub fn loses_beginnings(&self) -> bool {
+        self.state().loses_beginnings
     }
 
     /// Takes the failure of the next completion.
     #[must_use]
-    pub fn takes_completion(&self) -> Option<u32> {
+    pub fn takes_completion(&self) -> Option<WorkFailure> {
         self.state().completion.take()
     }
 

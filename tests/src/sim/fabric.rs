@@ -4,7 +4,7 @@
 //! in the middle of a turn, between any two calls.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,6 +156,8 @@ pub struct Fabric {
     pub(super) ports: Vec<Port>,
     /// By the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
+    /// Pairs of nodes, the first of which the second does not hear.
+    pub(super) silent: BTreeSet<(usize, usize)>,
     /// Long pauses: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
     pub(super) script: VecDeque<Script>,
@@ -164,6 +166,8 @@ pub struct Fabric {
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
+    /// Time that the first node needs for each octet that it receives or sends, ps. The others need none.
+    pub toll: u64,
     /// Somebody on the path between the first two nodes.
     pub middleman: Option<Middleman>,
     /// Hardware may not report a disconnect.
@@ -208,12 +212,14 @@ impl Fabric {
             pipes: Slab::default(),
             ports: (0..nodes).map(port).collect(),
             links: BTreeMap::new(),
+            silent: BTreeSet::new(),
             pauses: Vec::new(),
             script: VecDeque::new(),
             spoken: Vec::new(),
             threads: Threads::default(),
             next_port: 20_000,
             calm: false,
+            toll: 0,
             middleman: None,
             forgetful: false,
             trace,
@@ -271,6 +277,13 @@ impl Fabric {
     pub(super) fn tick(&mut self) {
         let step = self.rng.range(1..=self.net.tick);
         self.advance(self.now + step);
+    }
+
+    /// The time passes that a node needs for octets.
+    pub(super) fn work(&mut self, node: usize, octets: usize) {
+        if self.toll > 0 && node == 0 {
+            self.advance(self.now + octets as u64 * self.toll / 1000);
+        }
     }
 
     /// Lets time pass, and handles all events until then.

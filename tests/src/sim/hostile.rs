@@ -17,13 +17,16 @@ use super::net::SimNet;
 use super::quiet::{Node, network, reactor, step};
 use super::swarm::MS;
 use super::tcp::address;
+use crate::conformance::violations::{HELLO, greeting, message};
 use crate::life::{Kind, Program};
 use crate::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
 
-/// The nodes: an honest server, its honest client, and the hostile one, which has no reactor.
+/// The honest server.
 const SERVER: usize = 0;
+/// Its honest client.
 const CLIENT: usize = 1;
-const HOSTILE: usize = 2;
+/// The hostile node, which has no reactor.
+pub const HOSTILE: usize = 2;
 /// Receives of a connection of the server, and its sends.
 const DEPTH: u32 = 16;
 const BUFFER: u32 = 512;
@@ -106,8 +109,9 @@ fn config() -> Config {
         .close_timeout(Duration::from_millis(500))
 }
 
-/// The hostile peer.
-struct Hostile {
+/// The hostile peer: a socket, and numbers for well-formed frames.
+#[derive(Debug)]
+pub struct Hostile {
     net: SimNet,
     socket: Option<SocketId>,
     /// Numbers of the next message and of the next read.
@@ -118,23 +122,28 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn new(fabric: &Shared) -> Self {
+    /// A peer without a connection.
+    #[must_use]
+    pub fn new(fabric: &Shared) -> Self {
         Self { net: SimNet::new(HOSTILE, Arc::clone(fabric)), socket: None, msn: [1; 2], damage: None, answered: 0 }
     }
 
-    fn open(&mut self, peer: SocketAddr) {
+    /// Opens a connection, after the last one was reset.
+    pub fn open(&mut self, peer: SocketAddr) {
         self.close(true);
         self.msn = [1; 2];
         self.socket = self.net.connect(peer).ok();
     }
 
-    fn close(&mut self, reset: bool) {
+    /// Closes the connection.
+    pub fn close(&mut self, reset: bool) {
         if let Some(socket) = self.socket.take() {
             self.net.close(socket, reset);
         }
     }
 
-    fn send(&mut self, mut octets: Vec<u8>) {
+    /// Sends octets, as far as there is room.
+    pub fn send(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.damage.take()
             && !octets.is_empty()
         {
@@ -147,7 +156,11 @@ impl Hostile {
         }
     }
 
-    fn read(&mut self) {
+    /// Reads and forgets what has come.
+    ///
+    /// # Panics
+    /// Never: the simulation polls.
+    pub fn read(&mut self) {
         let mut edges = Vec::new();
         for channel in [Channel::Cm, Channel::Completion] {
             self.net.poll(channel, &mut edges).expect("the simulation polls");
@@ -160,18 +173,27 @@ impl Hostile {
         }
     }
 
-    /// A message of the reactors' protocol, in a Send of one FPDU.
-    fn message(&mut self, message: &[u8]) {
+    /// Sends a message of the reactors' protocol, in a Send of one FPDU.
+    pub fn message(&mut self, message: &[u8]) {
         let header = Untagged { msn: self.msn[0], ..SEND };
         self.msn[0] = self.msn[0].wrapping_add(1);
         self.send(fpdu_untagged(&header, message, true));
     }
 
+    /// The number of octets that have come.
+    #[must_use]
+    pub const fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Sends the startup frame and the hello of an honest client.
+    pub fn greet(&mut self) {
+        self.send(startup_frame(&greeting(GRANT)));
+        self.message(&message(HELLO, GRANT, &[]));
+    }
+
     fn startup(&mut self, tape: &mut Tape<'_>) {
-        let mut greeting = b"RDXR\x02\0\0\0".to_vec();
-        for word in [16_u32, 512, 64] {
-            greeting.extend_from_slice(&word.to_le_bytes());
-        }
+        let mut greeting = greeting(GRANT);
         let choice = tape.byte();
         if choice >= 250 {
             greeting = tape.bytes(600);
@@ -179,8 +201,7 @@ impl Hostile {
             let at = usize::from(tape.byte()) % greeting.len();
             greeting[at] = tape.byte();
         }
-        let len = (4 + greeting.len()) as u16;
-        let mut frame = request(&[&[0x50, 2], &len.to_be_bytes()[..], &[0, 16, 0, 16], &greeting].concat());
+        let mut frame = startup_frame(&greeting);
         if (200..220).contains(&choice) {
             let at = usize::from(tape.byte()) % frame.len();
             frame[at] ^= tape.byte();
@@ -190,7 +211,7 @@ impl Hostile {
         }
         self.send(frame);
         if choice < 190 {
-            self.message(&hello());
+            self.message(&message(HELLO, GRANT, &[]));
         }
     }
 
@@ -306,9 +327,15 @@ impl Hostile {
     }
 }
 
-fn hello() -> Vec<u8> {
-    [&[1, 0, 0, 0][..], &16_u32.to_le_bytes()].concat()
+/// The first frame of a client with this private data.
+#[must_use]
+pub fn startup_frame(private_data: &[u8]) -> Vec<u8> {
+    let len = (4 + private_data.len()) as u16;
+    request(&[&[0x50, 2], &len.to_be_bytes()[..], &[0, 16, 0, 16], private_data].concat())
 }
+
+/// The receives that the hostile peer says that it has.
+const GRANT: u32 = 16;
 
 /// The kind of a part of a message. The header says how many parts follow.
 const FRAGMENT: u8 = 10;

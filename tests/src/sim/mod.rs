@@ -18,6 +18,8 @@
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |
 //! | [`hostile`] | a hostile peer beside an honest one, on that network |
 //! | [`middleman`] | somebody on the path between two secured reactors |
+//! | [`neighbour`] | an honest client, and how long its echoes take beside somebody else |
+//! | [`path`] | what a test breaks itself between two nodes |
 //! | [`quiet`] | a network without faults, for tests that write their own history |
 //! | [`run`] | many worlds, and the report of one that failed |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
@@ -30,8 +32,10 @@ pub mod hardware;
 pub mod hostile;
 pub mod memory;
 pub mod middleman;
+pub mod neighbour;
 pub mod net;
 pub mod one_sided;
+pub mod path;
 pub mod poller;
 pub mod program;
 pub mod quiet;

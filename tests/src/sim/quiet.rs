@@ -1,13 +1,20 @@
 //! A network on which nothing goes wrong, for tests that write their own history: nodes on virtual time, each of which gets a
 //! turn when it is due.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, Error, Handler, Parts, Reactor};
+use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Parts, Reactor};
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 use super::fabric::{Fabric, Shared, lock};
+use crate::forward::Forward;
+use crate::gate::Gate;
+use crate::gate::net::GatedNet;
+use crate::gate::poller::GatedPoller;
+
 use super::net::SimNet;
 use super::poller::{SimClock, SimPoller, virtual_ns};
 use super::rng::Rng;
@@ -74,6 +81,24 @@ pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
     Reactor::with_parts(config, parts(node, fabric)).expect("settings in range")
 }
 
+/// The reactor of a node, whose calls to its provider, its sockets and its poller pass a gate.
+///
+/// # Errors
+/// The first call that the gate fails.
+///
+/// # Panics
+/// When the default settings of the provider are refused.
+pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Result<Reactor, Error> {
+    let net = GatedNet::new(SimNet::new(node, Arc::clone(fabric)), gate.clone());
+    let inner = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
+    let parts = Parts {
+        provider: Box::new(Forward::gated(Box::new(inner), gate.clone())),
+        poller: Box::new(GatedPoller::new(SimPoller::new(node, Arc::clone(fabric)), gate.clone())),
+        clock: Box::new(SimClock(Arc::clone(fabric))),
+    };
+    Reactor::with_parts(config, parts)
+}
+
 /// A node: its reactor, its program, and whether the last turn left something to do.
 #[allow(missing_debug_implementations, reason = "a program is anything")]
 pub struct Node {
@@ -132,4 +157,22 @@ pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnM
         step(fabric, nodes).unwrap_or_else(|(node, error)| panic!("{what}: a turn of node {node}: {error}"));
     }
     panic!("not in {STEPS} steps: {what}");
+}
+
+/// A program that notes what came of its attempts to connect. Clones are of the same node.
+#[derive(Clone, Debug, Default)]
+pub struct Attempts {
+    /// The connections that came up.
+    pub up: Rc<RefCell<Vec<ConnectionId>>>,
+    /// The errors of those that did not.
+    pub errors: Rc<RefCell<Vec<ConnectError>>>,
+}
+
+impl Handler for Attempts {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.up.borrow_mut().push(conn);
+    }
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.errors.borrow_mut().push(error);
+    }
 }

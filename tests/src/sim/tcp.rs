@@ -49,11 +49,13 @@ pub(super) struct Socket {
 pub(super) struct Pipe {
     src: Key,
     dst: Key,
+    /// The nodes that it leads from and to.
+    pub(super) nodes: (usize, usize),
     segments: VecDeque<(u64, Segment)>,
     undelivered: usize,
     last: u64,
     /// Nothing arrives before this time.
-    stalled: u64,
+    pub(super) stalled: u64,
     /// Octets that are sent from now on are lost, and answered by a reset.
     cut: bool,
 }
@@ -241,7 +243,8 @@ impl Fabric {
 
     pub(super) fn all_acknowledged(&self, key: Key) -> bool {
         let pipe = self.sockets.get(key).and_then(|s| s.tx).and_then(|pipe| self.pipes.get(pipe));
-        pipe.is_none_or(|pipe| pipe.undelivered == 0)
+        // Acknowledgements come on the way back.
+        pipe.is_none_or(|pipe| pipe.undelivered == 0 && !self.is_silent(pipe.nodes.1, pipe.nodes.0))
     }
 
     pub(super) fn recv(&mut self, key: Key, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
@@ -257,7 +260,9 @@ impl Fabric {
             count += n;
         }
         if count > 0 {
-            if let Some(twin) = s.twin {
+            let (node, twin) = (s.node, s.twin);
+            self.work(node, count);
+            if let Some(twin) = twin {
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(twin));
             }
@@ -307,6 +312,7 @@ impl Fabric {
             bytes = middleman.pass(node, &bytes);
         }
         self.transmit(pipe, bytes);
+        self.work(node, n);
         Ok(n)
     }
 
@@ -414,6 +420,8 @@ impl Fabric {
 
     pub(super) fn deliver(&mut self, key: Key) {
         let now = self.now;
+        // The way back is silent, so no answer is heard.
+        let unheard = self.pipes.get(key).is_some_and(|pipe| self.is_silent(pipe.nodes.1, pipe.nodes.0));
         while let Some(pipe) = self.pipes.get_mut(key) {
             if pipe.stalled > now {
                 let stalled = pipe.stalled;
@@ -433,6 +441,7 @@ impl Fabric {
                     match self.sockets.get_mut(dst) {
                         Some(s) if s.error.is_none() => s.rx.extend(bytes),
                         Some(_) => {}
+                        None if unheard => {}
                         None => {
                             self.pipes.remove(key);
                             self.fail_socket(src, ErrorKind::ConnectionReset);
@@ -481,7 +490,10 @@ impl Fabric {
 
     pub(super) fn syn(&mut self, active: Key) {
         let Some(s) = self.sockets.get(active) else { return };
-        let (local, peer) = (s.local, s.peer);
+        let (local, peer, from) = (s.local, s.peer, s.node);
+        if self.is_broken(local, peer) {
+            return;
+        }
         let listener = self.sockets.iter().find_map(|(key, s)| match &s.kind {
             Kind::Listening { queue, backlog } if s.local == peer && queue.len() < *backlog => Some((key, s.node)),
             _ => None,
@@ -492,10 +504,12 @@ impl Fabric {
             return;
         };
         let passive = self.insert_socket(node, Kind::Connected, peer, local, local);
-        let pipe =
-            |src, dst| Pipe { src, dst, segments: VecDeque::new(), undelivered: 0, last: 0, stalled: 0, cut: false };
-        let there = self.pipes.insert(pipe(active, passive));
-        let back = self.pipes.insert(pipe(passive, active));
+        let pipe = |src, dst, nodes| {
+            let segments = VecDeque::new();
+            Pipe { src, dst, nodes, segments, undelivered: 0, last: 0, stalled: 0, cut: false }
+        };
+        let there = self.pipes.insert(pipe(active, passive, (from, node)));
+        let back = self.pipes.insert(pipe(passive, active, (node, from)));
         for (key, twin, tx) in [(active, passive, there), (passive, active, back)] {
             if let Some(s) = self.sockets.get_mut(key) {
                 s.twin = Some(twin);
@@ -507,6 +521,9 @@ impl Fabric {
     }
 
     pub(super) fn connected_now(&mut self, active: Key, passive: Key) {
+        if self.sockets.get(active).is_some_and(|s| self.is_broken(s.local, s.peer)) {
+            return;
+        }
         match self.sockets.get_mut(active) {
             Some(s) => {
                 s.kind = Kind::Connected;

@@ -202,6 +202,11 @@ unsafe impl<E: Provider> Provider for Dual<E> {
         self.at(side).destroy_cq(cq)
     }
 
+    fn has_failed(&self, cq: CqId) -> bool {
+        let (side, cq) = cq.inner();
+        self.look_at(side).has_failed(cq)
+    }
+
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let (side, id) = id.inner();
         Ok(self.at(side).create_qp(id, &inner_attr(side, attr)?)?.outer(side))

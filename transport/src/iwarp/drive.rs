@@ -173,10 +173,12 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
-            endpoint.last_heard = Some(now);
             let fpdus = qp.fpdus();
             let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
             let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
+            if endpoint.pace.hears(direct + staged, fpdus) {
+                endpoint.last_heard = Some(now);
+            }
             let cost = endpoint.pace.cost(direct + staged, fpdus, self.config.receive_budget);
             if qp.is_held() && qp.has_received() {
                 qp.release();

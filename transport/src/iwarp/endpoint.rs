@@ -107,7 +107,7 @@ pub(crate) struct Endpoint {
     pub(crate) broken: Option<io::Error>,
     /// Number of transmissions, modulo 2^32; the segment size is read again after each 1,024.
     pub(crate) transmissions: u32,
-    /// When octets of the stream last came, at first when the connection was made.
+    /// When the stream last went on ([`Pace::hears`]), at first when the connection was made.
     pub(crate) last_heard: Option<Instant>,
     /// How much is received at a time.
     pub(super) pace: Pace,

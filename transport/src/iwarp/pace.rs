@@ -6,28 +6,45 @@
 //! allows if the stream goes on as it did.
 
 /// Octets that an FPDU counts as, besides its own.
-const FPDU_COST: usize = 512;
+const FPDU_COST: usize = 1024;
 /// A receive call that brought fewer octets says nothing about the stream.
 const SAMPLE: usize = 4096;
 /// Room of the first receive call, and the least that it shrinks to; both hold any header.
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
+/// Octets of a frame that is not whole which are a sign of life: fewer than any TCP segment has that is not a frame's last. A peer that
+/// sends its frames octet by octet is silent.
+const SIGN: usize = 512;
+
 /// The pace of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     room: usize,
+    /// Octets since the last sign of life.
+    trickled: usize,
 }
 
 impl Pace {
     pub(super) const fn new() -> Self {
-        Self { room: FIRST }
+        Self { room: FIRST, trickled: 0 }
     }
 
     /// Octets that the next receive call may put into the staging buffer.
     #[inline]
     pub(super) const fn room(self) -> usize {
         self.room
+    }
+
+    /// Whether a receive call that brought so many octets and headers of FPDUs is a sign of life.
+    #[inline]
+    pub(super) const fn hears(&mut self, octets: usize, fpdus: usize) -> bool {
+        self.trickled += octets;
+        let sign = fpdus > 0 || self.trickled >= SIGN;
+        if sign {
+            self.trickled = 0;
+        }
+        sign
     }
 
     /// Takes note of a receive call that brought so many octets and FPDUs; returns what it cost. `budget` is what a
@@ -63,12 +80,12 @@ mod tests {
     #[test]
     fn large_fpdus_fill_the_buffer_and_empty_ones_do_not() {
         let mut pace = Pace::new();
-        for fpdu in [65_540, 1448, 200] {
+        for (fpdu, least) in [(65_540, 128), (1448, 128), (200, 80)] {
             let (octets, cost) = settle(&mut pace, fpdu);
-            assert!(cost <= BUDGET + BUDGET / 100 && octets >= 128 * 1024, "{fpdu}: {octets}");
+            assert!(cost <= BUDGET + BUDGET / 100 && octets >= least * 1024, "{fpdu}: {octets}");
         }
         let (octets, cost) = settle(&mut pace, 20);
-        assert!(cost <= BUDGET + BUDGET / 100 && octets / 20 <= 1024, "{octets}");
+        assert!(cost <= BUDGET + BUDGET / 100 && octets / 20 <= 512, "{octets}");
     }
 
     #[test]
@@ -85,8 +102,17 @@ mod tests {
     }
 
     #[test]
+    fn octet_by_octet_is_silence() {
+        let mut pace = Pace::new();
+        assert!(pace.hears(1, 1), "a header has come");
+        let signs = (0..10 * SIGN).filter(|_| pace.hears(1, 0)).count();
+        assert_eq!(signs, 10);
+        assert!(pace.hears(SIGN, 0) && pace.hears(20, 1));
+    }
+
+    #[test]
     fn small_receives_change_nothing() {
         let mut pace = Pace::new();
-        assert_eq!((pace.cost(88, 1, BUDGET), pace.room()), (600, FIRST));
+        assert_eq!((pace.cost(88, 1, BUDGET), pace.room()), (1112, FIRST));
     }
 }

@@ -247,6 +247,18 @@ impl Fake {
         self.async_event(kind, ibv_async_event_element_t { port_num: port.into() });
     }
 
+    /// The queue pair has failed.
+    pub(crate) fn queue_pair_failed(&self, qp: &Handle) {
+        self.async_event(ibv_event_type::IBV_EVENT_QP_FATAL, ibv_async_event_element_t { qp: qp.qp });
+    }
+
+    /// The queue that a queue pair receives on has overrun.
+    pub(crate) fn overrun(&self, qp: &Handle) {
+        // SAFETY: queue pairs are never freed.
+        let cq = unsafe { (*qp.qp).recv_cq };
+        self.async_event(ibv_event_type::IBV_EVENT_CQ_ERR, ibv_async_event_element_t { cq });
+    }
+
     /// Puts a completion into the queue that a queue pair receives on.
     pub(crate) fn complete(&self, qp: &Handle, wc: ibv_wc) {
         // SAFETY: queue pairs are never freed.

@@ -395,6 +395,29 @@ fn one_bad_queue_ends_its_connections_only() {
     assert_eq!(world.poll(good.cq).len(), 1);
 }
 
+/// H8: a queue pair that fails, and a completion queue that overruns, are told to the connections that they carry and to no others,
+/// once, with the reason; the completion queue is known to have failed.
+#[test]
+fn queues_that_fail_are_told_to_their_connections() {
+    let mut world = World::new(Personality::default());
+    let (bad, device) = world.pair();
+    let (id, _) = world.resolved(1);
+    let full = world.connect(id, device, None, None);
+    let (id, _) = world.resolved(1);
+    let good = world.connect(id, device, None, None);
+    world.fake.queue_pair_failed(&bad.handle);
+    world.fake.overrun(&full.handle);
+    world.fake.overrun(&full.handle);
+    let events: Vec<_> = std::iter::from_fn(|| world.verbs.next_cm_event(world.now).unwrap()).collect();
+    let told: Vec<_> = events.iter().map(|event| (event.id, format!("{:?}", event.kind))).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    for ((id, kind), (of, why)) in told.iter().zip([(bad.id, "the queue pair failed"), (full.id, "overran")]) {
+        assert!(*id == of && kind.contains("Path(\"fake0: ") && kind.contains(why), "{kind}");
+    }
+    let failed = [&bad, &full, &good].map(|end| world.verbs.has_failed(end.cq));
+    assert_eq!(failed, [false, true, false]);
+}
+
 /// H8: a completion channel that cannot be read is the end of the device, not of the reactor.
 #[test]
 fn a_bad_completion_channel_ends_the_device_only() {

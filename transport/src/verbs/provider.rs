@@ -377,6 +377,10 @@ unsafe impl Provider for Verbs {
         self.drop_cq(cq)
     }
 
+    fn has_failed(&self, cq: CqId) -> bool {
+        self.cqs.get(cq.0).is_some_and(|cq| cq.failed)
+    }
+
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.make_qp(id, attr, None)
     }

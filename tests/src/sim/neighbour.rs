@@ -1,0 +1,170 @@
+//! An honest client that asks its server for echoes, on virtual time, and the time that they take beside somebody else.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rdma_reactor::{
+    Config, ConnectionId, Context, Handler, Message, Region, RegionOptions, RemoteRegion, SendErrorKind, Stats,
+};
+
+use super::fabric::{Shared, lock};
+use super::poller::virtual_ns;
+use super::quiet::{Node, network, reactor, step};
+use super::tcp::address;
+
+const PINGS: usize = 400;
+/// Echoes from before the others were up, which do not count.
+const EARLY: usize = 20;
+/// Time that the server's callback takes, ns.
+const WORK: u64 = 1_000;
+/// Steps in which all echoes have come.
+const STEPS: u64 = 5_000_000;
+
+/// A server that echoes messages of 8 bytes, and works a moment on every message.
+#[allow(missing_debug_implementations, reason = "the fabric has no short form")]
+pub struct Server(pub Shared);
+
+impl Handler for Server {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let mut fabric = lock(&self.0);
+        let done = fabric.now() + WORK;
+        fabric.advance(done);
+        drop(fabric);
+        if message.len() == 8 {
+            // Who never grants gets no echo.
+            let _ = cx.send(conn, &message);
+        }
+    }
+}
+
+/// A client with one message at a time, and the times of its echoes, ns.
+#[derive(Clone, Debug, Default)]
+pub struct Ping(Rc<RefCell<Vec<u64>>>, u64);
+
+impl Handler for Ping {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.1 = virtual_ns(cx.now());
+        cx.send(conn, &[0; 8]).expect("room");
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        let now = virtual_ns(cx.now());
+        self.0.borrow_mut().push(now - self.1);
+        self.on_connect(cx, conn);
+    }
+}
+
+/// A client that sends all the time.
+#[derive(Clone, Copy, Debug)]
+pub struct Flood;
+
+impl Handler for Flood {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.on_writable(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while !matches!(cx.send(conn, &[7; 64]), Err(SendErrorKind::WouldBlock(_))) {}
+    }
+}
+
+/// A client that writes nothing to the peer's memory, all the time. It needs no credit and no right for that.
+#[derive(Debug, Default)]
+pub struct EmptyWrites(Option<Region>);
+
+impl Handler for EmptyWrites {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.0 = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
+        self.on_writable(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
+        let local = self.0.as_ref().expect("it is connected");
+        while !matches!(cx.write(conn, nowhere, local, 0..0), Err(SendErrorKind::WouldBlock(_))) {}
+    }
+}
+
+/// The server, its honest client, and others.
+#[allow(missing_debug_implementations, reason = "a program is anything")]
+pub struct Street {
+    /// The network.
+    pub fabric: Shared,
+    /// The server first, then the client.
+    pub nodes: Vec<Node>,
+    times: Ping,
+}
+
+impl Street {
+    /// A server with this program, its client, and room for one node more. The client has begun to connect.
+    ///
+    /// # Panics
+    /// When a setting is out of its range.
+    #[must_use]
+    pub fn new(config: &Config, server: impl FnOnce(&Shared) -> Box<dyn Handler>) -> Self {
+        let (fabric, times) = (network(3), Ping::default());
+        let server = server(&fabric);
+        let mut nodes = vec![
+            Node::new(reactor(0, &fabric, config.clone()), server),
+            Node::new(reactor(1, &fabric, config.clone()), Box::new(times.clone())),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("a peer");
+        Self { fabric, nodes, times }
+    }
+
+    /// A street whose server echoes.
+    #[must_use]
+    pub fn echoing(config: &Config) -> Self {
+        Self::new(config, |fabric| Box::new(Server(Arc::clone(fabric))))
+    }
+
+    /// Puts somebody else next to the client, who begins to connect as well.
+    ///
+    /// # Panics
+    /// When a setting is out of its range.
+    pub fn add(&mut self, config: &Config, handler: Box<dyn Handler>) {
+        let mut node = Node::new(reactor(self.nodes.len(), &self.fabric, config.clone()), handler);
+        node.reactor.context().connect(address(0, 7471)).expect("a peer");
+        self.nodes.push(node);
+    }
+
+    /// Lets everybody live until all echoes have come, and calls `act` after every `pause` ns. Returns the 99th percentile of the
+    /// time that an echo took, ns.
+    ///
+    /// # Panics
+    /// When a turn fails, or the echoes do not come.
+    pub fn p99(&mut self, pause: u64, act: impl FnMut(&mut [Node])) -> u64 {
+        self.until(PINGS, pause, act);
+        let mut times = self.times.0.borrow_mut().split_off(EARLY);
+        times.sort_unstable();
+        times[times.len() * 99 / 100]
+    }
+
+    /// Lets everybody live until so many echoes have come; otherwise as [`Street::p99`].
+    ///
+    /// # Panics
+    /// When a turn fails, or the echoes do not come.
+    pub fn until(&mut self, echoes: usize, pause: u64, mut act: impl FnMut(&mut [Node])) {
+        let mut next = 0;
+        for _ in 0..STEPS {
+            if self.times.0.borrow().len() >= echoes {
+                return;
+            }
+            let now = lock(&self.fabric).now();
+            if now >= next {
+                act(&mut self.nodes);
+                next = now.saturating_add(pause);
+            }
+            step(&self.fabric, &mut self.nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+        }
+        panic!("{} echoes in {STEPS} steps", self.times.0.borrow().len());
+    }
+
+    /// The counters of the server.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.nodes[0].reactor.stats()
+    }
+}

@@ -1,0 +1,130 @@
+//! Attempts to connect that cannot succeed, on virtual time: how they end, when, and what they leave.
+
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectError, ConnectRequest, Context, Decision, Error, Handler, RejectReason};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
+use rdma_reactor_tests::sim::swarm::MS;
+use rdma_reactor_tests::sim::tcp::address;
+use rdma_transport::cm::ConnectFailure;
+
+/// The default of [`Config::connect_timeout`], ms.
+const TIMEOUT: u64 = 10_000;
+
+/// A server that takes nobody, and says why.
+struct Refuses;
+
+impl Handler for Refuses {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
+        Decision::Reject(b"not today".to_vec())
+    }
+}
+
+/// A server with this program and these settings, and a client.
+fn pair(config: Config, server: Box<dyn Handler>) -> (Shared, [Node; 2], Attempts) {
+    let (fabric, attempts) = (network(2), Attempts::default());
+    let nodes = [
+        Node::new(reactor(0, &fabric, config), server),
+        Node::new(reactor(1, &fabric, Config::default()), Box::new(attempts.clone())),
+    ];
+    (fabric, nodes, attempts)
+}
+
+/// Connects, and returns the error of the attempt and the time that it took, ns.
+fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (ConnectError, u64) {
+    let begun = lock(fabric).now();
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    let before = attempts.errors.borrow().len();
+    until(fabric, nodes, "the error", |nodes| {
+        attempts.errors.borrow().len() > before
+            && nodes[1].reactor.stats().memory.pool_free == nodes[1].reactor.stats().memory.pool_buffers
+    });
+    let error = attempts.errors.borrow()[before].clone();
+    (error, lock(fabric).now() - begun)
+}
+
+/// Row 11. Where nobody listens, a connect is refused at once.
+#[test]
+fn nobody_listens() {
+    let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
+    let (error, time) = fails(&fabric, &mut nodes, &attempts);
+    assert_eq!(error, ConnectError::Transport(ConnectFailure::Refused));
+    assert!(time < MS, "{time} ns");
+    assert_eq!(nodes[1].reactor.stats().connections.current, 0);
+}
+
+/// Row 12. A connect that is never answered, by the host or by a process that stands still, ends after `connect_timeout`.
+#[test]
+fn nobody_answers() {
+    for stops in [false, true] {
+        let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        if stops {
+            nodes[0].dead = true;
+        } else {
+            lock(&fabric).silence(1, 0);
+        }
+        let (error, time) = fails(&fabric, &mut nodes, &attempts);
+        assert_eq!(error, ConnectError::Timeout, "{stops}");
+        assert!((TIMEOUT * MS..(TIMEOUT + 10) * MS).contains(&time), "{stops}: {time} ns");
+        assert_eq!(nodes[1].reactor.stats().connections.current, 0);
+    }
+}
+
+/// Row 14. A rejection arrives with what the program says, and is counted.
+#[test]
+fn the_program_rejects() {
+    let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let (error, time) = fails(&fabric, &mut nodes, &attempts);
+    let told = ConnectError::Rejected { reason: RejectReason::Refused, private_data: b"not today".to_vec() };
+    assert_eq!(error, told);
+    assert!(time < MS, "{time} ns");
+    let stats = nodes[0].reactor.stats().connections;
+    assert_eq!((stats.refused, stats.connected, stats.current), (1, 0, 0), "{stats:?}");
+}
+
+/// Row 24. A connection past `max_connections` is refused as busy by the server, and by its own side at once; another one fits
+/// when one has ended.
+#[test]
+fn connections_are_limited_in_number() {
+    const MOST: u32 = 3;
+    let limited = Config::default().max_connections(MOST);
+    let (fabric, mut nodes, attempts) = pair(limited, Box::<Attempts>::default());
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for count in 1..=MOST as usize {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == count);
+    }
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the refusal", |_| attempts.errors.borrow().len() == 1);
+    let busy = matches!(attempts.errors.borrow()[0], ConnectError::Rejected { reason: RejectReason::Busy, .. });
+    assert!(busy, "{:?}", attempts.errors);
+    let own = nodes[0].reactor.context().connect(address(1, 7471));
+    assert!(matches!(own, Err(Error::Limit { limit: "max_connections", value: 3 })), "{own:?}");
+    let first = attempts.up.borrow()[0];
+    nodes[1].reactor.context().close(first);
+    until(&fabric, &mut nodes, "an end", |nodes| nodes[0].reactor.stats().connections.current == 2);
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == MOST as usize + 1);
+}
+
+/// Row 24. A handshake that its client does not finish gives its place up after `handshake_timeout`, also when it had the only
+/// one.
+#[test]
+fn an_unfinished_handshake_gives_its_place_up() {
+    let limited = Config::default().max_pending(1).handshake_timeout(Duration::from_millis(50));
+    let (fabric, mut nodes, attempts) = pair(limited, Box::<Attempts>::default());
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the answer is on its way", |nodes| nodes[0].reactor.stats().connections.current == 1);
+    // The client says nothing more, so its handshake stays unfinished.
+    nodes[1].dead = true;
+    until(&fabric, &mut nodes, "it is given up", |nodes| nodes[0].reactor.stats().connections.current == 0);
+    assert_eq!(nodes[0].reactor.stats().connections.refused, 1);
+    nodes[1].dead = false;
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "a connection", |nodes| nodes[0].reactor.stats().connections.connected == 1);
+    assert!(!attempts.up.borrow().is_empty());
+}

@@ -1,0 +1,301 @@
+//! Echoes of an honest client beside a hostile one, on virtual time: the 99th percentile is at most twice that of a quiet
+//! network, whatever the other one does.
+
+use std::sync::Arc;
+
+use rdma_reactor::{
+    Access, Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, Region, RegionOptions,
+    RemoteRegion, SendErrorKind, Stats,
+};
+use rdma_reactor_tests::conformance::violations::{greeting, message};
+use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::hostile::{Hostile, startup_frame};
+use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Server, Street};
+use rdma_reactor_tests::sim::quiet::Node;
+use rdma_reactor_tests::sim::swarm::MS;
+use rdma_reactor_tests::sim::tcp::address;
+
+/// Nanoseconds per microsecond.
+const US: u64 = 1_000;
+/// Time that a program needs for each octet that it receives, ps: about 60 ns for the smallest frames.
+const TOLL: u64 = 2_000;
+
+fn config() -> Config {
+    Config::default().max_message(1 << 20).transfer_memory(8 << 20).max_memory(512 << 20)
+}
+
+/// The echoes take no longer than twice as long as they do alone. `act` is called every `pause` ns. Returns the counters of the
+/// server.
+fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl FnMut(&Shared, &mut [Node])) -> Stats {
+    let toll = |street: &Street| lock(&street.fabric).toll = TOLL;
+    let mut quiet = Street::echoing(&config());
+    toll(&quiet);
+    let alone = quiet.p99(u64::MAX, |_| {});
+    let mut street = Street::echoing(&config());
+    toll(&street);
+    join(&mut street);
+    let fabric = Arc::clone(&street.fabric);
+    let beside = street.p99(pause, |nodes| act(&fabric, nodes));
+    let stats = street.stats();
+    println!("{what}: p99 alone {alone} ns, beside it {beside} ns; {:?}", stats.connections);
+    assert!(beside <= 2 * alone, "{what}: p99 is {beside} ns, and {alone} ns alone");
+    stats
+}
+
+/// As [`beside`], with hostile sockets. Each of them acts in turn, with the number of its act.
+fn beside_sockets(what: &str, count: usize, pause: u64, act: impl Fn(&mut Hostile, u64)) -> Stats {
+    let (mut sockets, mut acts) = (Vec::new(), 0_u64);
+    beside(
+        what,
+        pause,
+        |_| {},
+        |fabric, _| {
+            if sockets.is_empty() {
+                sockets.extend((0..count).map(|_| Hostile::new(fabric)));
+            }
+            let nth = acts % count as u64;
+            let socket = &mut sockets[nth as usize];
+            socket.read();
+            act(socket, acts / count as u64);
+            acts += 1;
+        },
+    )
+}
+
+fn server() -> std::net::SocketAddr {
+    address(0, 7471)
+}
+
+/// A hundred handshakes come octet by octet.
+#[test]
+fn slow_handshakes_delay_nobody() {
+    let frame = startup_frame(&greeting(16));
+    let stats = beside_sockets("slow handshakes", 100, 5 * US, |socket, nth| match nth {
+        0 => socket.open(server()),
+        _ => socket.send(vec![frame[(nth as usize - 1) % frame.len()]]),
+    });
+    assert_eq!(stats.connections.connected, 1, "none of them is up yet");
+}
+
+/// Connections bring junk in place of a startup frame, and are opened anew.
+#[test]
+fn junk_delays_nobody() {
+    let stats = beside_sockets("junk", 20, 10 * US, |socket, nth| match nth % 8 {
+        0 => socket.open(server()),
+        1..4 => {}
+        _ => socket.send(vec![nth as u8; 100]),
+    });
+    assert_eq!(stats.connections.connected, 1);
+}
+
+/// A new connection comes every 10 us, and none says anything.
+#[test]
+fn silent_connections_delay_nobody() {
+    let stats = beside_sockets("silent connections", 2_000, 10 * US, |socket, nth| {
+        if nth == 0 {
+            socket.open(server());
+        }
+    });
+    assert_eq!(stats.connections.connected, 1);
+}
+
+/// Row 23. Connections come up and are closed again, one every 100 us.
+#[test]
+fn churn_delays_nobody() {
+    let stats = beside_sockets("churn", 10, 10 * US, |socket, nth| match nth % 10 {
+        0 => socket.open(server()),
+        3 => socket.greet(),
+        9 => socket.close(nth % 20 == 9),
+        _ => {}
+    });
+    assert!(stats.connections.connected > 50, "{stats:?}");
+}
+
+/// Row 23. A new connection is asked for every 20 us, in a good startup frame, and each stays.
+#[test]
+fn a_flood_of_connects_delays_nobody() {
+    let stats = beside_sockets("connects", 200, 10 * US, |socket, nth| match nth {
+        0 => socket.open(server()),
+        1 => socket.greet(),
+        _ => {}
+    });
+    assert!(stats.connections.connected > 100, "{stats:?}");
+}
+
+/// Writes without payload come as fast as TCP takes them. They need no credit and no right.
+#[test]
+fn writes_of_nothing_delay_nobody() {
+    let stats =
+        beside("Writes of nothing", u64::MAX, |street| street.add(&config(), Box::<EmptyWrites>::default()), |_, _| {});
+    assert_eq!(stats.connections.connected, 2);
+}
+
+/// Frames of messages come octet by octet, on fifty connections.
+#[test]
+fn frames_octet_by_octet_delay_nobody() {
+    let frame = fpdu_untagged(&SEND, &message(0, 16, &[1; 100]), true);
+    let stats = beside_sockets("frames octet by octet", 50, 5 * US, |socket, nth| match nth {
+        0 => socket.open(server()),
+        2 => socket.greet(),
+        3.. => socket.send(vec![frame[(nth as usize - 3) % (frame.len() - 1)]]),
+        _ => {}
+    });
+    assert!(stats.connections.connected > 40, "{stats:?}");
+}
+
+/// A peer asks for echoes and never grants anything.
+#[test]
+fn grants_that_never_come_delay_nobody() {
+    let stats = beside_sockets("no grants", 20, 5 * US, |socket, nth| match nth {
+        0 => socket.open(server()),
+        4 => socket.greet(),
+        5.. => socket.message(&message(0, 16, &[0; 8])),
+        _ => {}
+    });
+    assert!(stats.connections.connected > 15, "{stats:?}");
+}
+
+/// Offers messages all the time, and its reactor answers no Read, because it takes no turn any more.
+struct Offers;
+
+impl Handler for Offers {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while cx.send(conn, &[5; 500_000]).is_ok() {}
+    }
+}
+
+/// Messages are offered and can never be fetched.
+#[test]
+fn offers_that_are_never_fetched_delay_nobody() {
+    let stats = beside(
+        "offers",
+        300 * US,
+        |street| street.add(&config(), Box::new(Offers)),
+        |fabric, nodes| {
+            nodes[2].dead = lock(fabric).now() >= 300 * US;
+        },
+    );
+    assert_eq!(stats.connections.connected, 2);
+    assert!(stats.memory.fetched_bytes > 0 && stats.memory.fetched_bytes <= 4 << 20, "{stats:?}");
+}
+
+/// Reads the peer's memory at full depth, all the time.
+#[derive(Default)]
+struct Reads(Option<(Region, RemoteRegion)>);
+
+impl Reads {
+    fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let Some((sink, from)) = &mut self.0 else { return };
+        while cx.read(conn, *from, sink, 0..65_536).is_ok() {}
+    }
+}
+
+impl Handler for Reads {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let from = RemoteRegion::from_bytes(&message).expect("a region's name");
+        let sink = cx.register(conn, 65_536, &RegionOptions::new()).expect("a region");
+        self.0 = Some((sink, from));
+        self.read(cx, conn);
+    }
+    fn on_send_complete(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        _: rdma_reactor::SendId,
+        _: rdma_reactor::Outcome,
+    ) {
+        self.read(cx, conn);
+    }
+}
+
+/// A server that echoes, and lets each peer read its memory.
+struct Library(Server, Vec<Region>);
+
+impl Handler for Library {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let options = RegionOptions::new().allow(Access::REMOTE_READ);
+        let region = cx.register(conn, 65_536, &options).expect("a region");
+        // The honest client would take the name for an echo.
+        if !self.1.is_empty() {
+            cx.send(conn, &region.remote().to_bytes()).expect("room");
+        }
+        self.1.push(region);
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.0.on_recv(cx, conn, message);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {}
+}
+
+/// Reads of 64 KiB are asked for at full depth.
+#[test]
+fn reads_at_full_depth_delay_nobody() {
+    let library = |fabric: &Shared| Box::new(Library(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
+    let alone = Street::new(&config(), library).p99(u64::MAX, |_| {});
+    let mut street = Street::new(&config(), library);
+    // A copy with its CRC goes at about 10 GB/s.
+    lock(&street.fabric).toll = 100;
+    street.until(10, u64::MAX, |_| {});
+    street.add(&config(), Box::<Reads>::default());
+    let beside = street.p99(u64::MAX, |_| {});
+    println!("reads: p99 alone {alone} ns, beside them {beside} ns");
+    assert_eq!(street.stats().connections.connected, 2);
+    assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
+}
+
+/// A server that echoes short messages, and keeps long ones for ever.
+struct Keeps(Server, Vec<DetachedMessage>);
+
+impl Handler for Keeps {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if message.len() == 8 {
+            self.0.on_recv(cx, conn, message);
+        } else {
+            self.1.push(message.detach());
+        }
+    }
+}
+
+/// Sends one-buffer messages and larger ones, as many as there is room for.
+struct Hoard;
+
+impl Handler for Hoard {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.on_writable(cx, conn);
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        while !matches!(cx.send(conn, &[3; 1000]), Err(SendErrorKind::WouldBlock(_))) {
+            let _ = cx.send(conn, &[4; 20_000]);
+        }
+    }
+}
+
+/// The program keeps all messages of a peer that sends as many as it can.
+#[test]
+fn kept_messages_delay_nobody() {
+    let keeps = |fabric: &Shared| Box::new(Keeps(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
+    let alone = Street::new(&config(), keeps).p99(u64::MAX, |_| {});
+    let mut street = Street::new(&config(), keeps);
+    street.add(&config(), Box::new(Hoard));
+    let beside = street.p99(u64::MAX, |_| {});
+    let stats = street.stats();
+    println!("kept messages: p99 alone {alone} ns, beside them {beside} ns; {:?}", stats.memory);
+    assert!(stats.memory.pool_buffers - stats.memory.pool_free > 100, "they are kept: {stats:?}");
+    assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
+}
+
+/// A neighbour without a bound on its share of a turn delays the others, so that these tests can fail.
+#[test]
+fn the_measurement_sees_a_delay() {
+    let slow = |pause: u64| {
+        let mut street = Street::echoing(&config());
+        let fabric = Arc::clone(&street.fabric);
+        street.p99(pause, |_| {
+            let now = lock(&fabric).now();
+            lock(&fabric).advance(now + MS / 10);
+        })
+    };
+    let (alone, beside) = (slow(u64::MAX), slow(MS / 10));
+    assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
+}

@@ -1,0 +1,429 @@
+//! Peers that fall silent: their path is dead one way or both, their process is stopped or killed. All times are virtual.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, Outcome, Region,
+    RegionOptions, RemoteRegion, SecurityMode, SendErrorKind, SendId, TimerId,
+};
+use rdma_reactor_tests::conformance::harness::at_home;
+use rdma_reactor_tests::identities::security;
+use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step, until};
+use rdma_reactor_tests::sim::swarm::MS;
+use rdma_reactor_tests::sim::tcp::address;
+
+/// Silence after which a peer is asked, and after which it is given up, ms: a hundredth of the defaults.
+const INTERVAL: u64 = 50;
+const TIMEOUT: u64 = 150;
+/// Time beyond the timeout in which both sides have been told, ms: that of a flush, and some turns.
+const SLACK: u64 = 11;
+
+fn config() -> Config {
+    let ms = Duration::from_millis;
+    Config::default()
+        .keepalive(ms(INTERVAL), ms(TIMEOUT))
+        .flush_timeout(ms(10))
+        .close_timeout(ms(20))
+        .connect_timeout(ms(100))
+        .handshake_timeout(ms(50))
+        .transfer_timeout(ms(300))
+        .max_memory(64 << 20)
+        .eager_limit(0)
+        .receive_depth(8)
+        .send_depth(8)
+        .transfer_memory(8 << 20)
+        .max_message(1 << 20)
+}
+
+/// What a connection does when its path breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    /// Nothing.
+    Idle,
+    /// One message each way per millisecond.
+    Echoes,
+    /// As many messages as go.
+    Flood,
+    /// Messages that the peer fetches.
+    Offers,
+    /// Writes to the peer's memory.
+    Writes,
+    /// Messages that the peer's program keeps, so that the window is closed.
+    Kept,
+}
+
+impl Traffic {
+    /// Ages of a connection at which something breaks, ns: at once, while it is busy, and if it is idle then, around the times
+    /// of its questions.
+    const fn ages(self) -> &'static [u64] {
+        match self {
+            Self::Idle | Self::Kept => &[0, 3 * MS, 49 * MS, 50 * MS, 51 * MS, 60 * MS, 99 * MS, 111 * MS, 149 * MS],
+            _ => &[0, 3 * MS],
+        }
+    }
+}
+
+const ALL: [Traffic; 6] =
+    [Traffic::Idle, Traffic::Echoes, Traffic::Flood, Traffic::Offers, Traffic::Writes, Traffic::Kept];
+
+/// What a program was told.
+#[derive(Debug, Default)]
+struct Book {
+    up: u32,
+    /// Sends that were accepted and have not completed.
+    sends: BTreeSet<SendId>,
+    received: u64,
+    ended: Vec<Result<DisconnectReason, ConnectError>>,
+    kept: Vec<DetachedMessage>,
+    remote: Option<RemoteRegion>,
+}
+
+/// The program of either side. The side that connects sends.
+struct Program {
+    book: Rc<RefCell<Book>>,
+    traffic: Traffic,
+    active: bool,
+    region: Option<Region>,
+    conn: Option<ConnectionId>,
+}
+
+impl Program {
+    fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let mut book = self.book.borrow_mut();
+        loop {
+            let sent = match self.traffic {
+                Traffic::Idle => return,
+                Traffic::Echoes | Traffic::Kept => cx.send(conn, &[1; 64]),
+                Traffic::Flood => cx.send(conn, &[2; 100]),
+                Traffic::Offers => cx.send(conn, &[3; 20_000]),
+                Traffic::Writes => {
+                    let (Some(remote), Some(region)) = (book.remote, &self.region) else { return };
+                    cx.write(conn, remote, region, 0..64)
+                }
+            };
+            match sent {
+                Ok(id) => assert!(book.sends.insert(id), "{id:?} names two sends"),
+                Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed) => return,
+                Err(error) => panic!("{error}"),
+            }
+            if self.traffic == Traffic::Echoes || self.traffic == Traffic::Writes && book.sends.len() >= 4 {
+                return;
+            }
+        }
+    }
+}
+
+impl Handler for Program {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.book.borrow_mut().up += 1;
+        self.conn = Some(conn);
+        if self.traffic == Traffic::Writes {
+            let region = cx.register(conn, 4096, &RegionOptions::new().allow(rdma_reactor::Access::REMOTE_WRITE));
+            let region = region.expect("memory");
+            let name = cx.send(conn, &region.remote().to_bytes()).expect("room");
+            self.book.borrow_mut().sends.insert(name);
+            self.region = Some(region);
+        } else if self.active {
+            self.send(cx, conn);
+        }
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.book.borrow_mut().received += 1;
+        match self.traffic {
+            Traffic::Echoes => drop(cx.set_timer(Duration::from_millis(1), 0)),
+            Traffic::Kept => self.book.borrow_mut().kept.push(message.detach()),
+            Traffic::Writes => {
+                self.book.borrow_mut().remote = RemoteRegion::from_bytes(&message);
+                if self.active {
+                    self.send(cx, conn);
+                }
+            }
+            _ => {}
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some(conn) = self.conn {
+            self.send(cx, conn);
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.send(cx, conn);
+    }
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, send: SendId, outcome: Outcome) {
+        let mut book = self.book.borrow_mut();
+        assert!(book.sends.remove(&send), "{send:?} completes once");
+        if self.active && self.traffic == Traffic::Writes && outcome.is_sent() && book.sends.is_empty() {
+            cx.set_timer(Duration::from_micros(200), 0);
+        }
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        let mut book = self.book.borrow_mut();
+        assert!(book.sends.is_empty(), "{} sends never completed", book.sends.len());
+        book.ended.push(Ok(reason));
+        book.kept.clear();
+        (self.conn, self.region) = (None, None);
+    }
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.book.borrow_mut().ended.push(Err(error));
+    }
+}
+
+/// Two nodes. The second one has connected to the first one, or is about to.
+struct World {
+    fabric: Shared,
+    nodes: [Node; 2],
+    books: [Rc<RefCell<Book>>; 2],
+}
+
+impl World {
+    fn new(traffic: Traffic, config: &Config) -> Self {
+        let (fabric, books) = (network(2), <[Rc<RefCell<Book>>; 2]>::default());
+        let node = |node: usize| {
+            let book = Rc::clone(&books[node]);
+            let program = Program { book, traffic, active: node == 1, region: None, conn: None };
+            Node::new(reactor(node, &fabric, config.clone()), Box::new(program))
+        };
+        let mut nodes = [node(0), node(1)];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        Self { fabric, nodes, books }
+    }
+
+    /// A world whose connection is up, and has been so for a while.
+    fn up(traffic: Traffic, config: &Config, age: u64) -> Self {
+        let mut world = Self::new(traffic, config);
+        until(&world.fabric, &mut world.nodes, "it is up", |_| world.books.iter().all(|book| book.borrow().up == 1));
+        world.pass(age);
+        world
+    }
+
+    fn now(&self) -> u64 {
+        lock(&self.fabric).now()
+    }
+
+    /// Lets virtual time pass, ns.
+    fn pass(&mut self, time: u64) {
+        let end = self.now() + time;
+        lock(&self.fabric).schedule(end, Script::Tick);
+        while self.now() < end {
+            step(&self.fabric, &mut self.nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+        }
+    }
+
+    fn ends(&self) -> [usize; 2] {
+        [0, 1].map(|node| self.books[node].borrow().ended.len())
+    }
+
+    /// The time until each side was told of the end, ns.
+    fn times(&mut self, what: &str) -> [u64; 2] {
+        let (begun, mut times) = (self.now(), [0; 2]);
+        let Self { fabric, nodes, books } = self;
+        until(fabric, nodes, what, |_| {
+            for node in 0..2 {
+                if times[node] == 0 && books[node].borrow().ended.len() == 1 {
+                    times[node] = lock(fabric).now() - begun;
+                }
+            }
+            times.iter().all(|&time| time > 0)
+        });
+        times
+    }
+
+    /// Everything that a connection had is given back, and it has ended once.
+    fn check(&self, nodes: &[usize]) {
+        for &node in nodes {
+            let book = self.books[node].borrow();
+            assert!(book.ended.len() <= 1 && book.sends.is_empty(), "node {node}: {book:?}");
+            let stats = self.nodes[node].reactor.stats();
+            assert_eq!((stats.connections.current, stats.memory.regions), (0, 0), "node {node}: {stats:?}");
+            assert!(at_home(&self.nodes[node].reactor), "node {node}: {stats:?}");
+            assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "node {node}: {stats:?}");
+        }
+    }
+
+    /// The path works again, and so does a new connection.
+    fn serve_again(&mut self) {
+        lock(&self.fabric).mend();
+        for book in &self.books {
+            *book.borrow_mut() = Book::default();
+        }
+        self.nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        let Self { fabric, nodes, books } = self;
+        until(fabric, nodes, "a new connection", |_| books.iter().all(|book| book.borrow().up == 1));
+    }
+}
+
+/// Rows 2 and 4. Both sides are told at the end of the timeout, whichever way is dead, and whatever they were doing.
+#[test]
+fn a_dead_path_is_noticed_by_both_sides_in_time() {
+    for traffic in ALL {
+        for (zero_to_one, one_to_zero) in [(true, true), (true, false), (false, true)] {
+            for &age in traffic.ages() {
+                let mut world = World::up(traffic, &config(), age);
+                if zero_to_one {
+                    lock(&world.fabric).silence(0, 1);
+                }
+                if one_to_zero {
+                    lock(&world.fabric).silence(1, 0);
+                }
+                let what = format!("{traffic:?}, {zero_to_one} {one_to_zero}, {age} ns old");
+                let times = world.times(&what);
+                for time in times {
+                    assert!(time <= (TIMEOUT + SLACK) * MS, "{what}: {times:?} ns");
+                }
+                // Nobody was heard for the whole timeout by the side that gave the other one up.
+                assert!(times.iter().all(|&time| time >= (TIMEOUT - INTERVAL) * MS), "{what}: {times:?} ns");
+                world.pass(10 * MS);
+                world.check(&[0, 1]);
+                world.serve_again();
+            }
+        }
+    }
+}
+
+/// Rows 2 and 4. With the defaults, that is after 15 seconds and the time of a flush at most.
+#[test]
+fn a_dead_path_is_noticed_after_15_seconds_by_default() {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let mut world = World::new(Traffic::Idle, &Config::default());
+        world.pass(1_234 * MS);
+        lock(&world.fabric).silence(from, to);
+        let times = world.times("the default");
+        assert!(times.iter().all(|&time| time <= 16_000 * MS), "{times:?}");
+    }
+}
+
+/// Rows 2 and 4. A path that dies at any moment while a connection comes up leaves no half of it behind.
+#[test]
+fn a_path_that_dies_in_a_handshake_leaves_nothing() {
+    for mode in [SecurityMode::Plain, SecurityMode::Psk] {
+        let config = config().security(security(mode));
+        let longest = 2 * TIMEOUT + SLACK;
+        for moment in (0..500_000).step_by(7_001) {
+            for (zero_to_one, one_to_zero) in [(true, true), (true, false), (false, true)] {
+                let mut world = World::new(Traffic::Idle, &config);
+                world.pass(moment);
+                for (from, _) in [(0, zero_to_one), (1, one_to_zero)].into_iter().filter(|(_, dead)| *dead) {
+                    lock(&world.fabric).silence(from, 1 - from);
+                }
+                world.pass(longest * MS);
+                let up = [0, 1].map(|node| world.books[node].borrow().up as usize);
+                let ends = world.ends();
+                assert_eq!(ends[1], 1, "{mode:?}, {moment} ns: {:?}", world.books);
+                assert_eq!(ends[0], up[0], "{mode:?}, {moment} ns: {:?}", world.books);
+                world.check(&[0, 1]);
+            }
+        }
+    }
+}
+
+/// Row 3. A process that is stopped for less than the timeout, counted from the last word of it, loses nothing.
+#[test]
+fn a_stop_shorter_than_the_timeout_ends_nothing() {
+    for traffic in ALL {
+        for node in 0..2 {
+            for &age in traffic.ages() {
+                let mut world = World::up(traffic, &config(), age);
+                world.nodes[node].dead = true;
+                world.pass((TIMEOUT - INTERVAL - 1) * MS);
+                world.nodes[node].dead = false;
+                let before = world.books[0].borrow().received;
+                world.pass((TIMEOUT + SLACK) * MS);
+                assert_eq!(world.ends(), [0, 0], "{traffic:?}: {:?}", world.books);
+                let goes_on = world.books[0].borrow().received > before;
+                assert!(
+                    goes_on || matches!(traffic, Traffic::Idle | Traffic::Kept | Traffic::Writes),
+                    "{traffic:?}: messages arrive again"
+                );
+            }
+        }
+    }
+}
+
+/// Row 8. A path that comes back before the timeout, one way or both, ends nothing, and what was on its way arrives.
+#[test]
+fn a_path_that_comes_back_in_time_ends_nothing() {
+    for traffic in ALL {
+        for paths in [&[(0, 1), (1, 0)][..], &[(0, 1)], &[(1, 0)]] {
+            let mut world = World::up(traffic, &config(), 3 * MS);
+            for &(from, to) in paths {
+                lock(&world.fabric).silence(from, to);
+            }
+            world.pass((TIMEOUT - INTERVAL - 1) * MS);
+            lock(&world.fabric).mend();
+            let before = world.books[0].borrow().received;
+            world.pass((TIMEOUT + SLACK) * MS);
+            assert_eq!(world.ends(), [0, 0], "{traffic:?}, {paths:?}: {:?}", world.books);
+            let goes_on = world.books[0].borrow().received > before;
+            let quiet = matches!(traffic, Traffic::Idle | Traffic::Kept | Traffic::Writes);
+            assert!(goes_on || quiet, "{traffic:?}, {paths:?}: messages arrive again");
+        }
+    }
+}
+
+/// Row 3. A longer stop ends the connection: the other side is told in time, and the stopped one when it runs again.
+#[test]
+fn a_stop_longer_than_the_timeout_is_noticed_by_both_sides() {
+    for traffic in ALL {
+        for node in 0..2 {
+            let mut world = World::up(traffic, &config(), 3 * MS);
+            world.nodes[node].dead = true;
+            world.pass((TIMEOUT + SLACK) * MS);
+            let told = world.ends();
+            assert_eq!((told[1 - node], told[node]), (1, 0), "{traffic:?}");
+            let reason = world.books[1 - node].borrow().ended[0].clone();
+            assert_eq!(reason, Ok(DisconnectReason::KeepaliveTimeout), "{traffic:?}");
+            world.nodes[node].dead = false;
+            world.pass(SLACK * MS);
+            assert_eq!(world.ends(), [1, 1], "{traffic:?}: the stopped one has heard of it");
+            world.check(&[0, 1]);
+        }
+    }
+}
+
+/// Row 1. The kernel closes the sockets of a process that is killed, and the peer is told within a second.
+#[test]
+fn a_killed_peer_is_noticed_within_a_second() {
+    for traffic in ALL {
+        for node in 0..2 {
+            for age in [0, MS / 50, 3 * MS] {
+                let mut world = World::up(traffic, &Config::default(), age);
+                lock(&world.fabric).kill(node);
+                world.nodes[node].dead = true;
+                world.pass(1_000 * MS);
+                let ended = world.books[1 - node].borrow().ended.clone();
+                assert_eq!(ended, [Ok(DisconnectReason::Lost)], "{traffic:?}, {age} ns old");
+                world.check(&[1 - node]);
+            }
+        }
+    }
+}
+
+/// Row 82. A reactor that shuts down cuts off what is left at its deadline, also connections whose peers are dead.
+#[test]
+fn a_shutdown_does_not_wait_for_dead_peers() {
+    const DEADLINE: u64 = 40;
+    for traffic in ALL {
+        for node in 0..2 {
+            for killed_paths in [&[(0, 1), (1, 0)][..], &[(0, 1)], &[(1, 0)], &[]] {
+                let mut world = World::up(traffic, &config(), 3 * MS);
+                for &(from, to) in killed_paths {
+                    lock(&world.fabric).silence(from, to);
+                }
+                world.nodes[1 - node].dead = killed_paths.is_empty();
+                world.pass(10 * MS);
+                world.nodes[node].reactor.context().drain(Duration::from_millis(DEADLINE));
+                world.nodes[node].more = true;
+                world.pass((DEADLINE + SLACK) * MS);
+                let what = format!("{traffic:?}, node {node}, {killed_paths:?}");
+                assert!(world.nodes[node].reactor.is_drained(), "{what}");
+                assert_eq!(world.books[node].borrow().ended, [Ok(DisconnectReason::Local)], "{what}");
+                world.check(&[node]);
+            }
+        }
+    }
+}
