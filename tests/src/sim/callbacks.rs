@@ -138,7 +138,11 @@ impl Handler<Said> for Program<'_> {
         end.failed |= !outcome.is_sent();
         end.fetched_late += u64::from(large && end.closed.is_some());
         let tells = send.kind() == SendKind::Message || end.coming.iter().any(|&(nth, _)| nth == send.sequence());
-        end.sent += u64::from(outcome.is_sent() && tells);
+        if outcome.is_sent() && tells {
+            end.sent.insert(send.sequence());
+        } else if large {
+            end.unfetched = Some(end.unfetched.map_or(send.sequence(), |first| first.min(send.sequence())));
+        }
         self.state.note(format_args!("on_send_complete {conn}: {send:?} {outcome:?}"));
         self.state
             .check(stand.is_some() && in_order, format_args!("{conn}: {send:?} completed, out of order or again"));
