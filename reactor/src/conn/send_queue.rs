@@ -80,7 +80,7 @@ pub(crate) struct SendQueue {
     named: u64,
     /// Number of work requests in a row without a signal, up to the last one.
     unsignaled: usize,
-    /// The program does not want to hear of messages that were copied ([`Config::quiet_sends`]): they need no signal of their
+    /// The program does not want to hear of messages that were copied (`Config::quiet_sends`): they need no signal of their
     /// own.
     quiet: bool,
     /// One of the work requests in a row without a signal is to be heard of.
