@@ -180,6 +180,30 @@ fn total(costs: &Costs) -> f64 {
     costs.values().sum()
 }
 
+/// The layers of a count, each with what the names of its functions contain. The first one that fits counts.
+const LAYERS: [(&str, &[&str]); 7] = [
+    ("callbacks", &["rdma_reactor_tests::"]),
+    ("provider", &["rdma_transport::", "crc_fast::"]),
+    ("turn", &["rdma_reactor::turn::"]),
+    ("driver", &["rdma_reactor::driver::"]),
+    ("connection", &["rdma_reactor::conn::"]),
+    ("rest of the reactor", &["rdma_reactor::"]),
+    ("libraries", &[""]),
+];
+
+/// Sums a count up by layer. A function counts where the compiler has put it, so a short one counts where it is called.
+fn by_layer(costs: &Costs) -> String {
+    let layer = |name: &str| LAYERS.iter().position(|(_, parts)| parts.iter().any(|part| name.contains(part)));
+    let mut sums = [0.0; LAYERS.len()];
+    for (name, cost) in costs {
+        if let Some(sum) = layer(name).and_then(|at| sums.get_mut(at)) {
+            *sum += cost;
+        }
+    }
+    let parts = LAYERS.iter().zip(sums).filter(|(_, sum)| *sum >= 1.0);
+    parts.map(|((layer, _), sum)| format!("{layer} {sum:.0}")).collect::<Vec<_>>().join(", ")
+}
+
 fn write() -> Result<(), String> {
     let mut text = format!("# Instructions of steady states, counted by `make instructions-write`: {}\n", compiler());
     for ((name, ..), costs) in STATES.iter().zip(count()?) {
@@ -222,7 +246,7 @@ fn compare() -> Result<(), String> {
         let now = total(&costs);
         let (was, functions) = before.get(*name).ok_or_else(|| format!("{BASELINE} has no {name:?}"))?;
         let growth = (now / was - 1.0) * 100.0;
-        println!("{name:32} {now:7.0} instructions, {was:.0} before ({growth:+.1} %)");
+        println!("{name:33} {now:7.0} instructions, {was:.0} before ({growth:+.1} %): {}", by_layer(&costs));
         if same && growth > GROWTH {
             worse.push(*name);
             for (function, cost) in costs {
