@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Access, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Handler, Immediate, Message,
-    Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, TimerId,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Handler, Immediate,
+    Message, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, TimerId, Wait,
 };
 
 /// Length of a message past one buffer, bytes.
@@ -19,6 +19,24 @@ const PART: usize = 8;
 /// Pause before an end and between two echoes.
 const PAUSE: Duration = Duration::from_millis(5);
 const TOLD: u32 = 77;
+
+/// Settings for nodes that run such programs on virtual time: small queues and buffers, and short times.
+#[must_use]
+pub fn config() -> Config {
+    let ms = Duration::from_millis;
+    Config::default()
+        .wait(Wait::Event)
+        .buffer_size(1024)
+        .max_message(64 * 1024)
+        .receive_depth(8)
+        .send_depth(8)
+        .connect_timeout(ms(3_000))
+        .handshake_timeout(ms(2_000))
+        .close_timeout(ms(1_000))
+        .flush_timeout(ms(50))
+        .transfer_timeout(ms(2_000))
+        .keepalive(ms(1_000), ms(3_000))
+}
 
 /// What a connection is for. The side that opens the connection decides, and tells the other in its private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

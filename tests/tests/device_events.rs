@@ -4,16 +4,15 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, ConnectionId, Context, DetachedMessage, DeviceEvent, DisconnectReason,
-    Framing, Handler, ListenOptions, Message, Outcome, Parts, Reactor, SendId, Wait,
+    ConnectError, ConnectOptions, ConnectionId, Context, DetachedMessage, DeviceEvent, DisconnectReason, Framing,
+    Handler, ListenOptions, Message, Outcome, Parts, Reactor, SendId,
 };
 use rdma_reactor_tests::conformance::harness::Probe;
 use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, message};
 use rdma_reactor_tests::gate::{Gate, Said};
-use rdma_reactor_tests::life::{Ended, How, Kind, Program};
+use rdma_reactor_tests::life::{Ended, How, Kind, Program, config};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::hardware::HardwareProvider;
 use rdma_reactor_tests::sim::quiet::{Node, entropy, gated, network, reactor, step, until};
@@ -29,22 +28,6 @@ use rdma_transport::wc::{Failure, WcStatus};
 /// Virtual time in which a life has to be over, ns, and steps.
 const PATIENCE: u64 = 30_000 * MS;
 const STEPS: u64 = 300_000;
-
-fn config() -> Config {
-    let ms = Duration::from_millis;
-    Config::default()
-        .wait(Wait::Event)
-        .buffer_size(1024)
-        .max_message(64 * 1024)
-        .receive_depth(8)
-        .send_depth(8)
-        .connect_timeout(ms(3_000))
-        .handshake_timeout(ms(2_000))
-        .close_timeout(ms(1_000))
-        .flush_timeout(ms(50))
-        .transfer_timeout(ms(2_000))
-        .keepalive(ms(1_000), ms(3_000))
-}
 
 /// A node whose device says things, and a peer.
 struct World {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_reactor::{Config, ConnectError, DisconnectReason, Error, Wait};
 use rdma_reactor_tests::gate::handler::GatedHandler;
 use rdma_reactor_tests::gate::{Call, Failure, Gate, Objects};
-use rdma_reactor_tests::life::{Book, How, Kind, Program};
+use rdma_reactor_tests::life::{self, Book, How, Kind, Program};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, step};
 use rdma_reactor_tests::sim::tcp::address;
@@ -39,22 +39,7 @@ fn port(node: usize) -> SocketAddr {
 }
 
 fn config(shared: Option<u32>) -> Config {
-    let ms = Duration::from_millis;
-    Config::default()
-        .wait(Wait::Event)
-        .buffer_size(1024)
-        .max_message(64 * 1024)
-        .receive_depth(8)
-        .send_depth(8)
-        .completion_queue(64 + shared.unwrap_or(0))
-        .shared_receives(shared)
-        .connect_timeout(ms(3_000))
-        .handshake_timeout(ms(2_000))
-        .close_timeout(ms(1_000))
-        .flush_timeout(ms(50))
-        .transfer_timeout(ms(2_000))
-        .keepalive(ms(1_000), ms(3_000))
-        .contain_panics(true)
+    life::config().completion_queue(64 + shared.unwrap_or(0)).shared_receives(shared).contain_panics(true)
 }
 
 /// What a failed call may cost.

@@ -380,7 +380,7 @@ impl Connection {
             // The cork lets go of the chain: only sends that go out and end can make room.
             self.mark(env);
         }
-        if need == Need::Place && !self.sends.ends_by_itself() {
+        if need == Need::Place && !self.sends.request_signal() {
             // What is posted ends with the ping.
             self.keepalive.owes_ping = true;
             self.mark(env);

@@ -310,6 +310,11 @@ impl SendQueue {
         1 + self.quiet as u32
     }
 
+    /// Whether the program does not want to hear of messages that were copied.
+    pub(super) const fn passes_over_copies(&self) -> bool {
+        self.quiet
+    }
+
     /// Whether the program does not want to hear of this send: it is a message, and its payload was copied.
     #[inline]
     fn is_quiet(&self, entry: &Entry) -> bool {
@@ -329,9 +334,9 @@ impl SendQueue {
         self.entries.len() == self.unsignaled && self.chain.is_empty()
     }
 
-    /// Has a completion free the places of all sends, because somebody waits for places. `false`: nothing in the queue is to
-    /// complete.
-    pub(super) fn ends_by_itself(&mut self) -> bool {
+    /// Asks for a completion that frees the places of all sends, because somebody waits for places. `false`: nothing in the queue
+    /// is to complete.
+    pub(super) fn request_signal(&mut self) -> bool {
         self.wants_signal |= !self.chain.is_empty();
         self.entries.is_empty() || !self.is_settled()
     }

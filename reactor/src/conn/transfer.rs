@@ -408,20 +408,21 @@ impl Connection {
     }
 
     fn end_offer(&self, outgoing: Outgoing, outcome: Outcome, env: &mut Env<'_>) {
-        match outgoing.source {
+        let told = match outgoing.source {
             Source::Copy { region, told } => {
                 self.want(env, Action::Discard(region));
-                if env.config.quiet_sends && !told {
-                    return;
-                }
+                told || !self.sends.passes_over_copies()
             }
             Source::Lent(key, hold) => {
                 if hold.done() {
                     self.want(env, Action::Unused(key));
                 }
+                true
             }
+        };
+        if told {
+            self.tell(env, Event::Sent { send: outgoing.send, outcome });
         }
-        self.tell(env, Event::Sent { send: outgoing.send, outcome });
     }
 
     /// Ends all transfers at the end of the connection. Messages that the peer has not fetched have failed, and those

@@ -104,18 +104,22 @@ impl End {
 
     /// Notes an accepted send; returns the number that it must have.
     pub fn take(&mut self, stand: Stand) -> u64 {
-        let sequence = self.posted;
-        self.posted += 1;
-        self.fences += u64::from(std::mem::take(&mut self.fence));
+        let sequence = self.next();
         self.sends.insert(sequence, stand);
         sequence
     }
 
-    /// Notes an accepted message whose end is not told of; returns its number.
+    /// Notes an accepted message whose end is not told of; returns the number that it must have.
     pub fn pass(&mut self) -> u64 {
-        let sequence = self.take(Stand::Message { large: false });
-        self.sends.remove(&sequence);
         self.passed += 1;
+        self.next()
+    }
+
+    /// The number of a send that was accepted now.
+    fn next(&mut self) -> u64 {
+        let sequence = self.posted;
+        self.posted += 1;
+        self.fences += u64::from(std::mem::take(&mut self.fence));
         sequence
     }
 
