@@ -726,7 +726,14 @@ impl Connection {
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
         let sends = match self.state {
-            State::Open | State::Draining | State::Leaving => true,
+            State::Open | State::Leaving => true,
+            State::Draining => {
+                if self.sends.is_chained() {
+                    // No completion tells of sends without a signal: the close goes on when they are posted.
+                    self.want(env, Action::Ending);
+                }
+                true
+            }
             State::Securing(_) | State::Greeting | State::Refusing(_) => {
                 self.pump_handshake(env);
                 true

@@ -48,13 +48,21 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
 /// arrive, also those in front of a close, and their places and buffers come back.
 pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     const MESSAGES: u64 = 600;
-    for lengths in [&[10][..], &[10, 8193, 300_000]] {
-        let (mut left, lengths) = (MESSAGES, lengths.to_vec());
-        let mut c = Probe::new(move |cx, event| {
-            let (Event::Connect(conn, _) | Event::Writable(conn)) = event else { return };
-            while left > 0 && cx.send(*conn, &vec![7; lengths[left as usize % lengths.len()]]).is_ok() {
-                left -= 1;
+    for (lengths, by_a_timer) in [(&[10][..], false), (&[10, 8193, 300_000], true)] {
+        let (mut left, lengths, mut up) = (MESSAGES, lengths.to_vec(), None);
+        let mut c = Probe::new(move |cx, event| match event {
+            Event::Connect(conn, _) | Event::Writable(conn) => {
+                up = Some(*conn);
+                while left > 0 && cx.send(*conn, &vec![7; lengths[left as usize % lengths.len()]]).is_ok() {
+                    left -= 1;
+                }
             }
+            Event::Timer(_) => {
+                let conn = up.expect("it is up");
+                cx.send(conn, b"the last").expect("room");
+                cx.close(conn);
+            }
+            _ => {}
         });
         (c.record_messages, c.large) = (false, true);
         let mut s = Probe::default();
@@ -74,8 +82,12 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
         // The sends in front of a close end with the goodbye.
-        p.client.context().send(conn, b"the last").expect("room");
-        p.client.context().close(conn);
+        if by_a_timer {
+            p.client.context().set_timer(Duration::ZERO, 0);
+        } else {
+            p.client.context().send(conn, b"the last").expect("room");
+            p.client.context().close(conn);
+        }
         p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
         assert_eq!(p.s.received, MESSAGES + 3);
         let last = p.s.events.last();
