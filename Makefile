@@ -116,16 +116,7 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 	@tests/vm/run.sh "$$VM_CMD"
 
 test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, others' programs and ours, faults, refusals, Valgrind
-	@rm -f target/vm/kernel-defects
-	$(VERBS_ENV) tests/vm/bindings.sh
-	tests/vm/interop.sh
-	tests/vm/interop_siw.sh
-	tests/vm/faults.sh
-	tests/vm/small.sh
-	tests/vm/pingpong.sh
-	tests/vm/mesh.sh
-	@echo "steps repeated because the guest's kernel has a known defect: $$(cat target/vm/kernel-defects 2>/dev/null | wc -l)"
-	@! test -s target/vm/kernel-defects || sort target/vm/kernel-defects | uniq -c
+	$(VERBS_ENV) tests/vm/all.sh
 
 hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
 	tests/hardware-report.sh $(REPORT)

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# All that `make test-rdma` runs in guests, two guests at a time, the longest steps first. The output of a step follows when
+# the step has ended. Nothing more starts after a step that has failed.
+#
+# The conformance suite runs with both bindings: the declarations of the project, and the crate rdma-sys, which differs in
+# those only (`make test-layout` compares them) and so runs the main part alone.
+#
+#   GUESTS=2     guests at a time; a machine with RDMA devices of its own runs one step at a time
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+# What runs in the background does not hear an interrupt by itself.
+trap 'trap - TERM; kill 0' INT TERM HUP
+own=${CARGO_TARGET_DIR:-target}/vm
+mkdir -p "$own"
+rm -f "$own/kernel-defects"
+guests=${GUESTS:-2}
+[ ! -e /dev/infiniband ] || guests=1
+
+# One build for all steps: cargo lets one at a time build.
+tests/vm/build.sh rdma >/dev/null || exit 1
+
+step() { # NAME COMMAND...: runs a step, then prints what it has said
+    local log=$own/$1.log start=$SECONDS status
+    "${@:2}" >"$log" 2>&1 </dev/null
+    status=$?
+    (
+        flock 9
+        cat "$log"
+        echo "==== $1: $([ $status = 0 ] && echo ok || echo "FAILED, status $status"), $((SECONDS - start)) s"
+    ) 9>"$own/output.lock"
+    return $status
+}
+
+failed=0
+start() {
+    while [ "$(jobs -rp | wc -l)" -ge "$guests" ]; do wait -n || failed=1; done
+    [ $failed = 1 ] || step "$@" &
+}
+start conformance tests/vm/conformance.sh
+start rdma-sys env BINDING=rdma-sys SUITES='verbs rdma' tests/vm/conformance.sh
+start interop_siw tests/vm/interop_siw.sh
+start faults tests/vm/faults.sh
+start small tests/vm/small.sh
+start interop tests/vm/interop.sh
+start mesh tests/vm/mesh.sh
+start pingpong tests/vm/pingpong.sh
+while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
+
+echo "steps repeated because the guest's kernel has a known defect: $(cat "$own/kernel-defects" 2>/dev/null | wc -l)"
+[ ! -s "$own/kernel-defects" ] || sort "$own/kernel-defects" | uniq -c
+exit $failed
