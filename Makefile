@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -93,7 +93,7 @@ fuzz-smoke: ## Each fuzz target for a minute
 fuzz: ## Each fuzz target for SECONDS, an hour unless said otherwise
 	tests/fuzz/run.sh $(SECONDS)
 
-soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections and all of secured connections on each device
+soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections for ten minutes, 1,000,000 connections one after another, 10,000 connections and all of secured connections on each device
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
 	$(MAKE) loom asan
@@ -103,6 +103,12 @@ soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worl
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
+	$(MAKE) endurance
+
+endurance: ## 1,000,000 connections one after another, and 10,000 for ten minutes with a fault every 10 s, on the embedded provider
+	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-endurance
+	timeout 1800 target/release/rdma-endurance cycles 1000000
+	timeout 1200 target/release/rdma-endurance echo 10000 600
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
 VERBS_ENV = LIBCLANG_PATH="$$(ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)"

@@ -16,3 +16,4 @@ pub mod peer;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
+pub mod usage;

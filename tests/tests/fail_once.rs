@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectError, DisconnectReason, Error, Wait};
+use rdma_reactor::{Config, ConnectError, DisconnectReason, Error};
 use rdma_reactor_tests::gate::handler::GatedHandler;
 use rdma_reactor_tests::gate::{Call, Failure, Gate, Objects};
 use rdma_reactor_tests::life::{self, Book, How, Kind, Program};

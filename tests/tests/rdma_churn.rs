@@ -11,20 +11,15 @@ use std::time::Duration;
 use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_descriptors, with_watchdog_of};
 use rdma_reactor_tests::device::{Device, RXE, SIW, config};
+use rdma_reactor_tests::usage::resident_kib;
 
 /// Number of connections at once.
 const AT_ONCE: u64 = 16;
 /// Smallest number of cycles that gives a result.
 const LEAST: u64 = 4000;
-/// Memory that may be added after the first half, bytes. The kernel makes huge pages of used memory in steps of 2 MiB,
+/// Memory that may be added after the first half, KiB. The kernel makes huge pages of used memory in steps of 2 MiB,
 /// when it finds the time. The value is far less than a page for each connection.
-const SLACK: usize = 8 << 20;
-
-/// Memory that this process has in use, bytes.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
-    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a count of pages") * 4096
-}
+const SLACK: u64 = 8 << 10;
 
 /// Connects, gets one echo, and closes, again and again.
 fn churn(device: Device) {
@@ -60,14 +55,14 @@ fn churn(device: Device) {
         p.until_within(Duration::from_secs(60), "cycles", |_| done.get() >= next.min(cycles));
         p.s.events.clear();
         p.c.events.clear();
-        let now = (open_descriptors(), resident());
-        println!("{} cycles, {:?}: {} descriptors, {} KiB", done.get(), start.elapsed(), now.0, now.1 >> 10);
+        let now = (open_descriptors(), resident_kib().expect("/proc/self/status"));
+        println!("{} cycles, {:?}: {} descriptors, {} KiB", done.get(), start.elapsed(), now.0, now.1);
         if first == (0, 0) && done.get() >= warm {
             first = now;
         }
     }
     p.until("the server has noticed", |p| p.s.live() == 0);
-    let last = (open_descriptors(), resident());
+    let last = (open_descriptors(), resident_kib().expect("/proc/self/status"));
     assert!(last.0 <= first.0 && last.1 <= first.1 + SLACK, "{first:?} after {warm} cycles, now {last:?}");
     p.finish();
     assert_eq!(device.resources(), before);

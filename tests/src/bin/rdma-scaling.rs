@@ -20,6 +20,7 @@ use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, Reactors,
     SendErrorKind,
 };
+use rdma_reactor_tests::usage::resident_kib;
 
 /// Rounds of echoes on all connections.
 const ECHOES: u32 = 4;
@@ -53,15 +54,12 @@ struct Cost {
 
 impl Cost {
     fn now() -> std::io::Result<Self> {
-        let status = std::fs::read_to_string("/proc/self/status")?;
-        let memory =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok());
         let mut cpu_ns = 0;
         for task in std::fs::read_dir("/proc/self/task")? {
             let schedstat = std::fs::read_to_string(task?.path().join("schedstat"))?;
             cpu_ns += schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
         }
-        Ok(Self { memory_kib: memory.unwrap_or(0), cpu_ns })
+        Ok(Self { memory_kib: resident_kib()?, cpu_ns })
     }
 
     fn since(self, before: Self) -> Self {

@@ -12,6 +12,7 @@ use rdma_reactor::{
 
 use crate::forward::Forward;
 use crate::identities;
+use crate::usage::descriptors;
 
 /// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -526,5 +527,5 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
 /// Without `/proc`.
 #[must_use]
 pub fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count()
+    descriptors().expect("/proc/self/fd")
 }

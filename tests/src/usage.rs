@@ -1,0 +1,21 @@
+//! What a process has in use.
+
+use std::io;
+
+/// Memory of this process that is in the machine's memory, KiB.
+///
+/// # Errors
+/// `/proc/self/status` cannot be read, or does not say.
+pub fn resident_kib() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
+    line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(|| io::Error::other("/proc/self/status has no VmRSS"))
+}
+
+/// Number of descriptors that this process has open.
+///
+/// # Errors
+/// `/proc/self/fd` cannot be read.
+pub fn descriptors() -> io::Result<usize> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
