@@ -108,7 +108,7 @@ soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worl
 endurance: ## 1,000,000 connections one after another, and 10,000 for ten minutes with a fault every 10 s, on the embedded provider
 	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-endurance
 	timeout 1800 target/release/rdma-endurance cycles 1000000
-	timeout 1200 target/release/rdma-endurance echo 10000 600
+	timeout 1200 target/release/rdma-endurance echo 10000 600 10
 
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
 VERBS_ENV = LIBCLANG_PATH="$$(ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)"

@@ -366,7 +366,7 @@ pub enum PeerViolation {
     InvalidGrant,
     /// The peer offered a message that is too long, empty or already offered, or one message too many.
     InvalidOffer,
-    /// The peer sent a message that is too short, of an unknown kind, or out of place.
+    /// The peer sent a message that is too short, too long, of an unknown kind, or out of place.
     MalformedMessage,
     /// A message of a secured connection is not the next one that the peer has sealed: somebody has changed, repeated,
     /// dropped or made it.

@@ -15,11 +15,15 @@ pub(crate) const BUFFER_ALIGN: usize = 64;
 /// whether or not there is such a connection yet, because connections of both kinds share them.
 pub(crate) const TAG_ROOM: usize = if cfg!(any(feature = "tls", feature = "psk")) { TAG } else { 0 };
 
-/// Length of a buffer that takes every message with its header, bytes. The payloads of the program have at most
-/// `buffer_size` bytes.
-pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
+/// Length of the longest message with its header, bytes. The payloads of the program have at most `buffer_size` bytes.
+pub(crate) const fn message_len(buffer_size: u32) -> usize {
     let payload = buffer_size as usize;
-    HEADER_LEN + TAG_ROOM + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
+    HEADER_LEN + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
+}
+
+/// Length of a buffer that takes every message, bytes.
+pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
+    message_len(buffer_size) + TAG_ROOM
 }
 
 /// Most octets of a handshake that a peer may send.

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::io::Write;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
@@ -16,6 +17,7 @@ use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, messa
 use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
 use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::hostile::Hostile;
+use rdma_reactor_tests::sim::neighbour::Street;
 use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
@@ -373,6 +375,39 @@ fn connections_past_max_memory_are_refused() {
         over(&mut nodes, 11);
         assert_eq!(attempts.up.borrow().len(), fit + 1, "another one fits");
     }
+}
+
+/// Requests whose senders close at once count towards `max_pending` until nothing of them is left, so that they take no more
+/// connections and buffers than that.
+#[test]
+fn requests_that_are_taken_back_count_until_they_are_gone() {
+    const PENDING: usize = 4;
+    /// Buffers of a connection: for the receives, the sends, and two messages of the reactor.
+    const BUFFERS: usize = 64 + 64 + 2;
+    let mut street = Street::echoing(&config().max_pending(PENDING as u32));
+    let fabric = Arc::clone(&street.fabric);
+    let (mut sockets, mut acts, mut most) = (Vec::new(), 0_usize, (0, 0));
+    street.until(300, 2_000, |nodes| {
+        if sockets.is_empty() {
+            sockets.extend((0..30).map(|_| Hostile::new(&fabric)));
+        }
+        // All open, and later all ask and go at once.
+        for socket in &mut sockets {
+            if acts % 20 == 0 {
+                socket.open(address(0, 7471));
+            } else if acts % 20 == 10 {
+                socket.greet();
+                socket.close(acts % 40 == 10);
+            }
+        }
+        acts += 1;
+        let stats = nodes[0].reactor.stats();
+        most = (most.0.max(stats.connections.current), most.1.max(stats.memory.pool_buffers));
+    });
+    let refused = street.stats().connections.refused;
+    assert!(refused > 100, "{refused} of {acts} requests were refused");
+    // The client's connection has its buffers, too, and the pool grows by whole slabs.
+    assert!(most.0 <= PENDING + 1 && most.1 <= 2 * (PENDING + 1) * BUFFERS, "{most:?} connections and buffers");
 }
 
 /// Takes long over each request.

@@ -128,3 +128,32 @@ fn a_link_that_leads_nowhere_is_found() {
         assert!(fault(&here, bad, &all).is_some(), "{bad}");
     }
 }
+
+/// The code of the tests and of what they test, below a folder.
+fn sources(folder: &Path, all: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder of the project").flatten() {
+        let path = entry.path();
+        all.push_str(&format!("{}\n", path.display()));
+        if path.is_dir() {
+            sources(&path, all);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all.push_str(&fs::read_to_string(&path).expect("text"));
+        }
+    }
+}
+
+/// `docs/reliability.md` names tests, settings of the simulation and files. Each name is a word in the code, or a file in it.
+#[test]
+fn names_on_the_page_of_faults_are_in_the_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut all = String::new();
+    ["reactor", "transport", "tests"].iter().for_each(|folder| sources(&root.join(folder), &mut all));
+    let words: BTreeSet<&str> = all.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+    let page = fs::read_to_string(root.join("docs/reliability.md")).expect("the page");
+    let named = page.split('`').skip(1).step_by(2).filter(|name| name.contains('_'));
+    let is_name = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let named: BTreeSet<&str> = named.filter(is_name).collect();
+    assert!(named.len() > 100, "{} names", named.len());
+    let gone: Vec<_> = named.difference(&words).collect();
+    assert!(gone.is_empty(), "docs/reliability.md names what is not in the code: {gone:?}");
+}

@@ -19,7 +19,7 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::device::srq::claims::Claim;
 use crate::error::PeerViolation;
 use crate::id::{ConnectionId, recv_work};
-use crate::limits::{HEADER_LEN, MAX_CONTROL};
+use crate::limits::{HEADER_LEN, MAX_CONTROL, message_len};
 use crate::security::Opener;
 
 /// See the [module](self).
@@ -256,6 +256,8 @@ impl Connection {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
         let header = match Header::parse(message) {
             _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
+            // Buffers are a little longer than messages may be.
+            _ if len as usize > message_len(env.config.buffer_size) => Err(PeerViolation::MalformedMessage),
             None => {
                 self.received_unlike(buffer, len, env);
                 return true;

@@ -61,7 +61,7 @@ macro_rules! conformance {
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
                     small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
                     bytes_after_the_end_are_a_violation;
-                violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
+                violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused, a_message_past_the_buffer_is_not_delivered,
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
                 batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
