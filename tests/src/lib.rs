@@ -4,7 +4,6 @@
 pub mod auto;
 pub mod capture;
 pub mod conformance;
-#[cfg(feature = "verbs")]
 pub mod device;
 pub mod ends;
 pub mod forward;
@@ -16,3 +15,4 @@ pub mod peer;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
+pub mod witness;

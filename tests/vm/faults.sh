@@ -4,7 +4,7 @@
 # always, for it takes devices away and changes routes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh rdma_faults rdma_auto rdma_without_siw ${RDMA_CYCLES:+rdma_churn} rdma_wire)
+binaries=$(tests/vm/build.sh rdma_faults rdma_witnessed rdma_auto rdma_without_siw ${RDMA_CYCLES:+rdma_churn} rdma_wire)
 
 script=''
 for binary in $binaries; do
