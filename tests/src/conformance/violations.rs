@@ -145,7 +145,10 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
         assert!(blamed, "{reason:?}");
     }
     let before = p.c.received;
-    p.client.context().send(honest, b"still here").expect("room");
+    // On a slow machine, a question may hold one of the two credits for a moment.
+    while p.client.context().send(honest, b"still here").is_err() {
+        p.turn();
+    }
     p.until("the echo", |p| p.c.received > before);
     p.finish();
 }
