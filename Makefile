@@ -21,7 +21,7 @@ test: vm-setup ## All tests; on two cores about 35 minutes with what they build
 	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
-DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw interop_siw misbehaviour_siw
+DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
 HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device

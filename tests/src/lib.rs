@@ -4,7 +4,6 @@
 pub mod auto;
 pub mod capture;
 pub mod conformance;
-#[cfg(feature = "verbs")]
 pub mod device;
 pub mod ends;
 pub mod forward;
@@ -17,3 +16,4 @@ pub mod sim;
 pub mod steady;
 pub mod tasks;
 pub mod usage;
+pub mod witness;

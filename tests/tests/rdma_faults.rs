@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use rdma_reactor::transport::wc::WcStatus;
 use rdma_reactor::{
-    ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor, SendErrorKind,
+    ConnectError, ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor,
+    SendErrorKind,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Probe, now, open_descriptors, with_watchdog};
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
+use rdma_reactor_tests::witness::Witness;
 
 const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
 /// Number of connections that a fault hits.
@@ -61,6 +63,8 @@ struct Side {
     probe: Probe,
     /// Number of messages that came, by connection.
     heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>>,
+    /// The neighbour of the connections that a fault hits, on the same device.
+    witness: Option<Witness>,
 }
 
 impl Side {
@@ -82,7 +86,24 @@ impl Side {
             _ => {}
         });
         probe.record_messages = false;
-        Self { reactor: Reactor::new(config()).expect("a reactor"), probe, heard }
+        Self { reactor: Reactor::new(config()).expect("a reactor"), probe, heard, witness: None }
+    }
+
+    /// Has an honest neighbour look on.
+    fn witnessed(mut self, device: Device) -> Self {
+        let witness = Witness::start(device, config(), 1);
+        witness.watch(&mut self.reactor, 0);
+        self.witness = Some(witness);
+        self.goes_on();
+        self
+    }
+
+    /// Waits until the neighbour has had some more echoes.
+    fn goes_on(&mut self) {
+        let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
+        self.until("the neighbour's echoes go on", |side| {
+            side.witness.as_ref().is_none_or(|witness| witness.has(&further))
+        });
     }
 
     fn listen(&mut self, address: SocketAddr) -> SocketAddr {
@@ -93,6 +114,7 @@ impl Side {
 
     fn turn(&mut self) {
         self.reactor.turn(&mut self.probe, Some(Duration::from_millis(10))).expect("the loop goes on");
+        self.witness.iter_mut().for_each(Witness::check);
     }
 
     fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
@@ -197,12 +219,16 @@ impl Side {
             > 0
     }
 
-    /// Ends in order, and checks that everything is home.
+    /// Ends in order, and checks that everything is home and each accepted message has completed.
     fn finish(mut self) {
+        self.goes_on();
+        self.witness.iter().for_each(Witness::leave);
+        self.until("the neighbour has gone", |side| side.witness.as_ref().is_none_or(Witness::is_over));
         self.reactor.shutdown(&mut self.probe, SOON).expect("the end");
         assert_eq!((self.probe.live(), self.reactor.context().connections()), (0, 0));
         let (all, free) = self.reactor.pool_levels();
         assert_eq!(all, free, "buffers are missing");
+        self.probe.assert_completed(&self.reactor);
     }
 }
 
@@ -242,7 +268,7 @@ impl Before {
 fn killed_server(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let mut side = Side::new(load.messages());
+    let mut side = Side::new(load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
     let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
     side.turn();
@@ -263,7 +289,7 @@ fn killed_server(device: Device, load: Load) {
 /// Kills the client with SIGKILL.
 fn killed_client(device: Device, load: Load) {
     let before = Before::new();
-    let mut side = Side::new(0);
+    let mut side = Side::new(0).witnessed(device);
     let to = side.listen(device.address());
     for _ in 0..2 {
         let words = format!("connect {to} {HIT} {}", load.messages());
@@ -286,7 +312,7 @@ fn killed_client(device: Device, load: Load) {
 fn stopped_peer(device: Device, load: Load) {
     let before = Before::new();
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let mut side = Side::new(load.messages());
+    let mut side = Side::new(load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
     peer.signal("STOP");
     side.all_end(device, load, &conns, &DisconnectReason::KeepaliveTimeout);
@@ -397,8 +423,15 @@ fn removed(device: Device, load: Load) {
             );
         }
         println!("all know after {:?}", start.elapsed());
-        side.all_over(&rising);
-        side.all_over(&[silent]);
+        // Those that were coming up know why, too, and have not waited for their time limit.
+        for conn in rising.iter().chain([&silent]) {
+            side.all_over(&[*conn]);
+            match side.ends(*conn)[..] {
+                [Event::ConnectError(_, ConnectError::Transport(_) | ConnectError::Local(_))] => {}
+                [Event::Disconnect(_, reason)] if load.fits_removal(device, reason) => {}
+                ref other => panic!("{other:?}"),
+            }
+        }
         side.until("the removal is said", |side| side.said(device, DeviceEventKind::Removed) == round);
         if let Some((endpoint, peer)) = endpoint {
             let end = Event::EndpointClosed(endpoint, DisconnectReason::DeviceRemoved);

@@ -38,8 +38,8 @@ start() {
 }
 start conformance tests/vm/conformance.sh
 start rdma-sys env BINDING=rdma-sys SUITES='verbs rdma' tests/vm/conformance.sh
-start interop_siw tests/vm/interop_siw.sh
 start faults tests/vm/faults.sh
+start interop_siw tests/vm/interop_siw.sh
 start small tests/vm/small.sh
 start interop tests/vm/interop.sh
 start mesh tests/vm/mesh.sh

@@ -149,7 +149,7 @@ pub fn a_dropped_reactor_is_a_lost_peer(setup: &Setup) {
     p.client.context().send(conn, b"hello").expect("room");
     p.until("the echo", |p| p.c.received == 1);
     while p.client.context().send(conn, &[0; 4096]).is_ok() {}
-    let Pair { server, s, mut client, mut c, address: _ } = p;
+    let Pair { server, s, mut client, mut c, .. } = p;
     drop(server);
     drop(s);
     while c.live() > 0 {

@@ -127,7 +127,7 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
 
 /// At `max_connections`, one more is refused with `Busy`, and the others go on.
 pub fn connections_are_limited(setup: &Setup) {
-    let server = setup.config().max_connections(2);
+    let server = setup.config().max_connections(2 + setup.neighbours());
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
     let first = p.connect();
     p.connect();

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
     DeviceEvent, DisconnectReason, EndpointId, Error, Handler, Immediate, MemoryStats, Message, Origin, Outcome,
-    PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, TimerId,
+    PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, SendKind, TimerId, Wait,
 };
 
+use crate::device::Device;
 use crate::forward::Forward;
 use crate::identities;
 use crate::usage::descriptors;
+use crate::witness::{Watched, Witness};
 
 /// The provider under test, and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,8 @@ pub struct Setup {
     pub completions: Option<u32>,
     /// How connections are secured, if they are.
     pub secured: Option<SecurityMode>,
+    /// The device on which an honest neighbour of each reactor looks on, if one does.
+    pub witnessed: Option<Device>,
     /// Makes the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
@@ -66,6 +70,7 @@ impl Setup {
             vector: None,
             completions: None,
             secured: None,
+            witnessed: None,
             reactor: Reactor::new,
         }
     }
@@ -111,6 +116,7 @@ impl Setup {
             vector: None,
             completions: None,
             secured: None,
+            witnessed: None,
             reactor: Reactor::new,
         }
     }
@@ -119,6 +125,19 @@ impl Setup {
     #[must_use]
     pub fn secured(self, mode: SecurityMode) -> Self {
         Self { secured: Some(mode), ..self }
+    }
+
+    /// A device of the kernel, with a [`Witness`] beside each pair. The test has to be alone in its process, because what is open
+    /// is counted.
+    #[must_use]
+    pub fn witnessed(device: Device) -> Self {
+        Self { witnessed: Some(device), ..Self::device(&device.kind().to_uppercase()) }
+    }
+
+    /// Connections of a reactor besides those of the test.
+    #[must_use]
+    pub fn neighbours(&self) -> u32 {
+        u32::from(self.witnessed.is_some())
     }
 
     /// The same provider, with so many receives for all connections together.
@@ -246,6 +265,10 @@ pub struct Probe {
     /// Sends completed, recorded or not.
     pub sent: u64,
     live: BTreeMap<ConnectionId, u64>,
+    /// The neighbour's connection, of which the test sees nothing.
+    watched: Watched,
+    /// Messages, other than one-sided operations, that were sent and have completed.
+    completed: u64,
 }
 
 impl std::fmt::Debug for Probe {
@@ -273,6 +296,8 @@ impl Probe {
             received: 0,
             sent: 0,
             live: BTreeMap::new(),
+            watched: Watched::default(),
+            completed: 0,
         }
     }
 
@@ -313,6 +338,15 @@ impl Probe {
         self.events.iter().filter(|event| condition(event)).count()
     }
 
+    /// Checks that each message that the reactor has accepted has completed, once all connections have ended.
+    ///
+    /// # Panics
+    /// When one has not.
+    pub fn assert_completed(&self, reactor: &Reactor) {
+        let sent = reactor.stats().messages.sent;
+        assert_eq!(sent, self.completed + self.watched.sent(), "each accepted message completes once");
+    }
+
     fn tell(&mut self, cx: &mut Context<'_>, event: Event) {
         let noisy = matches!(event, Event::Recv(..) | Event::Sent(..));
         (self.react)(cx, &event);
@@ -333,12 +367,18 @@ impl Handler for Probe {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.watched.comes_up(cx, conn) {
+            return;
+        }
         assert!(self.live.insert(conn, 0).is_none(), "{conn} connected twice");
         let private_data = cx.private_data(conn).to_vec();
         self.tell(cx, Event::Connect(conn, private_data));
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if self.watched.is(conn) {
+            return self.watched.answer(cx, conn, &message);
+        }
         self.assert_live(conn, "on_recv");
         self.received += 1;
         let bytes = message.to_vec();
@@ -354,10 +394,14 @@ impl Handler for Probe {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if self.watched.is(conn) {
+            return self.watched.completes(send);
+        }
         let next = self.live.get_mut(&conn).expect("on_send_complete between on_connect and on_disconnect");
         assert!(self.large || send.sequence() == *next, "sends complete once, in order: {send:?}, not {next}");
         *next += 1;
         self.sent += 1;
+        self.completed += u64::from(send.kind() == SendKind::Message);
         self.tell(cx, Event::Sent(conn, send.sequence(), outcome));
     }
 
@@ -367,6 +411,9 @@ impl Handler for Probe {
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if self.watched.is(conn) {
+            return self.watched.ends();
+        }
         assert!(self.live.remove(&conn).is_some(), "{conn} ended, but was never announced or ended before");
         self.tell(cx, Event::Disconnect(conn, reason));
     }
@@ -427,6 +474,11 @@ impl DatagramHandler for Probe {
     }
 }
 
+/// The numbers by which a neighbour knows the reactors of a pair.
+pub const SERVER: u8 = 0;
+/// See [`SERVER`].
+pub const CLIENT: u8 = 1;
+
 /// A server and a client.
 #[derive(Debug)]
 pub struct Pair {
@@ -440,6 +492,8 @@ pub struct Pair {
     pub c: Probe,
     /// The address that the server listens on.
     pub address: SocketAddr,
+    /// The neighbour of both, if there is one. It is dropped last, and then checks that nothing is left.
+    pub witness: Option<Witness>,
 }
 
 impl Pair {
@@ -452,11 +506,23 @@ impl Pair {
     /// Two reactors, the first one listening.
     #[must_use]
     pub fn with_configs(setup: &Setup, server: Config, client: Config, s: Probe, c: Probe) -> Self {
+        let witness = setup.witnessed.map(|device| Witness::new(device, setup.config().wait(Wait::Event), 2));
         let mut server = (setup.reactor)(server).expect("the server's reactor");
-        let client = (setup.reactor)(client).expect("the client's reactor");
+        let mut client = (setup.reactor)(client).expect("the client's reactor");
         let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().local_address(listener).expect("the listener's address");
-        Self { server, s, client, c, address }
+        for (reactor, number) in [&mut server, &mut client].into_iter().zip([SERVER, CLIENT]) {
+            witness.iter().for_each(|witness| witness.watch(reactor, number));
+        }
+        let mut pair = Self { server, s, client, c, address, witness };
+        pair.goes_on();
+        pair
+    }
+
+    /// Waits until the neighbour has had some more echoes of either reactor.
+    pub fn goes_on(&mut self) {
+        let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
+        self.until("the neighbour's echoes go on", |p| p.witness.as_ref().is_none_or(|witness| witness.has(&further)));
     }
 
     /// Connects, and waits until both sides know.
@@ -474,6 +540,7 @@ impl Pair {
         if !(server.progressed || server.more || client.progressed || client.more) {
             self.client.turn(&mut self.c, Some(Duration::from_millis(1))).expect("the client's turn");
         }
+        self.witness.iter_mut().for_each(Witness::check);
     }
 
     /// Takes turns until a condition holds; panics after a minute. The limit is that long because being slow on a busy
@@ -499,11 +566,21 @@ impl Pair {
         }
     }
 
-    /// Closes the client's connection and checks that nothing is left on either side.
+    /// Closes the client's connection and checks that nothing is left on either side, and that each accepted message has
+    /// completed.
     pub fn finish(mut self) {
+        if self.witness.is_some() {
+            self.goes_on();
+            self.witness.iter().for_each(Witness::leave);
+            self.until("the neighbour has gone", |p| p.witness.as_ref().is_none_or(Witness::is_over));
+        }
         self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
+        if self.witness.is_some() {
+            self.s.assert_completed(&self.server);
+            self.c.assert_completed(&self.client);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ pub mod connect;
 pub mod datagram;
 pub mod eager;
 pub mod embed;
+pub mod faults;
 pub mod flow;
 pub mod harness;
 pub mod io;
@@ -61,7 +62,7 @@ macro_rules! conformance {
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
                     small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
                     bytes_after_the_end_are_a_violation;
-                violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused, a_message_past_the_buffer_is_not_delivered,
+                violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
                 batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
@@ -191,6 +192,25 @@ macro_rules! conformance {
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
                     an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
+            );
+        }
+    };
+    // The faults that a test can bring about with any provider, with a neighbour that looks on.
+    (faults $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                faults: the_rest_of_a_batch_is_delivered, connections_past_the_pool_are_refused,
+                    a_flood_of_connects_is_refused, a_message_too_long_for_a_receive_ends_its_connection,
+                    a_message_without_its_last_part_has_an_end, a_peer_that_never_reads_has_limits,
+                    a_guess_costs_its_connection, a_panic_costs_its_connection, every_call_in_every_callback,
+                    a_flood_leaves_the_others_alone, a_burst_wakes_and_leaves_no_tail, many_timers_leave_room_for_others,
+                    a_shutdown_ends_what_is_stuck, a_dropped_reactor_leaves_nothing;
+                connect: cancelled_before_it_is_up, connections_are_limited;
+                flow: silent_peer_is_given_up;
+                close: close_in_every_callback;
+                one_sided: rights_are_kept;
+                violations: rude_messages_end_their_connection, sending_without_credits_is_noticed,
+                    a_peer_that_never_grants_is_given_up;
             );
         }
     };

@@ -216,6 +216,7 @@ pub fn rights_are_kept(setup: &Setup) {
         p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
         assert_eq!(remote.bytes().expect("the peer is gone"), [0x55; 64]);
         assert_eq!(copy(&local), [0x11; 8]);
+        drop((remote, local));
         p.finish();
     }
 }

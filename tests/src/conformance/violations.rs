@@ -122,22 +122,6 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     }
 }
 
-/// A message with one octet more than fits a buffer is not delivered, and ends its connection.
-pub fn a_message_past_the_buffer_is_not_delivered(setup: &Setup) {
-    const BUFFER: usize = 1000;
-    let server = setup.config().buffer_size(BUFFER as u32);
-    let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
-    for (more, fits) in [(0, true), (1, false)] {
-        let (here, there) = rude(&mut p);
-        let before = p.s.received;
-        p.client.context().send(here, &message(DATA, WINDOW, &vec![7; BUFFER + more])).expect("room");
-        p.until("the message, or the end", |p| p.s.received > before || reason(p, there).is_some());
-        assert_eq!(p.s.received > before, fits, "{more} octets more");
-        assert_eq!(reason(&p, there).is_none(), fits);
-    }
-    p.finish();
-}
-
 /// A peer that sends without credits loses its connection one way or the other; a neighbour does not notice.
 pub fn sending_without_credits_is_noticed(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config().receive_depth(5), Probe::echo(), Probe::default());
@@ -156,7 +140,10 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
         assert!(blamed, "{reason:?}");
     }
     let before = p.c.received;
-    p.client.context().send(honest, b"still here").expect("room");
+    // On a slow machine, a question may hold one of the two credits for a moment.
+    while p.client.context().send(honest, b"still here").is_err() {
+        p.turn();
+    }
     p.until("the echo", |p| p.c.received > before);
     p.finish();
 }

@@ -1,0 +1,650 @@
+//! Faults of programs and of peers that a device knows nothing of. On devices an honest neighbour looks on
+//! ([`Setup::witnessed`]), and what is open is counted before and after.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Access, Blocked, ConnectError, ConnectionId, DisconnectReason, ProviderChoice, RegionOptions, RejectReason,
+    RemoteRegion, SendErrorKind, Wait,
+};
+
+use super::harness::{CLIENT, Event, Pair, Probe, SERVER, Setup, now};
+use super::violations::{DATA, WINDOW, message, reason, rude};
+use crate::witness::Witness;
+
+/// The kind of a part of a message, see `docs/wire.md`.
+const FRAGMENT: u8 = 10;
+const SOON: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The end of a connection as the client was told.
+fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
+    p.c.events.iter().find_map(|event| match event {
+        Event::Disconnect(of, reason) if *of == conn => Some(reason.clone()),
+        _ => None,
+    })
+}
+
+/// Connects, and returns the names of the connection on the client and on the server.
+fn connect(p: &mut Pair) -> (ConnectionId, ConnectionId) {
+    let here = p.connect();
+    let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
+    (here, p.s.events.iter().rev().find_map(up).expect("the server was told"))
+}
+
+/// One message comes back on a new connection.
+fn serves_a_new_one(p: &mut Pair) {
+    let conn = p.connect();
+    let before = (p.c.received, p.s.received);
+    while p.client.context().send(conn, b"a new one").is_err() {
+        p.turn();
+    }
+    p.until("the message arrives", |p| p.s.received > before.1);
+    p.client.context().close(conn);
+    p.until("it ends", |p| end(p, conn).is_some());
+    assert_eq!(end(p, conn), Some(DisconnectReason::Local));
+}
+
+/// Row 36. The completions of several connections wait, and the first callback cuts off one of the others. The rest of the batch
+/// is delivered, in order.
+pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
+    const EACH: u8 = 8;
+    let up: Rc<RefCell<Vec<ConnectionId>>> = Rc::default();
+    let cut: Rc<Cell<Option<ConnectionId>>> = Rc::default();
+    let (known, victim) = (Rc::clone(&up), Rc::clone(&cut));
+    let s = Probe::new(move |cx, event| match event {
+        Event::Connect(conn, _) => known.borrow_mut().push(*conn),
+        Event::Recv(conn, _) if victim.get().is_none() => {
+            let other = known.borrow().iter().copied().find(|other| other != conn).expect("another one");
+            victim.set(Some(other));
+            cx.abort(other);
+        }
+        _ => {}
+    });
+    let mut p = Pair::new(setup, setup.config(), s, Probe::default());
+    let conns: Vec<_> = (0..6).map(|_| p.connect()).collect();
+    for nth in 0..EACH {
+        for conn in &conns {
+            p.client.context().send(*conn, &[nth]).expect("room");
+        }
+    }
+    // The server takes no turn meanwhile.
+    let deadline = now() + SOON;
+    while p.c.sent < 6 * u64::from(EACH) {
+        assert!(now() < deadline, "{} are sent", p.c.sent);
+        p.client.turn(&mut p.c, Duration::from_millis(1)).expect("a turn");
+    }
+    p.client.turn(&mut p.c, Duration::from_millis(50)).expect("a turn");
+    p.until("five are served and one has ended", |p| {
+        p.s.received >= 5 * u64::from(EACH) && p.s.live() == 5 && p.c.live() == 5
+    });
+    let cut = cut.get().expect("one was cut off");
+    assert_eq!(reason(&p, cut), Some(DisconnectReason::Local));
+    for conn in up.borrow().iter().filter(|conn| **conn != cut) {
+        let of_it = |event: &Event| match event {
+            Event::Recv(of, bytes) if of == conn => Some(bytes[0]),
+            _ => None,
+        };
+        assert!(p.s.events.iter().filter_map(of_it).eq(0..EACH), "{conn}");
+    }
+    let told: Vec<_> = conns.iter().filter_map(|conn| end(&p, *conn)).collect();
+    assert_eq!(told, [DisconnectReason::Lost]);
+    p.finish();
+}
+
+/// Row 41. The pools never have more than `max_memory`. A connection past that is refused, by its reason, on the side that has the
+/// limit; the others go on, and another one fits when one has ended.
+pub fn connections_past_the_pool_are_refused(setup: &Setup) {
+    const MEMORY: usize = 2 << 20;
+    let small = setup.config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
+    for limited in [SERVER, CLIENT] {
+        let config = |side: u8| if side == limited { small.clone().max_memory(MEMORY) } else { small.clone() };
+        let mut p = Pair::with_configs(setup, config(SERVER), config(CLIENT), Probe::echo(), Probe::default());
+        let errors = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
+        for opened in 1..=10 {
+            p.client.context().connect(p.address).expect("connecting");
+            p.until("an answer", |p| {
+                let side = if limited == SERVER { &p.server } else { &p.client };
+                let buffers = side.stats().memory.pool_buffers;
+                assert!(buffers * (4 << 10) <= MEMORY, "{buffers} buffers");
+                p.c.live() + errors(p) == opened
+            });
+        }
+        let fit = p.c.live();
+        assert!((3..=7).contains(&fit), "{fit} connections of 66 buffers each");
+        for event in &p.c.events {
+            let Event::ConnectError(_, error) = event else { continue };
+            let told = match error {
+                ConnectError::Rejected { reason, .. } => limited == SERVER && *reason == RejectReason::Busy,
+                ConnectError::Limit { limit, value } => {
+                    limited == CLIENT && *limit == "max_memory" && *value == MEMORY as u64
+                }
+                _ => false,
+            };
+            assert!(told, "{error:?}");
+        }
+        p.until("the server knows", |p| p.s.live() == fit);
+        let first = p.c.connection().expect("one is up");
+        p.client.context().close(first);
+        p.until("an end", |p| (p.s.live(), p.c.live()) == (fit - 1, fit - 1));
+        serves_a_new_one(&mut p);
+        p.finish();
+    }
+}
+
+/// Rows 23 and 24. Of many connections that are asked for at once, the first ones come up, and the others are refused as one too
+/// many.
+pub fn a_flood_of_connects_is_refused(setup: &Setup) {
+    const FLOOD: usize = 60;
+    const MOST: usize = 10;
+    let server = setup.config().max_connections(MOST as u32 + setup.neighbours()).max_pending(4);
+    let client = setup.config().connect_timeout(Duration::from_secs(20));
+    let mut p = Pair::with_configs(setup, server, client, Probe::echo(), Probe::default());
+    for _ in 0..FLOOD {
+        p.client.context().connect(p.address).expect("connecting");
+    }
+    let refused = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
+    p.until("each has an answer", |p| p.c.live() + refused(p) == FLOOD);
+    p.until("the server knows", |p| p.s.live() == p.c.live());
+    assert!((1..=MOST).contains(&p.c.live()), "{} are up", p.c.live());
+    for event in &p.c.events {
+        let busy = |error: &ConnectError| matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. });
+        assert!(!matches!(event, Event::ConnectError(_, error) if !busy(error)), "{event:?}");
+    }
+    // Only those that are there count.
+    let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
+    for conn in p.c.events.iter().filter_map(up).collect::<Vec<_>>() {
+        p.client.context().close(conn);
+    }
+    p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
+    serves_a_new_one(&mut p);
+    p.finish();
+}
+
+/// Row 51. A message that is longer than the other side's buffers, by one octet or by many, ends its connection there.
+pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
+    const BUFFER: usize = 1024;
+    let server = setup.config().buffer_size(BUFFER as u32);
+    let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
+    let (here, _) = rude(&mut p);
+    p.client.context().send(here, &message(DATA, WINDOW, &[1; BUFFER])).expect("room");
+    p.until("one that fits has come", |p| p.s.received == 1);
+    for len in [BUFFER + 1, 3000, 8000] {
+        let (here, there) = rude(&mut p);
+        p.client.context().send(here, &message(DATA, WINDOW, &vec![1; len])).expect("the sender's own limit is higher");
+        p.until("both know", |p| reason(p, there).is_some() && end(p, here).is_some());
+        let told = reason(&p, there).expect("just seen");
+        assert!(
+            matches!(
+                told,
+                DisconnectReason::PeerViolation(_)
+                    | DisconnectReason::WorkRequest { .. }
+                    | DisconnectReason::Transport(_)
+                    | DisconnectReason::Lost
+            ),
+            "{len}: {told:?}"
+        );
+    }
+    assert_eq!(p.s.received, 1);
+    serves_a_new_one(&mut p);
+    p.finish();
+}
+
+/// Row 52. A message whose last part never comes ends its connection after `transfer_timeout`, though its sender is alive.
+pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
+    let limit = Duration::from_millis(500);
+    let server = setup.config().transfer_timeout(limit);
+    let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
+    let (here, there) = rude(&mut p);
+    let mut part = message(FRAGMENT, WINDOW, b"the first of three");
+    part[1] = 2;
+    let begun = now();
+    p.client.context().send(here, &part).expect("room");
+    p.until("the end", |p| reason(p, there).is_some());
+    assert_eq!(reason(&p, there), Some(DisconnectReason::TransferTimeout));
+    assert!(begun.elapsed() >= limit);
+    p.until("the peer knows", |p| end(p, here).is_some());
+    assert_eq!(p.s.received, 0, "nothing of it was delivered");
+    p.finish();
+}
+
+/// Row 54. A peer whose program lets go of no message gets as many as it has receives. It loses nothing as long as it is
+/// alive, and a close has an end.
+pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
+    const DEPTH: u32 = 16;
+    let config = setup.config().receive_depth(DEPTH).close_timeout(Duration::from_millis(300));
+    let mut s = Probe::default();
+    s.keep = Some(Vec::new());
+    let mut p = Pair::new(setup, config, s, Probe::default());
+    let (here, there) = connect(&mut p);
+    let mut taken = 0;
+    for _ in 0..30 {
+        while p.client.context().send(here, b"not read").is_ok() {
+            taken += 1;
+        }
+        p.turn_for(Duration::from_millis(10));
+    }
+    assert_eq!(p.client.context().send(here, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
+    assert!(taken <= u64::from(DEPTH) && p.s.received == taken, "{taken} were taken, {} came", p.s.received);
+    assert_eq!((end(&p, here), reason(&p, there)), (None, None), "it is alive");
+    p.client.context().close(here);
+    p.until("both know", |p| end(p, here).is_some() && reason(p, there).is_some());
+    assert_eq!(end(&p, here), Some(DisconnectReason::Local));
+    p.s.keep = None;
+    p.finish();
+}
+
+/// Rows 56 and 57. Reads and writes with a guessed key, outside of the bounds of a region, and, where a device can tell, with the
+/// rights of another peer cost their connection, and touch nothing. The owner of the rights goes on.
+pub fn a_guess_costs_its_connection(setup: &Setup) {
+    const LEN: u64 = 64;
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let (owner, there) = connect(&mut p);
+    let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let mut region = p.server.context().register(there, LEN as usize, &options).expect("a region");
+    region.copy_from(0, &[0x55; LEN as usize]).expect("nothing is lent");
+    let real = region.remote();
+    let part = |address: u64, key: u32| RemoteRegion { address, len: 8, key };
+    let targets = [
+        ("a guessed key", part(real.address, real.key ^ 0x0100)),
+        ("no key", part(real.address, 0)),
+        ("past the end", part(real.address + LEN - 4, real.key)),
+        ("before the start", part(real.address - 4, real.key)),
+        ("around the end of all addresses", part(u64::MAX - 3, real.key)),
+    ];
+    // Devices do not tell their connections apart, see `RegionOptions::any_peer`.
+    let foreign = (setup.provider == ProviderChoice::Iwarp).then(|| ("another peer's", part(real.address, real.key)));
+    for (what, target) in targets.into_iter().chain(foreign) {
+        for reads in [false, true] {
+            let (here, there) = connect(&mut p);
+            let sink = RegionOptions::new().allow(Access::READ_SINK);
+            let mut local = p.client.context().register(here, 8, &sink).expect("a region");
+            local.copy_from(0, &[0x11; 8]).expect("nothing is lent");
+            let sent = match reads {
+                true => p.client.context().read(here, target, &mut local, 0..8),
+                false => p.client.context().write(here, target, &local, 0..8),
+            };
+            assert!(sent.is_ok(), "{what}: {sent:?}");
+            p.until(what, |p| end(p, here).is_some() && reason(p, there).is_some());
+            for told in [end(&p, here), reason(&p, there)].into_iter().flatten() {
+                let blamed = !matches!(told, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout);
+                assert!(blamed, "{what}: {told:?}");
+            }
+            let mut read = [0; 8];
+            local.copy_to(0, &mut read);
+            assert_eq!(read, [0x11; 8], "{what}");
+            let mut now = [0; LEN as usize];
+            region.copy_to(0, &mut now);
+            assert_eq!(now, [0x55; LEN as usize], "{what}");
+        }
+    }
+    // The peer with the rights uses them all the same, until it goes outside itself.
+    let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
+    p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
+    p.until("it is written", |_| {
+        let mut now = [0; LEN as usize];
+        region.copy_to(0, &mut now);
+        now[..8] == [7; 8] && now[8..] == [0x55; LEN as usize - 8]
+    });
+    p.client.context().write(owner, part(real.address + LEN - 4, real.key), &source, 0..8).expect("room");
+    p.until("the end", |p| end(p, owner).is_some() && reason(p, there).is_some());
+    let mut now = [0; LEN as usize];
+    region.copy_to(0, &mut now);
+    assert_eq!(now[8..], [0x55; LEN as usize - 8]);
+    drop((region, source));
+    p.finish();
+}
+
+/// The callbacks that a test goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Callback {
+    Request,
+    Connect,
+    Recv,
+    Sent,
+    Writable,
+    Disconnect,
+    ConnectError,
+    Timer,
+}
+
+impl Callback {
+    fn of(event: &Event) -> Option<Self> {
+        Some(match event {
+            Event::Request(_) => Self::Request,
+            Event::Connect(..) => Self::Connect,
+            Event::Recv(..) => Self::Recv,
+            Event::Sent(..) => Self::Sent,
+            Event::Writable(_) => Self::Writable,
+            Event::Disconnect(..) => Self::Disconnect,
+            Event::ConnectError(..) => Self::ConnectError,
+            Event::Timer(_) => Self::Timer,
+            _ => return None,
+        })
+    }
+}
+
+/// Fills the windows of new connections.
+fn filler() -> Probe {
+    let mut probe = Probe::new(|cx, event| {
+        if let Event::Connect(conn, _) = event {
+            while cx.send(*conn, &[0; 100]).is_ok() {}
+        }
+    });
+    probe.record_messages = false;
+    probe
+}
+
+/// Row 70. A panic of each callback costs its connection, with the panic as the reason, and nothing else.
+pub fn a_panic_costs_its_connection(setup: &Setup) {
+    use Callback::{Connect, Disconnect, Recv, Request, Sent, Timer, Writable};
+    for callback in [Request, Connect, Recv, Sent, Writable, Disconnect, Timer] {
+        let panicked = Rc::new(Cell::new(false));
+        let once = Rc::clone(&panicked);
+        let mut server = filler();
+        let mut fill = server.react;
+        server.react = Box::new(move |cx, event| {
+            fill(cx, event);
+            if Callback::of(event) == Some(callback) && !once.replace(true) {
+                panic!("the program has a defect in {callback:?}");
+            }
+        });
+        let mut p = Pair::new(setup, setup.config().contain_panics(true), server, filler());
+        let here = p.client.context().connect(p.address).expect("connecting");
+        if callback == Timer {
+            p.server.context().set_timer(Duration::from_millis(5), 0);
+        }
+        if matches!(callback, Timer | Disconnect) {
+            p.until("both are up", |p| (p.s.live(), p.c.live()) == (1, 1));
+        }
+        if callback == Disconnect {
+            p.client.context().close(here);
+        }
+        p.until("the panic", |_| panicked.get());
+        let text = format!("the program has a defect in {callback:?}");
+        match callback {
+            Request => {
+                p.until("the refusal", |p| p.c.count(|event| matches!(event, Event::ConnectError(..))) == 1);
+                assert_eq!(p.s.live(), 0);
+            }
+            Timer => {
+                p.turn_for(Duration::from_millis(20));
+                assert_eq!((p.s.live(), p.c.live()), (1, 1));
+            }
+            Disconnect => p.until("the end", |p| p.s.live() + p.c.live() == 0),
+            _ => {
+                let over = |event: &Event| match event {
+                    Event::Disconnect(conn, _) | Event::ConnectError(conn, _) => *conn == here,
+                    _ => false,
+                };
+                p.until("the end", |p| p.s.live() == 0 && p.c.count(over) == 1);
+                let told = p.s.events.iter().find_map(|event| match event {
+                    Event::Disconnect(_, DisconnectReason::Internal(why)) => Some(why.clone()),
+                    _ => None,
+                });
+                assert!(told.expect("its reason").contains(&text));
+            }
+        }
+        assert_eq!(p.server.stats().turns.panics, 1, "{callback:?}");
+        serves_a_new_one(&mut p);
+        p.finish();
+    }
+}
+
+/// Row 72. Each callback sends, connects, listens, sets timers, closes other connections, and connects where nobody listens.
+/// Everything that it has begun has an end.
+pub fn every_call_in_every_callback(setup: &Setup) {
+    const KINDS: usize = 8;
+    let calls: Rc<RefCell<BTreeMap<Callback, u32>>> = Rc::default();
+    let begun: Rc<Cell<usize>> = Rc::default();
+    let to: Rc<Cell<Option<SocketAddr>>> = Rc::default();
+    let (counts, connects, address, local) = (Rc::clone(&calls), Rc::clone(&begun), Rc::clone(&to), setup.address);
+    let (mut s, mut up) = (filler(), Vec::new());
+    let mut fill = s.react;
+    s.react = Box::new(move |cx, event| {
+        fill(cx, event);
+        match event {
+            Event::Connect(conn, _) => up.push(*conn),
+            Event::Disconnect(conn, _) => up.retain(|other| other != conn),
+            _ => {}
+        }
+        let (Some(callback), Some(address)) = (Callback::of(event), address.get()) else { return };
+        let mut counts = counts.borrow_mut();
+        let count = counts.entry(callback).or_default();
+        *count += 1;
+        if *count > 2 {
+            return;
+        }
+        let listener = cx.listen(local).expect("listening");
+        let nobody = cx.local_address(listener).expect("it listens");
+        cx.close_listener(listener);
+        for to in [nobody, address] {
+            cx.connect(to).expect("connecting");
+            connects.set(connects.get() + 1);
+        }
+        cx.set_timer(Duration::ZERO, 1);
+        let timer = cx.set_timer(HOUR, 2);
+        assert!(cx.cancel_timer(timer));
+        for conn in &up {
+            let sent = cx.send(*conn, b"from any callback");
+            assert!(matches!(sent, Ok(_) | Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)), "{sent:?}");
+        }
+        if up.len() > 3 {
+            cx.close(up[0]);
+        }
+    });
+    let mut p = Pair::new(setup, setup.config(), s, filler());
+    to.set(Some(p.address));
+    p.client.context().connect(p.address).expect("connecting");
+    p.server.context().set_timer(Duration::ZERO, 0);
+    // Each of those that come up is there twice, besides that of the client; and at every second place nobody listens.
+    p.until("it was in each callback, and everything has an outcome", |p| {
+        let up = p.s.count(|event| matches!(event, Event::Connect(..)));
+        let errors = p.s.count(|event| matches!(event, Event::ConnectError(..)));
+        (calls.borrow().len(), up, 2 * errors) == (KINDS, begun.get() + 1, begun.get())
+    });
+    to.set(None);
+    let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
+    for conn in p.s.events.iter().filter_map(up).collect::<Vec<_>>() {
+        p.server.context().close(conn);
+    }
+    p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
+    p.finish();
+}
+
+/// Row 73. Beside a connection that sends as much as goes, the neighbour is served all the time.
+pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
+    let floods = Rc::new(Cell::new(true));
+    let on = Rc::clone(&floods);
+    let mut c = Probe::new(move |cx, event| {
+        if let Event::Connect(conn, _) | Event::Writable(conn) | Event::Sent(conn, ..) = event {
+            while on.get() && cx.send(*conn, &[1; 1000]).is_ok() {}
+        }
+    });
+    c.record_messages = false;
+    let mut s = Probe::default();
+    s.record_messages = false;
+    let mut p = Pair::new(setup, setup.config(), s, c);
+    let (flooding, _) = connect(&mut p);
+    let quiet = connect(&mut p).0;
+    p.client.context().close(quiet);
+    for _ in 0..10 {
+        let before = p.s.received;
+        p.goes_on();
+        p.until("the flood goes on, too", |p| p.s.received >= before + 200);
+    }
+    assert!(p.s.received > 2000);
+    floods.set(false);
+    p.client.context().close(flooding);
+    p.until("the end", |p| end(p, flooding).is_some());
+    assert_eq!(p.s.received, p.c.sent, "what was accepted arrives");
+    p.finish();
+}
+
+/// Rows 76 and 77. A reactor that sleeps with nothing to do but completions is woken by those of each burst, and takes all of them,
+/// though it takes only a few in a turn.
+pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
+    const CONNECTIONS: u64 = 3;
+    let server = setup.config().completions_per_turn(3).wait(Wait::Event).keepalive(HOUR, 2 * HOUR);
+    let client = setup.config().keepalive(HOUR, 2 * HOUR);
+    let mut s = Probe::default();
+    s.record_messages = false;
+    let mut p = Pair::with_configs(setup, server, client, s, Probe::default());
+    let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
+    // The neighbour's messages would wake the server.
+    p.witness.iter_mut().for_each(|witness| witness.rest(true));
+    p.turn_for(Duration::from_millis(50));
+    let mut due = 0;
+    for burst in (1..=20).cycle().take(60) {
+        due += CONNECTIONS * burst;
+        for _ in 0..burst {
+            for conn in &conns {
+                while p.client.context().send(*conn, &[7; 30]).is_err() {
+                    p.turn();
+                }
+            }
+        }
+        p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
+        while p.s.received < due {
+            let begun = now();
+            p.server.turn(&mut p.s, SOON).expect("a turn");
+            assert!(begun.elapsed() < SOON / 2, "nobody woke the server: {} of {due} messages", p.s.received);
+            p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
+        }
+    }
+    p.witness.iter_mut().for_each(|witness| witness.rest(false));
+    assert_eq!((p.s.received, p.s.live()), (due, CONNECTIONS as usize));
+    p.finish();
+}
+
+/// Row 81. Ten thousand timers of one time fire once each, in the order in which they were set, some in each turn.
+pub fn many_timers_leave_room_for_others(setup: &Setup) {
+    const TIMERS: u64 = 10_000;
+    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    let conn = p.connect();
+    let mut cx = p.client.context();
+    for number in 0..TIMERS {
+        cx.set_timer(Duration::from_millis(100), number);
+    }
+    cx.send(conn, b"beside them").expect("room");
+    let (mut most, mut before) = (0, 0);
+    let deadline = now() + SOON;
+    let fired = |p: &Pair| p.c.count(|event| matches!(event, Event::Timer(_))) as u64;
+    while before < TIMERS {
+        assert!(now() < deadline, "{before} have fired");
+        p.server.turn(&mut p.s, Duration::ZERO).expect("a turn");
+        p.client.turn(&mut p.c, Duration::from_millis(1)).expect("a turn");
+        let now = fired(&p);
+        most = most.max(now - before);
+        before = now;
+    }
+    assert!(most <= 1024, "{most} in a turn");
+    let timers = p.c.events.iter().filter_map(|event| if let Event::Timer(n) = event { Some(*n) } else { None });
+    assert!(timers.eq(0..TIMERS));
+    p.until("the echo", |p| p.c.received == 1);
+    p.turn_for(Duration::from_millis(20));
+    assert_eq!(fired(&p), TIMERS);
+    p.finish();
+}
+
+/// Row 82. A shutdown with connections that cannot end in order is over within `close_timeout`, and a drain at its deadline, whatever
+/// `close_timeout` is. The peers are told.
+pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
+    let limit = Duration::from_millis(500);
+    for drains in [false, true] {
+        let config = setup.config().eager_limit(0).close_timeout(if drains { SOON } else { limit });
+        let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+        p.c.large = true;
+        let full = p.connect();
+        let offers = p.connect();
+        p.connect();
+        let (raw, _) = rude(&mut p);
+        // From here on, the server takes no turn.
+        let mut accepted = 2;
+        while p.client.context().send(full, &[1; 1000]).is_ok() {
+            accepted += 1;
+        }
+        p.client.context().send(offers, &vec![2; 1 << 20]).expect("room");
+        p.client.context().send(raw, b"no framing").expect("room");
+        p.client.context().connect(p.address).expect("connecting");
+        p.witness.iter_mut().for_each(|witness| witness.excuse(CLIENT));
+        let (begun, sent) = (now(), p.c.sent);
+        if drains {
+            p.client.context().drain(limit);
+            while !p.client.is_drained() {
+                assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+                p.client.turn(&mut p.c, Duration::from_millis(10)).expect("a turn");
+            }
+        } else {
+            p.client.shutdown(&mut p.c, SOON).expect("it ends");
+        }
+        assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+        assert_eq!((p.c.live(), p.client.context().connections()), (0, 0));
+        assert_eq!(p.c.sent - sent, accepted, "each send has ended");
+        let local = |event: &Event| match event {
+            Event::Disconnect(_, reason) => *reason == DisconnectReason::Local,
+            Event::ConnectError(_, error) => *error == ConnectError::Cancelled,
+            _ => true,
+        };
+        assert!(p.c.events.iter().all(local), "{:?}", p.c);
+        p.until("the peers know", |p| p.s.live() == 0);
+        p.finish();
+    }
+}
+
+/// Row 83. A reactor that is dropped is lost to its peers, also when it is dropped in the unwinding of a panic in its own turn.
+pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
+    for unwinds in [false, true] {
+        let mut server = Probe::default();
+        server.react = Box::new(move |_, event| {
+            assert!(!(unwinds && matches!(event, Event::Recv(..))), "the program gives up");
+        });
+        let mut p = Pair::new(setup, setup.config(), server, Probe::default());
+        let conns: Vec<_> = (0..3).map(|_| p.connect()).collect();
+        p.witness.iter_mut().for_each(|witness| witness.excuse(SERVER));
+        let mut accepted = 0;
+        for conn in &conns {
+            while p.client.context().send(*conn, &[0; 500]).is_ok() {
+                accepted += 1;
+            }
+        }
+        let Pair { mut server, mut s, mut client, mut c, mut witness, .. } = p;
+        if unwinds {
+            let client = (&mut client, &mut c);
+            let unwound = catch_unwind(AssertUnwindSafe(move || {
+                let deadline = now() + SOON;
+                while now() < deadline {
+                    client.0.turn(client.1, Duration::ZERO).expect("a turn");
+                    server.turn(&mut s, Duration::from_millis(1)).expect("a turn");
+                }
+            }));
+            assert!(unwound.is_err(), "no message came");
+        } else {
+            drop((server, s));
+        }
+        let (deadline, mut further) = (now() + SOON, None::<Vec<u64>>);
+        // The neighbour goes on after the ends, too.
+        while c.live() > 0
+            || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
+        {
+            assert!(now() < deadline, "not in time: {c:?} {witness:?}");
+            client.turn(&mut c, Duration::from_millis(1)).expect("a turn");
+            witness.iter_mut().for_each(Witness::check);
+            if c.live() == 0 && further.is_none() {
+                further = witness.as_ref().map(Witness::further);
+            }
+        }
+        assert_eq!(c.sent, accepted, "each send has ended");
+        let lost = c.count(|event| matches!(event, Event::Disconnect(_, DisconnectReason::Lost)));
+        assert_eq!(lost, conns.len());
+        witness.iter().for_each(Witness::leave);
+        client.shutdown(&mut c, SOON).expect("the end");
+        drop((client, c));
+        drop(witness);
+    }
+}

@@ -1,0 +1,358 @@
+//! An honest neighbour of the connections that a fault hits. It is a thread with a reactor of its own, to which each watched reactor
+//! opens one connection more. On each it asks for the echo of one numbered message after another, from before the fault until after
+//! it. When everything is over, the descriptors of the process and the kernel's objects are counted and compared with those of
+//! before.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Config, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message,
+    Outcome, Reactor, Remote, SendErrorKind, SendId, TimerId,
+};
+
+use crate::conformance::harness::{now, open_descriptors};
+use crate::device::Device;
+
+/// Private data by which both ends of a witness's connection know it; a byte with the number of the watched reactor follows.
+const MARK: &[u8] = b"a witness";
+/// Time between an echo and the next question.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Longest wait for anything.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A witness stands still if it has heard nothing for so long and for so many turns of the watched reactors. A slow machine
+/// takes few turns in that time.
+const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
+/// Number of echoes on each connection that count as going on.
+const ECHOES: u64 = 5;
+
+/// The objects that this process has open on a device, and its descriptors.
+#[derive(Debug)]
+pub struct Baseline {
+    device: Device,
+    descriptors: usize,
+    resources: BTreeMap<String, u32>,
+}
+
+impl Baseline {
+    /// Counts what is open now.
+    ///
+    /// # Panics
+    /// When the device cannot be used.
+    #[must_use]
+    pub fn new(device: Device) -> Self {
+        // The library opens a device on first use, and keeps it.
+        let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
+        reactor.context().listen(device.address()).expect("listening");
+        drop(reactor);
+        Self { device, descriptors: open_descriptors(), resources: device.resources() }
+    }
+
+    /// Checks that everything is given back. A thread or the kernel may need a moment.
+    ///
+    /// # Panics
+    /// When something is left.
+    #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
+    pub fn check(&self) {
+        let deadline = now() + LIMIT;
+        loop {
+            let (descriptors, resources) = (open_descriptors(), self.device.resources());
+            if descriptors <= self.descriptors && resources == self.resources {
+                return;
+            }
+            assert!(now() < deadline, "{self:?}, and now {descriptors} {resources:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What the witness has heard on the connections of the watched reactors.
+#[derive(Default)]
+struct Tally {
+    echoes: Vec<AtomicU64>,
+    /// Nothing is asked for now.
+    rests: AtomicBool,
+    /// What must not have happened, by the number of the reactor.
+    objections: Mutex<Vec<(u8, String)>>,
+}
+
+impl Tally {
+    fn object(&self, number: u8, what: String) {
+        self.objections.lock().unwrap_or_else(PoisonError::into_inner).push((number, what));
+    }
+}
+
+/// The witness's own handler.
+struct Asker {
+    tally: Arc<Tally>,
+    /// The connections: number of the watched reactor, and the number of the next message.
+    asked: BTreeMap<ConnectionId, (u8, u64)>,
+    leaves: bool,
+}
+
+impl Asker {
+    fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let Some((number, next)) = self.asked.get(&conn) else { return };
+        if let Err(error) = cx.send(conn, &next.to_le_bytes())
+            && !self.leaves
+        {
+            self.tally.object(*number, format!("message {next} was not taken: {error}"));
+        }
+    }
+}
+
+impl Handler for Asker {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        assert!(request.private_data.starts_with(MARK), "nobody else connects here");
+        Decision::AcceptWith(MARK.to_vec())
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let number = *cx.private_data(conn).last().expect("a number behind the mark");
+        self.asked.insert(conn, (number, 0));
+        cx.set_user(conn, u64::from(number));
+        self.ask(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let (number, next) = self.asked.get_mut(&conn).expect("it is up");
+        if *message != next.to_le_bytes() {
+            self.tally.object(*number, format!("the echo of message {next} is {:?}", &*message));
+        }
+        *next += 1;
+        self.tally.echoes[usize::from(*number)].fetch_add(1, Ordering::Relaxed);
+        cx.set_timer(PAUSE, u64::from(*number));
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if let Some((number, _)) = self.asked.get(&conn)
+            && !outcome.is_sent()
+            && !self.leaves
+        {
+            self.tally.object(*number, format!("{send:?}: {outcome:?}"));
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, number: u64) {
+        let conn = self.asked.iter().find(|(_, asked)| u64::from(asked.0) == number).map(|(conn, _)| *conn);
+        if self.tally.rests.load(Ordering::Relaxed) {
+            cx.set_timer(PAUSE, number);
+        } else if let Some(conn) = conn {
+            self.ask(cx, conn);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if let Some((number, next)) = self.asked.remove(&conn)
+            && !self.leaves
+        {
+            self.tally.object(number, format!("the connection has ended before message {next}: {reason}"));
+        }
+    }
+}
+
+/// The other end of a witness's connection: a part of the handler of a watched reactor, of which the test sees nothing.
+#[derive(Debug, Default)]
+pub struct Watched {
+    conn: Option<ConnectionId>,
+    /// Number of echoes that were sent completely.
+    sent: u64,
+}
+
+impl Watched {
+    /// Whether the connection is the witness's, when it comes up.
+    pub fn comes_up(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
+        let is_it = cx.private_data(conn) == MARK;
+        if is_it {
+            assert_eq!(self.conn.replace(conn), None, "one witness for each reactor");
+        }
+        is_it
+    }
+
+    /// Whether the connection is the witness's.
+    #[must_use]
+    pub fn is(&self, conn: ConnectionId) -> bool {
+        self.conn == Some(conn)
+    }
+
+    /// Number of messages that were sent to the witness and have completed.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Answers a message of the witness.
+    pub fn answer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, bytes: &[u8]) {
+        let sent = cx.send(conn, bytes);
+        assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
+    }
+
+    /// Takes note of a completion.
+    pub fn completes(&mut self, send: SendId) {
+        assert_eq!(send.sequence(), self.sent, "sends complete once, in order");
+        self.sent += 1;
+    }
+
+    /// Takes note of the end.
+    pub fn ends(&mut self) {
+        self.conn = None;
+    }
+}
+
+/// The witness.
+pub struct Witness {
+    thread: Option<JoinHandle<()>>,
+    /// The way to stop it; it has a descriptor.
+    remote: Option<Remote>,
+    tally: Arc<Tally>,
+    address: SocketAddr,
+    /// What was open before, if that is to be compared.
+    baseline: Option<Baseline>,
+    /// Watched reactors whose connections may end.
+    excused: Vec<u8>,
+    /// Echoes that were seen last, since when, and the turns since then, of each watched reactor.
+    seen: Vec<(u64, Instant, u32)>,
+}
+
+impl std::fmt::Debug for Witness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Witness").field("echoes", &self.tally.echoes).finish_non_exhaustive()
+    }
+}
+
+impl Witness {
+    /// Takes the baseline, and starts a witness of so many reactors on a device. No other process may use the device.
+    ///
+    /// # Panics
+    /// When the device cannot be used.
+    #[must_use]
+    pub fn new(device: Device, config: Config, reactors: u8) -> Self {
+        let baseline = Baseline::new(device);
+        let mut witness = Self::start(device, config, reactors);
+        witness.baseline = Some(baseline);
+        witness
+    }
+
+    /// Starts a witness of so many reactors on a device, which compares nothing at the end.
+    ///
+    /// # Panics
+    /// When the device cannot be used.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
+    pub fn start(device: Device, config: Config, reactors: u8) -> Self {
+        let tally = Arc::new(Tally { echoes: (0..reactors).map(|_| AtomicU64::new(0)).collect(), ..Tally::default() });
+        let (ready, started) = channel();
+        let asker = Asker { tally: Arc::clone(&tally), asked: BTreeMap::new(), leaves: false };
+        let thread = std::thread::spawn(move || live(asker, device, config, &ready));
+        let (remote, address) = started.recv_timeout(LIMIT).expect("the witness listens");
+        let seen = vec![(0, now(), 0); usize::from(reactors)];
+        Self { thread: Some(thread), remote: Some(remote), tally, address, baseline: None, excused: Vec::new(), seen }
+    }
+
+    /// Begins to connect a watched reactor to the witness.
+    ///
+    /// # Panics
+    /// When the reactor refuses.
+    pub fn watch(&self, reactor: &mut Reactor, number: u8) {
+        let options = ConnectOptions::new().private_data([MARK, &[number]].concat());
+        reactor.context().connect_with(self.address, options).expect("connecting to the witness");
+    }
+
+    /// The connections of this reactor may end now: the fault is that it goes.
+    pub fn excuse(&mut self, number: u8) {
+        self.excused.push(number);
+    }
+
+    /// Has the witness ask for nothing, or go on: its messages wake the watched reactors, which some tests must not have.
+    pub fn rest(&mut self, rests: bool) {
+        self.tally.rests.store(rests, Ordering::Relaxed);
+        self.seen.iter_mut().for_each(|seen| seen.2 = 0);
+    }
+
+    fn echoes(&self, number: usize) -> u64 {
+        self.tally.echoes[number].load(Ordering::Relaxed)
+    }
+
+    fn watched(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.seen.len()).filter(|number| self.excused.iter().all(|excused| usize::from(*excused) != *number))
+    }
+
+    /// The numbers of echoes that show that all go on.
+    #[must_use]
+    pub fn further(&self) -> Vec<u64> {
+        (0..self.seen.len()).map(|number| self.echoes(number) + ECHOES).collect()
+    }
+
+    /// Whether there have been so many echoes.
+    #[must_use]
+    pub fn has(&self, echoes: &[u64]) -> bool {
+        self.watched().all(|number| self.echoes(number) >= echoes[number])
+    }
+
+    /// Checks, after a turn of the watched reactors, that nothing has disturbed the witness.
+    ///
+    /// # Panics
+    /// When something has.
+    pub fn check(&mut self) {
+        let objections = self.tally.objections.lock().unwrap_or_else(PoisonError::into_inner);
+        let objection = objections.iter().find(|(number, _)| !self.excused.contains(number));
+        assert!(objection.is_none(), "the neighbour was disturbed: {objection:?}");
+        drop(objections);
+        if self.tally.rests.load(Ordering::Relaxed) {
+            return;
+        }
+        for number in self.watched().collect::<Vec<_>>() {
+            let echoes = self.echoes(number);
+            let (seen, since, turns) = &mut self.seen[number];
+            if echoes != *seen || *turns == 0 {
+                (*seen, *since, *turns) = (echoes, now(), 1);
+            }
+            *turns += 1;
+            let still = since.elapsed();
+            assert!(still < STILL.0 || *turns < STILL.1, "no echo for {still:?} and {turns} turns of reactor {number}");
+        }
+    }
+
+    /// Begins to close the witness's connections. The watched reactors have to take turns until that [has happened](Self::is_over).
+    pub fn leave(&self) {
+        self.remote.iter().for_each(Remote::stop);
+    }
+
+    /// Whether the witness has gone.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+/// The witness's thread.
+fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(Remote, SocketAddr)>) {
+    let mut reactor = Reactor::new(config).expect("the witness's reactor");
+    let listener = reactor.context().listen(device.address()).expect("listening");
+    let address = reactor.context().local_address(listener).expect("it listens");
+    ready.send((reactor.remote(), address)).expect("the test waits");
+    reactor.run(&mut asker).expect("the witness's run");
+    asker.leaves = true;
+    reactor.shutdown(&mut asker, LIMIT).expect("the witness's end");
+}
+
+/// The reactors that were watched are gone when a witness is dropped, so nothing may be left.
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.leave();
+        let joined = self.thread.take().map_or(Ok(()), JoinHandle::join);
+        self.remote = None;
+        if !std::thread::panicking() {
+            assert!(joined.is_ok(), "the witness has panicked");
+            let objections = self.tally.objections.lock().unwrap_or_else(PoisonError::into_inner);
+            let counts: Vec<_> = self.tally.echoes.iter().map(|echoes| echoes.load(Ordering::Relaxed)).collect();
+            println!("echoes of the neighbour: {counts:?}; objections of the excused: {objections:?}");
+            self.baseline.iter().for_each(Baseline::check);
+        }
+    }
+}

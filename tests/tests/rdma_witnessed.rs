@@ -1,0 +1,278 @@
+//! Faults on the kernel's siw and rxe beside an honest neighbour on the same reactors and the same device. Each connection ends
+//! once, in time and with its reason, each accepted message completes once before, the neighbour is not disturbed, and everything
+//! that is open on the device is given back. `make test-rdma` runs these tests.
+#![cfg(feature = "verbs")]
+#![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
+
+use std::io;
+use std::mem;
+use std::process::Command;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::transport::verbs::Verbs;
+use rdma_reactor::{ConnectError, DisconnectReason, Reactor, Wait};
+use rdma_reactor_tests::conformance;
+use rdma_reactor_tests::conformance::Setup;
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
+use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, message};
+use rdma_reactor_tests::device::{Device, RXE, SIW};
+use rdma_reactor_tests::ends::End;
+use rdma_transport::{CmEventKind, ConnectParam, SendFlags, SendOp};
+
+conformance!(faults siw, super::Setup::witnessed(super::SIW));
+conformance!(faults rxe, super::Setup::witnessed(super::RXE));
+
+fn ms(time: u64) -> Duration {
+    Duration::from_millis(time)
+}
+
+fn echoing(device: Device) -> Pair {
+    let setup = Setup::witnessed(device);
+    Pair::new(&setup, setup.config(), Probe::echo(), Probe::default())
+}
+
+/// Row 12. A connect that nobody answers ends at its time limit, and the loop goes on meanwhile.
+fn nobody_answers(device: Device) {
+    let setup = Setup::witnessed(device);
+    let limit = ms(1500);
+    let mut p = Pair::new(&setup, setup.config().connect_timeout(limit), Probe::echo(), Probe::default());
+    let (silent, begun) = (device.silent_address(), now());
+    let conns: Vec<_> = (0..3).map(|_| p.client.context().connect(silent).expect("connecting")).collect();
+    p.goes_on();
+    assert!(p.c.events.is_empty(), "the neighbour has had its echoes meanwhile: {:?}", p.c);
+    p.until("the ends", |p| p.c.events.len() == conns.len());
+    assert!(begun.elapsed() >= limit);
+    for conn in &conns {
+        assert!(p.c.events.contains(&Event::ConnectError(*conn, ConnectError::Timeout)), "{conn}: {:?}", p.c);
+    }
+    let conn = p.connect();
+    p.client.context().send(conn, b"somebody").expect("room");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}
+
+/// Row 7. A peer that posts no receive ends its connection: siw's as a message that could not be sent, rxe's by its silence.
+fn no_receive_is_posted(device: Device) {
+    let setup = Setup::witnessed(device);
+    let server = setup.config().keepalive(ms(300), ms(1500));
+    let mut p = Pair::with_configs(&setup, server, setup.config(), Probe::echo(), Probe::default());
+    let mut peer = End::new(Box::new(Verbs::open().expect("the device")), 4096);
+    let hello = message(HELLO, WINDOW, &[]);
+    let private_data = greeting(WINDOW);
+    let id = peer.station.provider().resolve(p.address, now() + ms(60_000)).expect("an id");
+    let turn = |p: &mut Pair, peer: &mut End| {
+        p.turn();
+        peer.turn();
+        mem::take(&mut peer.events)
+    };
+    let deadline = now() + ms(30_000);
+    let mut ended = None;
+    while ended.is_none() {
+        assert!(now() < deadline, "no end: {:?}", p.s);
+        for event in turn(&mut p, &mut peer) {
+            match event.kind {
+                CmEventKind::Resolved { device } => {
+                    peer.equip(id, device);
+                    let param = ConnectParam { private_data: &private_data, ..ConnectParam::default() };
+                    peer.station.provider().connect(id, &param).expect("a connect");
+                }
+                CmEventKind::Established { .. } => {
+                    peer.station.write(0, &hello).expect("memory");
+                    peer.post(1, SendOp::Send, &[0..hello.len()], SendFlags::empty());
+                }
+                _ => {}
+            }
+        }
+        let up = p.s.connection();
+        if let Some(conn) = up
+            && p.s.sent == 0
+            && p.s.received == 0
+        {
+            // Nothing is taken any more once the connection has ended.
+            let _ = p.server.context().send(conn, b"to the void");
+        }
+        ended = p.s.events.iter().find_map(|event| match event {
+            Event::Disconnect(_, reason) => Some(reason.clone()),
+            _ => None,
+        });
+    }
+    let reason = ended.expect("just seen");
+    println!("{}: {reason}", device.kind());
+    match reason {
+        DisconnectReason::KeepaliveTimeout => assert_eq!(device, RXE),
+        DisconnectReason::WorkRequest { .. } | DisconnectReason::Transport(_) => {}
+        DisconnectReason::Lost => assert_eq!(device, SIW),
+        other => panic!("{other:?}"),
+    }
+    peer.station.provider().destroy_id(id, now());
+    drop(peer);
+    let conn = p.connect();
+    p.client.context().send(conn, b"with a receive").expect("room");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}
+
+/// A limit of the process, as it was before a test and is again after it.
+struct Limit {
+    resource: rlimit::Resource,
+    before: (u64, u64),
+}
+
+impl Limit {
+    fn lower(resource: rlimit::Resource, to: u64) -> Self {
+        let before = resource.get().expect("a limit");
+        resource.set(to, before.1).expect("lowering a limit");
+        Self { resource, before }
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        self.resource.set(self.before.0, self.before.1).expect("raising it again");
+    }
+}
+
+/// Row 40. Without descriptors no reactor can be made, and says why. Those that are there go on, and open connections.
+fn no_descriptors(device: Device) {
+    let mut p = echoing(device);
+    let old = p.connect();
+    let open = rdma_reactor_tests::conformance::harness::open_descriptors() as u64;
+    for more in 0..6 {
+        let limit = Limit::lower(rlimit::Resource::NOFILE, open - 1 + more);
+        let setup = Setup::device(&device.kind().to_uppercase());
+        let made = Reactor::new(setup.config()).and_then(|mut reactor| reactor.context().listen(device.address()));
+        let conn = p.client.context().connect(p.address).expect("connecting");
+        let answer = |p: &Pair| {
+            p.c.events.iter().any(|event| match event {
+                Event::Connect(of, _) | Event::ConnectError(of, _) => *of == conn,
+                _ => false,
+            })
+        };
+        p.until("an answer", answer);
+        drop(limit);
+        if let Err(error) = made {
+            println!("{more} more: {error}");
+        } else {
+            assert!(more > 0, "nothing was missing");
+        }
+        p.client.context().close(conn);
+        p.until("its end", |p| (p.s.live(), p.c.live()) == (1, 1));
+    }
+    p.client.context().send(old, b"still there").expect("room");
+    p.until("the echo", |p| p.c.received == 1);
+    p.finish();
+}
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_signal(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Row 79. A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
+fn signals_interrupt_nothing(device: Device) {
+    // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
+    // touches an atomic number only.
+    let installed = unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = count_signal as *const () as usize;
+        libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
+    };
+    assert_eq!(installed, 0, "{}", io::Error::last_os_error());
+    SIGNALS.store(0, Ordering::Relaxed);
+    let setup = Setup::witnessed(device);
+    let mut p = Pair::new(&setup, setup.config().wait(Wait::Event), Probe::echo(), Probe::default());
+    // SAFETY: this call has no conditions.
+    let me = unsafe { libc::pthread_self() } as usize;
+    let over = Arc::new(AtomicBool::new(false));
+    let sender = {
+        let over = Arc::clone(&over);
+        thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: that thread joins this one before it ends.
+                unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
+                thread::sleep(Duration::from_micros(500));
+            }
+        })
+    };
+    // Connections come up and end among the signals, too.
+    for _ in 0..5 {
+        let conn = p.connect();
+        let before = p.c.events.len();
+        for nth in 0..60_u32 {
+            p.client.context().send(conn, &nth.to_le_bytes()).expect("one message is out");
+            let received = p.c.received + 1;
+            p.until("the answer", |p| p.c.received == received);
+        }
+        let answers = p.c.events[before..].iter().filter_map(|event| match event {
+            Event::Recv(_, bytes) => Some(bytes.clone()),
+            _ => None,
+        });
+        assert!(answers.eq((0..60_u32).map(|nth| nth.to_le_bytes().to_vec())));
+        p.client.context().close(conn);
+        p.until("the end", |p| (p.s.live(), p.c.live()) == (0, 0));
+    }
+    over.store(true, Ordering::Relaxed);
+    sender.join().expect("the sender of signals");
+    assert!(SIGNALS.load(Ordering::Relaxed) > 100, "there were few signals");
+    p.finish();
+}
+
+/// Row 80. The whole process stands still for longer than its timers and both of its timeouts. Nobody is given up for that, each
+/// timer fires once, and the connections go on.
+fn the_process_stands_still(device: Device) {
+    let setup = Setup::witnessed(device);
+    let config = setup.config().keepalive(ms(200), ms(1000)).transfer_timeout(ms(1000));
+    let mut p = Pair::new(&setup, config, Probe::echo(), Probe::default());
+    let conns: Vec<_> = (0..4).map(|_| p.connect()).collect();
+    for nth in 0..100 {
+        p.client.context().set_timer(ms(20 * nth), nth);
+    }
+    p.client.context().send(conns[0], b"on its way").expect("room");
+    let me = std::process::id();
+    for _ in 0..2 {
+        let mut waker = Command::new("sh")
+            .args(["-c", &format!("kill -STOP {me}; sleep 1.5; kill -CONT {me}")])
+            .spawn()
+            .expect("a shell");
+        let begun = now();
+        while waker.try_wait().expect("it can be waited for").is_none() {
+            p.turn();
+        }
+        assert!(begun.elapsed() >= ms(1400), "it stood still");
+        p.turn_for(ms(100));
+    }
+    assert_eq!((p.s.live(), p.c.live()), (4, 4));
+    p.until("all timers", |p| p.c.count(|event| matches!(event, Event::Timer(_))) == 100);
+    for conn in &conns {
+        p.client.context().send(*conn, b"after it").expect("room");
+    }
+    p.until("all echoes", |p| p.c.received == 5);
+    let timers = p.c.events.iter().filter_map(|event| if let Event::Timer(n) = event { Some(*n) } else { None });
+    assert!(timers.eq(0..100));
+    p.finish();
+}
+
+macro_rules! on_each_device {
+    ($($test:ident)*) => {
+        on_each_device!(@ on_siw SIW $($test)*);
+        on_each_device!(@ on_rxe RXE $($test)*);
+    };
+    (@ $name:ident $device:ident $($test:ident)*) => {
+        mod $name {
+            $(#[test]
+            fn $test() {
+                super::with_watchdog(stringify!($test), || super::$test(super::$device));
+            })*
+        }
+    };
+}
+
+on_each_device! {
+    nobody_answers no_receive_is_posted no_descriptors signals_interrupt_nothing
+    the_process_stands_still
+}
