@@ -104,8 +104,8 @@ impl RemoteRegion {
     /// Example: [`Region`].
     #[must_use]
     pub const fn part(self, offset: u64, len: u64) -> Option<Self> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Some(Self { address: self.address + offset, len, key: self.key }),
+        match (offset.checked_add(len), self.address.checked_add(offset)) {
+            (Some(end), Some(address)) if end <= self.len => Some(Self { address, len, key: self.key }),
             _ => None,
         }
     }
@@ -348,5 +348,6 @@ mod tests {
         assert!(region.part(901, 100).is_none() && region.part(u64::MAX, 2).is_none());
         let wraps = RemoteRegion { address: u64::MAX, len: 2, key: 1 };
         assert_eq!(RemoteRegion::from_bytes(&wraps.to_bytes()), None);
+        assert!(wraps.part(0, 1).is_some() && wraps.part(1, 1).is_none());
     }
 }
