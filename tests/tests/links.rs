@@ -157,3 +157,26 @@ fn names_on_the_page_of_faults_are_in_the_code() {
     let gone: Vec<_> = named.difference(&words).collect();
     assert!(gone.is_empty(), "docs/reliability.md names what is not in the code: {gone:?}");
 }
+
+/// `docs/reliability.md` counts the rows of its tables.
+#[test]
+fn the_rows_of_the_page_of_faults_are_counted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/reliability.md")).expect("the page");
+    let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split(" | ").collect()).collect();
+    let rows: Vec<_> =
+        rows.iter().filter(|row| row[0].strip_prefix("| ").is_some_and(|n| n.parse::<u32>().is_ok())).collect();
+    let state = |state: &str| rows.iter().filter(|row| row[2] == state).count();
+    let places =
+        |letters: &str| rows.iter().filter(|row| letters.chars().all(|letter| row[4].contains(letter))).count();
+    let counted = format!(
+        "{} full, {} part, {} none; {} are full in the\nsimulation, and {} on both kernel drivers.",
+        state("full"),
+        state("part"),
+        state("none"),
+        places("S"),
+        places("WR")
+    );
+    assert_eq!(rows.len(), 86);
+    assert!(page.contains(&counted), "it is {counted}");
+}
