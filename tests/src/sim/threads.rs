@@ -87,6 +87,11 @@ impl Threads {
         if listeners[node].gone { 0 } else { listeners[node].unheard() }
     }
 
+    /// Forgets all reactors. What they are rung with knows the network, and that knows these threads: nothing of it would go.
+    pub fn disperse(&self) {
+        self.listeners().clear();
+    }
+
     /// A node's reactor was dropped.
     pub fn gone(&self, node: usize) {
         self.listeners()[node].gone = true;

@@ -148,6 +148,12 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.threads.disperse();
+    }
+}
+
 impl World {
     /// The world of a seed, with connections that are secured in this way; the last `keep` lines of its timeline are kept as
     /// text.
