@@ -25,6 +25,7 @@ DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_sc
 HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
 
 test-host: ## What needs no RDMA device
+	$(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %) --no-run
 	timeout 1200 $(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %)
 	timeout 300 $(CARGO) test --workspace --doc
 
