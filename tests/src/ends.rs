@@ -10,6 +10,8 @@ use rdma_transport::{
     QpAttr, QpId, SendFlags, SendOp, SrqId, Station, WcOpcode, WcStatus, WorkCompletion,
 };
 
+/// Attempts to connect.
+const TRIES: u32 = 5;
 /// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Number of work requests of each queue.
@@ -266,21 +268,7 @@ impl Pair {
             initiator_depth: depth,
             ..ConnectParam::default()
         };
-        let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
-        let device = self.until("address", |pair| {
-            let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;
-            if let CmEventKind::Resolved { device } = event.kind { Some(device) } else { None }
-        });
-        self.active.equip(id, device);
-        self.active.station.provider().connect(id, &param).expect("a connect");
-        let (id, device) = self.until("request", |pair| {
-            let event = pair.passive.take_event(|kind| matches!(kind, CmEventKind::ConnectRequest { .. }))?;
-            let CmEventKind::ConnectRequest { listener: to, device, private_data, .. } = event.kind else {
-                return None;
-            };
-            assert_eq!((to, private_data.get(..8)), (listener, Some(&b"question"[..])));
-            Some((event.id, device))
-        });
+        let (id, device) = (0..TRIES).find_map(|_| self.ask(listener, to, &param)).expect("a port that TCP has free");
         self.passive.equip(id, device);
         let param = ConnectParam { private_data: b"answer", ..param };
         self.passive.station.provider().accept(id, &param, Instant::now()).expect("an accept");
@@ -289,6 +277,37 @@ impl Pair {
                 pair.end(side).take_event(|kind| matches!(kind, CmEventKind::Established { .. }))
             });
         }
+    }
+
+    /// Begins a connection, and returns the request at the other end. `None`: the kernel's connection manager has chosen a local
+    /// port from a list of its own, and TCP, over which siw connects, has that port in use.
+    #[allow(clippy::disallowed_methods)]
+    fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
+        let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
+        let device = self.until("address", |pair| {
+            let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;
+            if let CmEventKind::Resolved { device } = event.kind { Some(device) } else { None }
+        });
+        self.active.equip(id, device);
+        self.active.station.provider().connect(id, param).expect("a connect");
+        let asked = self.until("request", |pair| {
+            let in_use = format!("(os error {})", libc::EADDRINUSE);
+            let failed = |kind: &CmEventKind| matches!(kind, CmEventKind::ConnectFailed(why) if why.to_string().contains(&in_use));
+            if pair.active.take_event(failed).is_some() {
+                return Some(None);
+            }
+            let event = pair.passive.take_event(|kind| matches!(kind, CmEventKind::ConnectRequest { .. }))?;
+            let CmEventKind::ConnectRequest { listener: to, device, private_data, .. } = event.kind else {
+                return None;
+            };
+            assert_eq!((to, private_data.get(..8)), (listener, Some(&b"question"[..])));
+            Some(Some((event.id, device)))
+        });
+        if asked.is_none() {
+            println!("{to}: the port that the connection manager has chosen is in use, another one is tried");
+            self.active.station.provider().destroy_id(id, Instant::now());
+        }
+        asked
     }
 
     /// One of the ends.
