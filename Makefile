@@ -23,10 +23,11 @@ test: vm-setup ## All tests; on two cores about 35 minutes with what they build,
 # What needs a device is left to the guest.
 DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
 HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
+HOST = --workspace --lib --bins $(HOST_TESTS:%=--test %)
 
 test-host: ## What needs no RDMA device
-	$(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %) --no-run
-	timeout 1200 $(CARGO) test --workspace --lib --bins $(HOST_TESTS:%=--test %)
+	$(CARGO) test $(HOST) --no-run
+	timeout 1200 $(CARGO) test $(HOST)
 	timeout 300 $(CARGO) test --workspace --doc
 
 instructions: vm-setup ## Instructions of messages, writes and turns under callgrind; 3 % more than tests/data/instructions.txt fails

@@ -133,6 +133,23 @@ impl Device {
     }
 }
 
+/// Makes a test for siw and one for rxe of each function that takes a device, in modules of these names. They have a watchdog.
+#[macro_export]
+macro_rules! on_each_device {
+    ($siw:ident $rxe:ident: $($test:ident)*) => {
+        $crate::on_each_device!(@ $siw SIW $($test)*);
+        $crate::on_each_device!(@ $rxe RXE $($test)*);
+    };
+    (@ $name:ident $device:ident $($test:ident)*) => {
+        mod $name {
+            $(#[test]
+            fn $test() {
+                $crate::conformance::harness::with_watchdog(stringify!($test), || super::$test($crate::device::$device));
+            })*
+        }
+    };
+}
+
 /// A running `rdma-peer`. Killed when it is dropped.
 #[derive(Debug)]
 pub struct Peer {

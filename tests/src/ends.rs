@@ -290,8 +290,8 @@ impl Pair {
         });
         self.active.equip(id, device);
         self.active.station.provider().connect(id, param).expect("a connect");
+        let in_use = format!("(os error {})", libc::EADDRINUSE);
         let asked = self.until("request", |pair| {
-            let in_use = format!("(os error {})", libc::EADDRINUSE);
             let failed = |kind: &CmEventKind| matches!(kind, CmEventKind::ConnectFailed(why) if why.to_string().contains(&in_use));
             if pair.active.take_event(failed).is_some() {
                 return Some(None);

@@ -12,6 +12,7 @@ pub mod identities;
 pub mod life;
 pub mod pcap;
 pub mod peer;
+pub mod signals;
 pub mod sim;
 pub mod steady;
 pub mod tasks;

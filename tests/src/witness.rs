@@ -23,7 +23,9 @@ use crate::device::Device;
 const MARK: &[u8] = b"a witness";
 /// Time between an echo and the next question.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Longest wait for anything.
+/// Time until everything is given back.
+const GIVEN_BACK: Duration = Duration::from_secs(30);
+/// Longest wait for anything else.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A witness stands still if it has heard nothing for so long and for so many turns of the watched reactors. A slow machine
 /// takes few turns in that time.
@@ -31,26 +33,28 @@ const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
 /// Number of echoes on each connection that count as going on.
 const ECHOES: u64 = 5;
 
-/// The objects that this process has open on a device, and its descriptors.
+/// The descriptors that this process has open, and the kernel's objects on some devices.
 #[derive(Debug)]
 pub struct Baseline {
-    device: Device,
+    devices: Vec<Device>,
     descriptors: usize,
-    resources: BTreeMap<String, u32>,
+    resources: Vec<BTreeMap<String, u32>>,
 }
 
 impl Baseline {
     /// Counts what is open now.
     ///
     /// # Panics
-    /// When the device cannot be used.
+    /// When one of the devices cannot be used.
     #[must_use]
-    pub fn new(device: Device) -> Self {
+    pub fn new(devices: &[Device]) -> Self {
         // The library opens a device on first use, and keeps it.
         let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
-        reactor.context().listen(device.address()).expect("listening");
+        for device in devices {
+            reactor.context().listen(device.address()).expect("listening");
+        }
         drop(reactor);
-        Self { device, descriptors: open_descriptors(), resources: device.resources() }
+        Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
     }
 
     /// Checks that everything is given back. A thread or the kernel may need a moment.
@@ -59,9 +63,9 @@ impl Baseline {
     /// When something is left.
     #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
     pub fn check(&self) {
-        let deadline = now() + LIMIT;
+        let deadline = now() + GIVEN_BACK;
         loop {
-            let (descriptors, resources) = (open_descriptors(), self.device.resources());
+            let (descriptors, resources) = (open_descriptors(), resources(&self.devices));
             if descriptors <= self.descriptors && resources == self.resources {
                 return;
             }
@@ -69,6 +73,11 @@ impl Baseline {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The kernel's objects on each of these devices.
+fn resources(devices: &[Device]) -> Vec<BTreeMap<String, u32>> {
+    devices.iter().map(|device| device.resources()).collect()
 }
 
 /// What the witness has heard on the connections of the watched reactors.
@@ -232,7 +241,7 @@ impl Witness {
     /// When the device cannot be used.
     #[must_use]
     pub fn new(device: Device, config: Config, reactors: u8) -> Self {
-        let baseline = Baseline::new(device);
+        let baseline = Baseline::new(&[device]);
         let mut witness = Self::start(device, config, reactors);
         witness.baseline = Some(baseline);
         witness

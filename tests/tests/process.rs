@@ -3,59 +3,29 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::mem;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::{Config, Context, DisconnectReason, Handler, Reactor, TimerId, Wait};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
+use rdma_reactor_tests::signals::Signals;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
-
-static SIGNALS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn count_signal(_: libc::c_int) {
-    SIGNALS.fetch_add(1, Ordering::Relaxed);
-}
 
 /// A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
 #[test]
 fn signals_interrupt_nothing() {
     with_watchdog("signals_interrupt_nothing", || {
-        // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
-        // touches an atomic number only.
-        let installed = unsafe {
-            let mut action: libc::sigaction = mem::zeroed();
-            action.sa_sigaction = count_signal as *const () as usize;
-            libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
-        };
-        assert_eq!(installed, 0, "{}", io::Error::last_os_error());
         let mut p = Pair::new(&Setup::iwarp(), Config::default().wait(Wait::Event), Probe::echo(), Probe::default());
         let conn = p.connect();
-        // SAFETY: this call has no conditions.
-        let me = unsafe { libc::pthread_self() } as usize;
-        let over = Arc::new(AtomicBool::new(false));
-        let sender = {
-            let over = Arc::clone(&over);
-            thread::spawn(move || {
-                while !over.load(Ordering::Relaxed) {
-                    // SAFETY: that thread joins this one before it ends.
-                    unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
-                    thread::sleep(Duration::from_micros(100));
-                }
-            })
-        };
+        let signals = Signals::start(Duration::from_micros(100));
         let mut sent = 0_u32;
-        while SIGNALS.load(Ordering::Relaxed) < 2000 || sent < 2000 {
+        while signals.caught() < 2000 || sent < 2000 {
             p.client.context().send(conn, &sent.to_le_bytes()).expect("one message is out");
             sent += 1;
             p.until("the answer", |p| p.c.received == u64::from(sent));
         }
-        over.store(true, Ordering::Relaxed);
-        sender.join().expect("the sender of signals");
+        drop(signals);
         for (nth, message) in p.c.messages().iter().enumerate() {
             assert_eq!(*message, (nth as u32).to_le_bytes());
         }

@@ -43,7 +43,7 @@ fn churn(device: Device) {
         _ => {}
     });
     c.record_messages = false;
-    let mut p = Pair::new(&Setup::device(&device.kind().to_uppercase()), config(), Probe::echo(), c);
+    let mut p = Pair::new(&Setup::on(device), config(), Probe::echo(), c);
     address.set(Some(p.address));
     let start = now();
     for _ in 0..AT_ONCE {

@@ -14,9 +14,9 @@ use rdma_reactor::{
     ConnectError, ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor,
     SendErrorKind,
 };
-use rdma_reactor_tests::conformance::harness::{Event, Probe, now, open_descriptors, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{Event, Probe, now, with_watchdog};
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
-use rdma_reactor_tests::witness::Witness;
+use rdma_reactor_tests::witness::{Baseline, Witness};
 
 const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
 /// Number of connections that a fault hits.
@@ -232,41 +232,9 @@ impl Side {
     }
 }
 
-/// Objects that this process and the kernel had open before a test.
-struct Before {
-    descriptors: usize,
-    resources: [BTreeMap<String, u32>; 2],
-}
-
-impl Before {
-    fn new() -> Self {
-        // The library opens a device on first use, and keeps it.
-        let mut side = Side::new(0);
-        for device in [SIW, RXE] {
-            side.listen(device.address());
-        }
-        drop(side);
-        Self { descriptors: open_descriptors(), resources: [SIW.resources(), RXE.resources()] }
-    }
-
-    /// Checks that everything is given back. A thread or the kernel may need a moment.
-    #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
-    fn check(&self) {
-        let deadline = now() + SOON;
-        loop {
-            let after = (open_descriptors(), [SIW.resources(), RXE.resources()]);
-            if after.0 <= self.descriptors && after.1 == self.resources {
-                return;
-            }
-            assert!(now() < deadline, "before {:?} {:?}, now {after:?}", self.descriptors, self.resources);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
 /// Kills the server with SIGKILL.
 fn killed_server(device: Device, load: Load) {
-    let before = Before::new();
+    let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
     let mut side = Side::new(load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
@@ -288,7 +256,7 @@ fn killed_server(device: Device, load: Load) {
 
 /// Kills the client with SIGKILL.
 fn killed_client(device: Device, load: Load) {
-    let before = Before::new();
+    let before = Baseline::new(&[SIW, RXE]);
     let mut side = Side::new(0).witnessed(device);
     let to = side.listen(device.address());
     for _ in 0..2 {
@@ -310,7 +278,7 @@ fn killed_client(device: Device, load: Load) {
 
 /// Stops a peer, so that it neither speaks nor dies. Its kernel answers, and its program does not.
 fn stopped_peer(device: Device, load: Load) {
-    let before = Before::new();
+    let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
     let mut side = Side::new(load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
@@ -328,7 +296,7 @@ fn stopped_peer(device: Device, load: Load) {
 /// Takes the network device down and up. siw drops its connections at once. rxe cannot send any more, and finds out
 /// when a message or a ping goes out.
 fn link_down(device: Device, load: Load) {
-    let before = Before::new();
+    let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
     let mut side = Side::new(load.messages());
     let endpoint = side.endpoint(device);
@@ -399,7 +367,7 @@ fn link_down(device: Device, load: Load) {
 
 /// Removes the device (`rdma link del`) under both ends and a listener.
 fn removed(device: Device, load: Load) {
-    let before = Before::new();
+    let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
     let descriptors = peer.descriptors();
     let mut side = Side::new(load.messages());

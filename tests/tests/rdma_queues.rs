@@ -6,27 +6,23 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, Wait};
 use rdma_reactor_tests::conformance::Setup;
-use rdma_reactor_tests::conformance::harness::{Pair, Probe, now, pattern, with_watchdog};
-use rdma_reactor_tests::device::{Device, RXE, SIW};
-
-fn setup(device: Device) -> Setup {
-    Setup::device(&device.kind().to_uppercase())
-}
+use rdma_reactor_tests::conformance::harness::{Pair, Probe, now, pattern};
+use rdma_reactor_tests::device::Device;
 
 fn pair(device: Device, config: Config, s: Probe) -> Pair {
-    Pair::new(&setup(device), config, s, Probe::default())
+    Pair::new(&Setup::on(device), config, s, Probe::default())
 }
 
 /// Every completion vector wakes a reactor that sleeps.
 fn each_vector_wakes_its_reactor(device: Device) {
-    let mut p = pair(device, setup(device).config(), Probe::default());
+    let mut p = pair(device, Setup::on(device).config(), Probe::default());
     let conn = p.connect();
     let vectors = p.client.context().capabilities(conn).expect("it is up").completion_vectors;
     p.finish();
     println!("{}: {vectors} completion vectors", device.kind());
     assert!(vectors > 1, "one vector proves nothing: the guest has two processors");
     for vector in 0..vectors {
-        let config = setup(device).config().completion_vector(Some(vector)).wait(Wait::Event);
+        let config = Setup::on(device).config().completion_vector(Some(vector)).wait(Wait::Event);
         let mut p = pair(device, config, Probe::echo());
         let conn = p.connect();
         for nth in 1..=200 {
@@ -40,7 +36,7 @@ fn each_vector_wakes_its_reactor(device: Device) {
 /// All connections of a reactor complete on one queue, as long as it has room for them. (On siw each reactor has another queue,
 /// on which nothing completes.)
 fn connections_share_one_completion_queue(device: Device) {
-    let mut p = pair(device, setup(device).config(), Probe::echo());
+    let mut p = pair(device, Setup::on(device).config(), Probe::echo());
     p.connect();
     let first = device.resources();
     for _ in 1..50 {
@@ -62,7 +58,8 @@ struct Run {
 
 impl Run {
     fn new(device: Device, kept: bool) -> Self {
-        let config = setup(device).config().close_timeout(Duration::from_secs(60)).pool_idle(Duration::from_secs(600));
+        let config =
+            Setup::on(device).config().close_timeout(Duration::from_secs(60)).pool_idle(Duration::from_secs(600));
         let mut pair = pair(device, if kept { config } else { config.transfer_cache(0) }, Probe::default());
         (pair.s.large, pair.c.large) = (true, true);
         (pair.s.record_messages, pair.c.record_messages) = (false, false);
@@ -116,19 +113,5 @@ fn kept_memory_is_registered_once(device: Device) {
     }
 }
 
-macro_rules! on_each_device {
-    ($($test:ident)*) => {
-        on_each_device!(@ siw SIW $($test)*);
-        on_each_device!(@ rxe RXE $($test)*);
-    };
-    (@ $name:ident $device:ident $($test:ident)*) => {
-        mod $name {
-            $(#[test]
-            fn $test() {
-                super::with_watchdog(stringify!($test), || super::$test(super::$device));
-            })*
-        }
-    };
-}
-
-on_each_device! { each_vector_wakes_its_reactor connections_share_one_completion_queue kept_memory_is_registered_once }
+rdma_reactor_tests::on_each_device! {
+siw rxe: each_vector_wakes_its_reactor connections_share_one_completion_queue kept_memory_is_registered_once }

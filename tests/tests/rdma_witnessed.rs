@@ -4,23 +4,19 @@
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 
-use std::io;
 use std::mem;
 use std::process::Command;
-use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::transport::verbs::Verbs;
 use rdma_reactor::{ConnectError, DisconnectReason, Reactor, Wait};
 use rdma_reactor_tests::conformance;
 use rdma_reactor_tests::conformance::Setup;
-use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now};
 use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, message};
 use rdma_reactor_tests::device::{Device, RXE, SIW};
 use rdma_reactor_tests::ends::End;
+use rdma_reactor_tests::signals::Signals;
 use rdma_transport::{CmEventKind, ConnectParam, SendFlags, SendOp};
 
 conformance!(faults siw, super::Setup::witnessed(super::SIW));
@@ -143,7 +139,7 @@ fn no_descriptors(device: Device) {
     let open = rdma_reactor_tests::conformance::harness::open_descriptors() as u64;
     for more in 0..6 {
         let limit = Limit::lower(rlimit::Resource::NOFILE, open - 1 + more);
-        let setup = Setup::device(&device.kind().to_uppercase());
+        let setup = Setup::on(device);
         let made = Reactor::new(setup.config()).and_then(|mut reactor| reactor.context().listen(device.address()));
         let conn = p.client.context().connect(p.address).expect("connecting");
         let answer = |p: &Pair| {
@@ -167,38 +163,11 @@ fn no_descriptors(device: Device) {
     p.finish();
 }
 
-static SIGNALS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn count_signal(_: libc::c_int) {
-    SIGNALS.fetch_add(1, Ordering::Relaxed);
-}
-
 /// Row 79. A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
 fn signals_interrupt_nothing(device: Device) {
-    // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
-    // touches an atomic number only.
-    let installed = unsafe {
-        let mut action: libc::sigaction = mem::zeroed();
-        action.sa_sigaction = count_signal as *const () as usize;
-        libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
-    };
-    assert_eq!(installed, 0, "{}", io::Error::last_os_error());
-    SIGNALS.store(0, Ordering::Relaxed);
     let setup = Setup::witnessed(device);
     let mut p = Pair::new(&setup, setup.config().wait(Wait::Event), Probe::echo(), Probe::default());
-    // SAFETY: this call has no conditions.
-    let me = unsafe { libc::pthread_self() } as usize;
-    let over = Arc::new(AtomicBool::new(false));
-    let sender = {
-        let over = Arc::clone(&over);
-        thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
-                // SAFETY: that thread joins this one before it ends.
-                unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
-                thread::sleep(Duration::from_micros(500));
-            }
-        })
-    };
+    let signals = Signals::start(Duration::from_micros(500));
     // Connections come up and end among the signals, too.
     for _ in 0..5 {
         let conn = p.connect();
@@ -216,9 +185,8 @@ fn signals_interrupt_nothing(device: Device) {
         p.client.context().close(conn);
         p.until("the end", |p| (p.s.live(), p.c.live()) == (0, 0));
     }
-    over.store(true, Ordering::Relaxed);
-    sender.join().expect("the sender of signals");
-    assert!(SIGNALS.load(Ordering::Relaxed) > 100, "there were few signals");
+    assert!(signals.caught() > 100, "there were few signals");
+    drop(signals);
     p.finish();
 }
 
@@ -257,22 +225,8 @@ fn the_process_stands_still(device: Device) {
     p.finish();
 }
 
-macro_rules! on_each_device {
-    ($($test:ident)*) => {
-        on_each_device!(@ on_siw SIW $($test)*);
-        on_each_device!(@ on_rxe RXE $($test)*);
-    };
-    (@ $name:ident $device:ident $($test:ident)*) => {
-        mod $name {
-            $(#[test]
-            fn $test() {
-                super::with_watchdog(stringify!($test), || super::$test(super::$device));
-            })*
-        }
-    };
-}
-
-on_each_device! {
+rdma_reactor_tests::on_each_device! {
+    on_siw on_rxe:
     nobody_answers no_receive_is_posted no_descriptors signals_interrupt_nothing
     the_process_stands_still
 }

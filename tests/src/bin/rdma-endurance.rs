@@ -71,6 +71,14 @@ struct Report {
     descriptors: u64,
 }
 
+impl Report {
+    /// What was seen, with what is there now.
+    fn now(self, live: usize) -> Self {
+        let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
+        Self { live: live as u64, resident_kib, descriptors, ..self }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { live, begun, ended, messages, wrong, lost, resident_kib, descriptors } = self;
@@ -152,13 +160,6 @@ struct Server {
     next: HashMap<ConnectionId, u64>,
 }
 
-impl Server {
-    fn report(&self) -> Report {
-        let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
-        Report { live: self.next.len() as u64, resident_kib, descriptors, ..self.seen }
-    }
-}
-
 impl Handler<Order> for Server {
     fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
         self.seen.begun += 1;
@@ -181,7 +182,7 @@ impl Handler<Order> for Server {
 
     fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
         match order {
-            Order::Report => println!("{}", self.report()),
+            Order::Report => println!("{}", self.seen.now(self.next.len())),
             Order::Stop => cx.stop(),
             Order::Flap | Order::Finish => {}
         }
@@ -234,11 +235,6 @@ impl Client {
 
     fn all(&self) -> Vec<ConnectionId> {
         self.live.keys().copied().collect()
-    }
-
-    fn report(&self) -> Report {
-        let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
-        Report { live: self.live.len() as u64, resident_kib, descriptors, ..self.seen }
     }
 }
 
@@ -294,7 +290,7 @@ impl Handler<Order> for Client {
 
     fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
         match order {
-            Order::Report => println!("{}", self.report()),
+            Order::Report => println!("{}", self.seen.now(self.live.len())),
             Order::Flap => self.all().into_iter().for_each(|conn| cx.abort(conn)),
             Order::Finish => {
                 self.finishing = true;

@@ -90,6 +90,12 @@ impl Setup {
         Self::at(&format!("RDMA_{kind}_ADDR"), kind)
     }
 
+    /// The same, for a device that is known.
+    #[must_use]
+    pub fn on(device: Device) -> Self {
+        Self::device(&device.kind().to_uppercase())
+    }
+
     /// The device that `tests/hardware-report.sh` names.
     ///
     /// # Panics
@@ -131,7 +137,7 @@ impl Setup {
     /// is counted.
     #[must_use]
     pub fn witnessed(device: Device) -> Self {
-        Self { witnessed: Some(device), ..Self::device(&device.kind().to_uppercase()) }
+        Self { witnessed: Some(device), ..Self::on(device) }
     }
 
     /// Connections of a reactor besides those of the test.

@@ -1,0 +1,70 @@
+//! A stream of signals to one thread, each of which interrupts the system call that the thread is in.
+
+use std::io;
+use std::mem;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+static CAUGHT: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn catch(_: libc::c_int) {
+    CAUGHT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// SIGUSR1 to the thread that has started the stream, again and again.
+#[derive(Debug)]
+pub struct Signals {
+    before: u64,
+    over: Arc<AtomicBool>,
+    sender: Option<JoinHandle<()>>,
+}
+
+impl Signals {
+    /// Starts a stream with this pause between two signals.
+    ///
+    /// # Panics
+    /// When the signal cannot be caught.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "another thread sends")]
+    pub fn start(pause: Duration) -> Self {
+        // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
+        // touches an atomic number only.
+        let installed = unsafe {
+            let mut action: libc::sigaction = mem::zeroed();
+            action.sa_sigaction = catch as *const () as usize;
+            libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
+        };
+        assert_eq!(installed, 0, "{}", io::Error::last_os_error());
+        // SAFETY: this call has no conditions.
+        let thread = unsafe { libc::pthread_self() } as usize;
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&over);
+        let sender = thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                // SAFETY: that thread joins this one before it ends.
+                unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
+                thread::sleep(pause);
+            }
+        });
+        Self { before: CAUGHT.load(Ordering::Relaxed), over, sender: Some(sender) }
+    }
+
+    /// Number of signals that this process has caught since the start.
+    #[must_use]
+    pub fn caught(&self) -> u64 {
+        CAUGHT.load(Ordering::Relaxed) - self.before
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(sender) = self.sender.take() {
+            let ended = sender.join();
+            assert!(ended.is_ok() || thread::panicking(), "the sender of signals has panicked");
+        }
+    }
+}
