@@ -107,6 +107,8 @@ pub struct ConnectionStats {
     pub pings: u64,
     /// Connections given up for silence.
     pub keepalive_timeouts: u64,
+    /// Connections whose device had not flushed their work requests within [`crate::Config::flush_timeout`].
+    pub unflushed: u64,
 }
 
 /// Counters of messages and datagrams.

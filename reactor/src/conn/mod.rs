@@ -299,9 +299,11 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Number of work requests that the queue pair still has.
+    /// Number of work requests that the queue pair still has, and of which a completion is to tell.
     pub(crate) fn outstanding(&self) -> usize {
-        self.sends.posted() + self.receives.posted()
+        let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
+        let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
+        sends + self.receives.posted()
     }
 
     /// Puts the connection on the list of those with something to post, once.

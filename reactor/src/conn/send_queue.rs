@@ -80,6 +80,8 @@ pub(crate) struct SendQueue {
     named: u64,
     /// Number of work requests in a row without a signal, up to the last one.
     unsignaled: usize,
+    /// The same, up to the last one that is posted: unless they fail, no completion tells of them.
+    silent: usize,
     /// The program does not want to hear of messages that were copied (`Config::quiet_sends`): they need no signal of their
     /// own.
     quiet: bool,
@@ -106,6 +108,7 @@ impl SendQueue {
             first: 0,
             named: 0,
             unsignaled: 0,
+            silent: 0,
             quiet,
             wants_signal: false,
             has_carrier: false,
@@ -174,6 +177,11 @@ impl SendQueue {
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         self.entries.len() - self.chain.len()
+    }
+
+    /// Number of sends that the queue pair has, without the last ones, of which no completion tells.
+    pub(crate) fn awaited(&self) -> usize {
+        self.posted().saturating_sub(self.silent)
     }
 
     /// Lets the next work request wait for the reads before it.
@@ -331,7 +339,7 @@ impl SendQueue {
 
     /// Whether all sends in the queue are posted, and none of them completes unless a later one does.
     pub(super) fn is_settled(&self) -> bool {
-        self.entries.len() == self.unsignaled && self.chain.is_empty()
+        self.awaited() == 0 && self.chain.is_empty()
     }
 
     /// Asks for a completion that frees the places of all sends, because somebody waits for places. `false`: nothing in the queue
@@ -359,8 +367,11 @@ impl SendQueue {
     pub(crate) fn taken(&mut self, count: usize) {
         if count == self.chain.len() {
             self.chain.clear();
+            self.silent = self.unsignaled;
         } else {
-            self.chain.drain(..count);
+            let taken = self.chain.drain(..count).rev();
+            let silent = taken.take_while(|wr| !wr.flags.contains(SendFlags::SIGNALED)).count();
+            self.silent = if silent < count { silent } else { self.silent + count };
         }
         self.sealed = self.sealed.saturating_sub(count);
     }
@@ -814,9 +825,9 @@ impl Connection {
         true
     }
 
-    /// Whether the queue pair has sends that have not completed.
-    pub(crate) fn has_sends_posted(&self) -> bool {
-        self.sends.posted() > 0
+    /// Whether the queue pair has sends of which a completion is to tell.
+    pub(crate) fn awaits_sends(&self) -> bool {
+        self.sends.awaited() > 0
     }
 
     fn owes_control(&self) -> bool {

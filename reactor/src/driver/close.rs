@@ -225,9 +225,10 @@ impl Driver {
 
     /// The end of a connection: its queue pair goes, and its last callbacks are made. [`Driver::release`] follows the last.
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
-        let Self { table, fabric, now, .. } = self;
+        let Self { table, fabric, now, stats, .. } = self;
         let seat = table.get_mut(id)?;
         if seat.conn.outstanding() > 0 {
+            stats.connections.unflushed += 1;
             log::warn!("{id}: the device did not flush {} work requests in time", seat.conn.outstanding());
         }
         // From here on nothing touches the buffers: those that are still posted are free.

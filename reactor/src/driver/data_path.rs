@@ -208,7 +208,7 @@ fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, q
         }
         Err(failed) => {
             seat.conn.sends_mut().taken(failed.posted);
-            let waits = seat.conn.has_sends_posted();
+            let waits = seat.conn.awaits_sends();
             full_or_failed(failed, waits).map(|()| true)
         }
     }

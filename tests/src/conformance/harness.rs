@@ -583,6 +583,9 @@ impl Pair {
         self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
+        for reactor in [&self.server, &self.client] {
+            assert_eq!(reactor.stats().connections.unflushed, 0, "connections that ran into the limit of their flush");
+        }
         if self.witness.is_some() {
             self.s.assert_completed(&self.server);
             self.c.assert_completed(&self.client);

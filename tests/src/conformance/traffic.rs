@@ -96,6 +96,25 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     }
 }
 
+/// An end waits for no send that nobody is told of, whoever began it.
+pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
+    for abort in [false, true] {
+        let mut p = Pair::new(setup, setup.config().quiet_sends(true), Probe::echo(), Probe::default());
+        let conn = p.connect();
+        for sent in 1..=30 {
+            p.client.context().send(conn, b"a question").expect("one message is out");
+            p.until("the answer", |p| p.c.received == sent);
+        }
+        if abort {
+            p.client.context().abort(conn);
+        } else {
+            p.client.context().close(conn);
+        }
+        p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
+        p.finish();
+    }
+}
+
 /// Buffers that are filled in place go out in order with copied sends, and an unsent one goes home.
 pub fn in_place_buffers(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());

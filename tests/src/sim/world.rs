@@ -463,6 +463,11 @@ impl World {
             if regions > 0 {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
+            let unflushed = reactor.stats().connections.unflushed;
+            // A world with hardware may have devices that never flush, or late.
+            if unflushed > 0 && self.options.hardware.is_none() {
+                return Err(format!("node{i}: {unflushed} connections waited in vain for their flush"));
+            }
             let left = reactor.context().connections();
             if left > 0 {
                 return Err(format!("node{i}: {left} connections are left"));
