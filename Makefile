@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma test-rdma-full instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -99,6 +99,7 @@ soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worl
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
 	$(MAKE) loom asan
+	$(MAKE) test-rdma-full
 	RDMA_CYCLES=10000 tests/vm/faults.sh
 	tests/vm/secured.sh
 	$(VERBS_ENV) BINDING=rdma-sys tests/vm/conformance.sh
@@ -123,15 +124,18 @@ vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and r
 	@test -n "$$VM_CMD" || { echo "usage: make vm CMD='rdma link'" >&2; exit 2; }
 	@tests/vm/run.sh "$$VM_CMD"
 
-test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, others' programs and ours, faults, refusals, Valgrind
-	$(VERBS_ENV) tests/vm/all.sh
+test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, faults, others' programs and ours
+	tests/vm/all.sh
+
+test-rdma-full: vm-setup ## That and the rest of the guest: more settings, rdma-sys, siw against the embedded provider, programs, refusals, Valgrind
+	$(VERBS_ENV) tests/vm/all.sh --full
 
 hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
 	tests/hardware-report.sh $(REPORT)
 
 test-cluster: ## rdma-mesh under Slurm, Open MPI, MPICH and as Kubernetes starts it, and its page in a browser
 	tests/cluster/setup.sh
-	$(CARGO) build -p rdma-reactor-examples --bin rdma-mesh
+	tests/vm/build.sh rdma-mesh
 	timeout 900 tests/cluster/run.sh
 
 clean: ## Remove what was built

@@ -1,7 +1,7 @@
 //! The embedded provider on one end of a connection and the kernel's `siw` on the other, both driven by the same
 //! program. Every operation of RDMAP is tested in both directions, whichever end connected.
 //!
-//! These tests need a `siw` device, and fail without one. `make test-rdma` brings its own.
+//! These tests need a `siw` device, and fail without one. `make test-rdma-full` brings its own.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -29,7 +29,7 @@ const EMPTY: [std::ops::Range<usize>; 1] = [0..0];
 const GUARD: usize = 64;
 
 fn variable(name: &str) -> IpAddr {
-    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
+    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma-full`"));
     value.parse().unwrap_or_else(|_| panic!("{name} is no address: {value}"))
 }
 

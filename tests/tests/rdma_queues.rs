@@ -1,5 +1,5 @@
 //! How reactors use the queues and the memory of a device: completion vectors, one completion queue for all connections, and
-//! memory of large messages that is kept. On the kernel's siw and rxe; `make test-rdma` runs these tests.
+//! memory of large messages that is kept. On the kernel's siw and rxe; `make test-rdma-full` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::time::Duration;

@@ -10,8 +10,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::iter;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rdma_reactor::{Config, SecurityMode};
 use rdma_reactor_tests::steady::{Side, Steady, Work};
@@ -91,20 +95,35 @@ fn compiler() -> String {
     version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
 }
 
-/// Counts the instructions of each state, by function.
+/// Counts the instructions of each state, by function; as many at a time as there are processors.
 fn count() -> Result<Vec<Costs>, String> {
-    (0..STATES.len())
-        .map(|state| {
-            let [few, many] = RUNS.map(|times| shortest(state, times));
-            let (few, many) = (few?, many?);
-            let times = (RUNS[1] - RUNS[0]) as f64;
-            let costs = many.into_iter().map(|(name, cost)| {
-                let before = few.get(&name).copied().unwrap_or(0.0);
-                (name, (cost - before) / times)
-            });
-            Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
-        })
-        .collect()
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let states =
+            iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|&state| state < STATES.len());
+        states.map(|state| Ok((state, costs(state)?))).collect::<Result<Vec<_>, String>>()
+    };
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut counted = thread::scope(|scope| {
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+        let results = workers.into_iter().map(|worker| worker.join().map_err(|_| "a worker panicked".to_owned())?);
+        results.collect::<Result<Vec<_>, String>>()
+    })?
+    .concat();
+    counted.sort_by_key(|(state, _)| *state);
+    Ok(counted.into_iter().map(|(_, costs)| costs).collect())
+}
+
+/// The instructions of one time in a state, by function.
+fn costs(state: usize) -> Result<Costs, String> {
+    let [few, many] = RUNS.map(|times| shortest(state, times));
+    let (few, many) = (few?, many?);
+    let times = (RUNS[1] - RUNS[0]) as f64;
+    let costs = many.into_iter().map(|(name, cost)| {
+        let before = few.get(&name).copied().unwrap_or(0.0);
+        (name, (cost - before) / times)
+    });
+    Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
 }
 
 /// Runs a state several times under callgrind; returns the costs of the run with the fewest instructions.

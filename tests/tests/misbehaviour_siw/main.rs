@@ -3,7 +3,7 @@
 //! The embedded provider must answer as the RFCs say. The answers of `siw` are asserted, too, because peers in the
 //! field see them; the table tells where they differ from the RFCs. None of these octets harms `siw`. The two MPA
 //! replies that do, a length above 256 and an enhanced one without its four octets, are for an initiator and are not
-//! played. These tests need a `siw` device; `make test-rdma` brings one.
+//! played. These tests need a `siw` device; `make test-rdma-full` brings one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 

@@ -37,7 +37,7 @@ pub(crate) struct Target {
 }
 
 fn address(name: &str) -> SocketAddr {
-    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
+    let value = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma-full`"));
     let ip: IpAddr = value.parse().unwrap_or_else(|_| panic!("{name} is no address: {value}"));
     SocketAddr::new(ip, 0)
 }
