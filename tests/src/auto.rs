@@ -10,8 +10,12 @@ use crate::conformance::harness::{Pair, Probe};
 /// A server on an unspecified address, and a client.
 #[must_use]
 pub fn pair() -> Pair {
-    let setup =
-        Setup { provider: ProviderChoice::Auto, address: SocketAddr::from(([0, 0, 0, 0], 0)), ..Setup::iwarp() };
+    let setup = Setup {
+        provider: ProviderChoice::Auto,
+        address: SocketAddr::from(([0, 0, 0, 0], 0)),
+        flushes: false,
+        ..Setup::iwarp()
+    };
     Pair::new(&setup, Config::default().provider(ProviderChoice::Auto), Probe::echo(), Probe::default())
 }
 

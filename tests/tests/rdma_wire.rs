@@ -23,7 +23,7 @@ fn pair(options: ListenOptions) -> Pair {
     let any = SocketAddr::new(THERE.into(), 0);
     let listener = server.context().listen_with(any, options).expect("listening");
     let address = server.context().local_address(listener).expect("its address");
-    Pair { server, s: Probe::echo(), client, c: Probe::default(), address, witness: None }
+    Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }
 
 /// Has messages of 5,000 octets echoed, and returns the packets of their connection.

@@ -330,7 +330,8 @@ fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let port = server.context().local_address(listener).unwrap().port();
     let client = Reactor::new(any.config()).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let mut p = Pair { server, s: Probe::default(), client, c: Probe::default(), address, witness: None };
+    let mut p =
+        Pair { server, s: Probe::default(), client, c: Probe::default(), address, flushes: true, witness: None };
     p.connect();
     let there = p.s.connection().unwrap();
     assert_eq!(p.server.context().peer_address(there).unwrap().ip(), address.ip());

@@ -500,7 +500,7 @@ impl Connection {
     /// Whether the device has no work requests of an ending connection any more, and the reason of the end is known.
     pub(crate) fn is_flushed(&self) -> bool {
         let certain = self.state.closing().is_some_and(|closing| closing.certainty == Certainty::Known);
-        certain && self.outstanding() == 0
+        certain && !self.is_outstanding()
     }
 
     /// Why an attempt to connect has failed, if another address may lead to the peer: not if the peer has said no, or the program

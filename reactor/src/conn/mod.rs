@@ -299,11 +299,16 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Number of work requests that the queue pair still has, and of which a completion is to tell.
-    pub(crate) fn outstanding(&self) -> usize {
+    /// Number of sends and of receives that the queue pair still has, and of which a completion is to tell.
+    pub(crate) fn unflushed(&self) -> (usize, usize) {
         let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
         let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
-        sends + self.receives.posted()
+        (sends, self.receives.posted())
+    }
+
+    /// Whether completions of the queue pair are still to come.
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.unflushed() != (0, 0)
     }
 
     /// Puts the connection on the list of those with something to post, once.

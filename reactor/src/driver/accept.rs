@@ -141,7 +141,7 @@ impl Driver {
         let Some(seat) = self.table.get(id) else { return false };
         let Some(error) = seat.conn.failed_attempt() else { return false };
         // Completions that are still to come would be taken for those of the next attempt.
-        if seat.conn.outstanding() > 0 || !seat.allowance.backlog.is_empty() {
+        if seat.conn.is_outstanding() || !seat.allowance.backlog.is_empty() {
             return false;
         }
         log::info!("{id}: {}: {error}", seat.conn.peer());

@@ -227,9 +227,10 @@ impl Driver {
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let Self { table, fabric, now, stats, .. } = self;
         let seat = table.get_mut(id)?;
-        if seat.conn.outstanding() > 0 {
+        if seat.conn.is_outstanding() {
             stats.connections.unflushed += 1;
-            log::warn!("{id}: the device did not flush {} work requests in time", seat.conn.outstanding());
+            let (sends, receives) = seat.conn.unflushed();
+            log::warn!("{id}: the device has not flushed {sends} sends and {receives} receives in time");
         }
         // From here on nothing touches the buffers: those that are still posted are free.
         fabric.provider.destroy_id(seat.link.cm, *now);

@@ -27,6 +27,8 @@ pub struct Setup {
     pub scale: Scale,
     /// The device has a defect: it serves reads of regions that only allow writes.
     pub reads_anything: bool,
+    /// The device flushes every work request of a connection that ends.
+    pub flushes: bool,
     /// The device has datagrams and multicast groups.
     pub datagrams: bool,
     /// Number of receives that connections share, if they do.
@@ -65,6 +67,7 @@ impl Setup {
             address,
             scale,
             reads_anything: false,
+            flushes: true,
             datagrams: false,
             shared: None,
             vector: None,
@@ -117,6 +120,8 @@ impl Setup {
             address: SocketAddr::new(ip, 0),
             scale,
             reads_anything,
+            // The kernel's siw forgets a send that is posted when it has flushed its queue already.
+            flushes: kind != "SIW",
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
             vector: None,
@@ -498,6 +503,8 @@ pub struct Pair {
     pub c: Probe,
     /// The address that the server listens on.
     pub address: SocketAddr,
+    /// [`Setup::flushes`]
+    pub flushes: bool,
     /// The neighbour of both, if there is one. It is dropped last, and then checks that nothing is left.
     pub witness: Option<Witness>,
 }
@@ -520,7 +527,7 @@ impl Pair {
         for (reactor, number) in [&mut server, &mut client].into_iter().zip([SERVER, CLIENT]) {
             witness.iter().for_each(|witness| witness.watch(reactor, number));
         }
-        let mut pair = Self { server, s, client, c, address, witness };
+        let mut pair = Self { server, s, client, c, address, flushes: setup.flushes, witness };
         pair.goes_on();
         pair
     }
@@ -583,9 +590,8 @@ impl Pair {
         self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
-        for reactor in [&self.server, &self.client] {
-            assert_eq!(reactor.stats().connections.unflushed, 0, "connections that ran into the limit of their flush");
-        }
+        let unflushed = [&self.server, &self.client].map(|reactor| reactor.stats().connections.unflushed);
+        assert!(!self.flushes || unflushed == [0, 0], "connections ran into the limit of their flush: {unflushed:?}");
         if self.witness.is_some() {
             self.s.assert_completed(&self.server);
             self.c.assert_completed(&self.client);
