@@ -17,7 +17,7 @@ demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, tar
 	$(CARGO) build --profile demo -p rdma-reactor-examples --no-default-features --features verbs --bin rdma-pingpong
 	target/demo/rdma-pingpong demo --all --svg target/demo/latency.svg
 
-test: vm-setup ## All tests; on two cores about 35 minutes with what they build, 26 when it is built
+test: vm-setup ## All tests; on two cores about 17 minutes with what they build, 11 when it is built
 	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
