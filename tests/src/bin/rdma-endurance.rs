@@ -411,29 +411,27 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
             break;
         }
         let victim = (round * 7) % CLIENTS;
-        let what = match round % 4 {
+        let (what, pause) = match round % 4 {
             0 => {
                 clients[victim] = Other::client(address, each, 0)?;
-                "killed"
+                ("killed", every)
             }
             1 => {
                 clients[victim].signal("-STOP")?;
-                "stopped shortly"
+                ("stopped shortly", every)
             }
             2 => {
                 clients[victim].order("flap")?;
-                "loses connections"
+                ("loses connections", every)
             }
             _ => {
                 clients[victim].signal("-STOP")?;
-                std::thread::sleep(every.max(LONG));
-                "stopped for long"
+                ("stopped for long", every.max(LONG))
             }
         };
-        std::thread::sleep(every);
-        if what.starts_with("stopped") {
-            clients[victim].signal("-CONT")?;
-        }
+        std::thread::sleep(pause);
+        // One that was not stopped takes no notice.
+        clients[victim].signal("-CONT")?;
         let report = server.report()?;
         println!("client {victim} {what}: {report:?}");
         right("the server", &report)?;
