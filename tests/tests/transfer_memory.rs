@@ -24,6 +24,7 @@ const ROLE: &str = "TRANSFER_TO";
 fn config() -> Config {
     // The receiver says nothing while it compares 4 GiB in a callback, which takes its time on a busy machine.
     let config = Config::default().keepalive(Duration::from_secs(100), Duration::from_secs(300));
+    let config = config.transfer_timeout(Duration::from_secs(300));
     config.provider(ProviderChoice::Iwarp).max_message(LEN as u64).transfer_memory(LEN)
 }
 
@@ -66,7 +67,8 @@ impl Handler for Receiver {
         panic!("nothing came for a minute");
     }
 
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        println!("the end: {reason}");
         cx.stop();
     }
 }
@@ -95,7 +97,8 @@ impl Handler for Sender {
         cx.close(conn);
     }
 
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        println!("the end: {reason}");
         cx.stop();
     }
 
