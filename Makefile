@@ -17,7 +17,7 @@ demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, tar
 	$(CARGO) build --profile demo -p rdma-reactor-examples --no-default-features --features verbs --bin rdma-pingpong
 	target/demo/rdma-pingpong demo --all --svg target/demo/latency.svg
 
-test: vm-setup ## All tests; on two cores about 17 minutes with what they build, 11 when it is built
+test: vm-setup ## What each change is tested with; test-rdma-full and soak have the rest. On two cores about 17 minutes with what they build, 11 when it is built
 	$(MAKE) test-host instructions test-layout test-cluster test-rdma
 
 # What needs a device is left to the guest.
@@ -99,10 +99,9 @@ soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worl
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
 	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
 	$(MAKE) loom asan
-	$(MAKE) test-rdma-full
-	RDMA_CYCLES=10000 tests/vm/faults.sh
+	RDMA_CYCLES=10000 $(MAKE) test-rdma-full
 	tests/vm/secured.sh
-	$(VERBS_ENV) BINDING=rdma-sys tests/vm/conformance.sh
+	$(VERBS_ENV) BINDING=rdma-sys SUITES='rdma_queues rdma_scale rdma_secured' tests/vm/conformance.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture

@@ -13,6 +13,7 @@ pub fn pair() -> Pair {
     let setup = Setup {
         provider: ProviderChoice::Auto,
         address: SocketAddr::from(([0, 0, 0, 0], 0)),
+        // One of the devices may be siw.
         flushes: false,
         ..Setup::iwarp()
     };

@@ -1,6 +1,7 @@
 //! A stream of signals to one thread, each of which interrupts the system call that the thread is in.
 
 use std::io;
+use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub struct Signals {
     before: u64,
     over: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
+    /// It stays on the thread that the signals go to.
+    stays: PhantomData<*const ()>,
 }
 
 impl Signals {
@@ -44,12 +47,12 @@ impl Signals {
         let ends = Arc::clone(&over);
         let sender = thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                // SAFETY: that thread joins this one before it ends.
+                // SAFETY: the value does not leave that thread, and joins this one when it is dropped.
                 unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 thread::sleep(pause);
             }
         });
-        Self { before: CAUGHT.load(Ordering::Relaxed), over, sender: Some(sender) }
+        Self { before: CAUGHT.load(Ordering::Relaxed), over, sender: Some(sender), stays: PhantomData }
     }
 
     /// Number of signals that this process has caught since the start.

@@ -114,4 +114,6 @@ fn kept_memory_is_registered_once(device: Device) {
 }
 
 rdma_reactor_tests::on_each_device! {
-siw rxe: each_vector_wakes_its_reactor connections_share_one_completion_queue kept_memory_is_registered_once }
+    siw rxe:
+    each_vector_wakes_its_reactor connections_share_one_completion_queue kept_memory_is_registered_once
+}

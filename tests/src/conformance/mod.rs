@@ -37,7 +37,8 @@ macro_rules! conformance {
                     cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
                     the_next_address_is_tried;
                 traffic: every_size_arrives_intact, sends_complete_once_and_in_order, quiet_sends_are_not_told_of,
-                    an_end_does_not_wait_for_quiet_sends, in_place_buffers, too_long_and_closed_are_refused, both_wait_modes, turns_are_bounded_and_say_so;
+                    an_end_does_not_wait_for_quiet_sends, in_place_buffers, too_long_and_closed_are_refused,
+                    both_wait_modes, turns_are_bounded_and_say_so;
                 flow: window_closes_and_opens_once, no_call_of_on_writable_is_for_nothing, an_echo_has_room,
                     full_windows_both_ways_do_not_deadlock, detached_messages_withhold_credit, messages_kept_for_good_stall_nobody,
                     messages_kept_after_others_stall_nobody, timers_fire_in_order,
