@@ -234,7 +234,8 @@ impl Config {
 
     /// Time that a message past `buffer_size` may stand still, in either direction, while the connection is otherwise alive:
     /// a peer that neither fetches what it was offered nor lets its own offer be fetched loses its connection, since others
-    /// want the memory. 1 ms to 24 h. Default: 30 s.
+    /// want the memory. The side that sends hears of every 4 MiB that its peer has fetched, so the time may be short for long
+    /// messages, too.. 1 ms to 24 h. Default: 30 s.
     #[must_use]
     pub const fn transfer_timeout(mut self, timeout: Duration) -> Self {
         self.transfer_timeout = timeout;

@@ -31,10 +31,12 @@ pub(crate) enum Kind {
     Handshake = 9,
     /// A part of a message that takes several buffers. The header says how many parts follow.
     Fragment = 10,
+    /// News that a part of an offered message was fetched; the payload is a [`Progress`].
+    Progress = 11,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Data,
         Self::Hello,
         Self::Credit,
@@ -46,6 +48,7 @@ impl Kind {
         Self::Goodbye,
         Self::Handshake,
         Self::Fragment,
+        Self::Progress,
     ];
 
     /// Whether messages of this kind have no payload.
@@ -183,6 +186,31 @@ impl Offer {
     }
 }
 
+/// The payload of the news that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// The number of the transfer.
+    pub(crate) number: u32,
+    /// Number of bytes that were fetched so far.
+    pub(crate) done: u64,
+}
+
+impl Progress {
+    const LEN: usize = 12;
+
+    pub(crate) fn emit(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..4].copy_from_slice(&self.number.to_le_bytes());
+        out[4..].copy_from_slice(&self.done.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (number, done) = bytes.split_first_chunk()?;
+        Some(Self { number: u32::from_le_bytes(*number), done: u64::from_le_bytes(done.try_into().ok()?) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,10 +274,18 @@ mod tests {
         }
 
         #[test]
+        fn news_of_a_part_survives_the_trip(number: u32, done: u64) {
+            let progress = Progress { number, done };
+            prop_assert_eq!(Progress::parse(&progress.emit()), Some(progress));
+            prop_assert_eq!(Progress::parse(&progress.emit()[1..]), None);
+        }
+
+        #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = (Header::parse(&bytes), Header::parse_fragment(&bytes), Header::following(&bytes));
             let _ = Offer::parse(&bytes);
             let _ = Immediate::parse(&bytes);
+            let _ = Progress::parse(&bytes);
         }
     }
 }

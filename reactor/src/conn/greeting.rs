@@ -13,6 +13,8 @@ const VERSION: u8 = 2;
 const EXTENSIONS: u8 = 1;
 /// The feature bit of messages in several buffers.
 const FRAGMENTS: u8 = 2;
+/// The feature bit of news that a part of a large message was fetched.
+const PROGRESS: u8 = 4;
 /// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
@@ -63,6 +65,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) extensions: bool,
     /// This side joins messages that come in several buffers.
     pub(crate) fragments: bool,
+    /// This side wants to hear of the parts of its large messages that the peer has fetched.
+    pub(crate) progress: bool,
     /// How this side secures the connection; `None`: in a way that this version does not know.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
@@ -80,6 +84,7 @@ impl<'a> Greeting<'a> {
             max_message: 0,
             extensions: false,
             fragments: false,
+            progress: false,
             security: Some(SecurityMode::Plain),
             reason,
             user,
@@ -92,7 +97,11 @@ impl<'a> Greeting<'a> {
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
         out.extend_from_slice(&MAGIC);
         let mode = self.security.map_or(MODE_MASK, |mode| mode as u8) << MODE_SHIFT;
-        let features = (u8::from(self.extensions) * EXTENSIONS) | (u8::from(self.fragments) * FRAGMENTS) | mode;
+        let feature = |has, bit| if has { bit } else { 0 };
+        let features = feature(self.extensions, EXTENSIONS)
+            | feature(self.fragments, FRAGMENTS)
+            | feature(self.progress, PROGRESS)
+            | mode;
         out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.buffer_size.to_le_bytes());
@@ -125,11 +134,12 @@ impl<'a> Greeting<'a> {
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         // Feature bits that this version does not know are ignored.
-        let (extensions, fragments) = (fixed[7] & EXTENSIONS != 0, fixed[7] & FRAGMENTS != 0);
+        let has = |bit| fixed[7] & bit != 0;
+        let (extensions, fragments, progress) = (has(EXTENSIONS), has(FRAGMENTS), has(PROGRESS));
         let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
         let reason = reason(fixed[6]);
-        Ok(Self { window, buffer_size, max_message, extensions, fragments, security, reason, user })
+        Ok(Self { window, buffer_size, max_message, extensions, fragments, progress, security, reason, user })
     }
 
     /// The octets of a greeting, without what private data were padded with.
@@ -153,6 +163,7 @@ mod tests {
             max_message: 9,
             extensions: true,
             fragments: true,
+            progress: true,
             security,
             reason,
             user: b"hello",
@@ -162,10 +173,12 @@ mod tests {
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
-        for (bit, features) in [(EXTENSIONS, (false, true)), (FRAGMENTS, (true, false))] {
+        for (bit, features) in
+            [(EXTENSIONS, [false, true, true]), (FRAGMENTS, [true, false, true]), (PROGRESS, [true, true, false])]
+        {
             bytes[7] ^= bit;
             let greeting = Greeting::parse(&bytes).unwrap();
-            assert_eq!((greeting.extensions, greeting.fragments), features);
+            assert_eq!([greeting.extensions, greeting.fragments, greeting.progress], features);
             bytes[7] ^= bit;
         }
         bytes[7] |= 0x30;

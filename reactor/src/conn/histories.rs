@@ -24,7 +24,7 @@ use rdma_transport::wc::WcStatus;
 use self::device::{Bytes, Item};
 use self::side::{BUFFER, Manner, Side, Terms};
 use super::Role;
-use super::frame::{Header, Kind, MAX_FOLLOWING, Offer};
+use super::frame::{Header, Kind, MAX_FOLLOWING, Offer, Progress};
 use crate::config::{Config, Framing};
 use crate::error::DisconnectReason;
 use crate::limits::CONTROL_CREDITS;
@@ -173,7 +173,11 @@ fn hostile(n: usize, m: u64) -> Bytes {
             let header = Header { kind: Kind::Fragment, grant: near }.emit_before(following);
             Bytes::of(&[&header[..], &m.to_le_bytes()[..(grant & 7) as usize]].concat())
         }
-        7 => Bytes::of(&[&message(Kind::Fetched, near)[..], &(grant % 4).to_le_bytes()].concat()),
+        7 if m & 1 == 0 => Bytes::of(&[&message(Kind::Fetched, near)[..], &(grant % 4).to_le_bytes()].concat()),
+        7 => {
+            let progress = Progress { number: grant % 4, done: if m & 2 == 0 { 4 << 20 } else { m } };
+            Bytes::of(&[&message(Kind::Progress, near)[..], &progress.emit()].concat())
+        }
         _ => Bytes::of(&[&message(Kind::Immediate, near)[..], &m.to_le_bytes()].concat()),
     }
 }
@@ -623,6 +627,60 @@ fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     assert!(matches!(ended.reason, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
     history.part();
     history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A message may take longer than the transfer timeout, as long as its parts move.
+#[test]
+fn a_message_that_moves_slowly_is_not_given_up() {
+    for wants_progress in [true, false] {
+        let mut history = connected(16, 8);
+        for side in &mut history.sides {
+            side.config = side.config.clone().transfer_timeout(Duration::from_secs(2));
+        }
+        history.sides[1].conn.as_mut().expect("it is up").terms.progress &= wants_progress;
+        history.sides[0].offer(20 << 20, false);
+        for _ in 0..30 {
+            history.sides[0].device.answers = true;
+            history.step(Step::World(0, World::Arrive(1)));
+            history.sides[0].device.answers = false;
+            history.settle();
+            history.sides.iter_mut().for_each(|side| side.advance(Duration::from_millis(200)));
+        }
+        let ended = history.sides[0].ended.as_ref().and_then(|ended| ended.reason.as_ref());
+        if wants_progress {
+            assert!(ended.is_none() && history.sides[0].offers.is_empty(), "{ended:?}");
+        } else {
+            assert!(matches!(ended, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
+        }
+        history.part();
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
+}
+
+/// A peer cannot claim for ever that it fetches a message.
+#[test]
+fn news_of_parts_that_cannot_be_is_refused() {
+    const STRIDE: u64 = 4 << 20;
+    let progress = |number, done| (Kind::Progress, Progress { number, done }.emit());
+    for (what, news) in [
+        ("too small a part", &[progress(0, STRIDE - 1)][..]),
+        ("the same part twice", &[progress(0, STRIDE), progress(0, STRIDE)]),
+        ("the whole message, and more", &[progress(0, STRIDE), progress(0, 4 * STRIDE)]),
+        ("an unknown message", &[progress(1, STRIDE)]),
+    ] {
+        let mut history = connected(16, 8);
+        // What the peer sends here is told to the side that offers.
+        history.sides[1].offer(2 * STRIDE as usize, false);
+        for (kind, payload) in news {
+            assert!(history.sides[1].is_open(), "{what}");
+            history.attack(*kind, 17, payload);
+        }
+        assert!(!history.sides[1].is_open(), "{what}");
+        history.part();
+        let ended = history.sides[1].ended.as_ref().expect(what);
+        assert!(matches!(ended.reason, Some(DisconnectReason::PeerViolation(_))), "{what}: {ended:?}");
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
 }
 
 /// A peer that does not say in its greeting that it joins messages gets none in several buffers.

@@ -68,6 +68,7 @@ impl Connection {
                 max_message: config.max_message_in_kib(),
                 extensions,
                 fragments: true,
+                progress: true,
                 security: Some(self.about.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
@@ -84,9 +85,10 @@ impl Connection {
                 let max_message = u64::from(greeting.max_message) << 10;
                 let most = usize::try_from(max_message).unwrap_or(usize::MAX);
                 let eager = if greeting.fragments { config.eager_limit.min(most) } else { 0 };
-                Terms { buffer_size: greeting.buffer_size.min(own) as usize, max_message, eager, extensions }
+                let (buffer_size, progress) = (greeting.buffer_size.min(own) as usize, greeting.progress);
+                Terms { buffer_size, max_message, eager, progress, extensions }
             }
-            Framing::Raw => Terms { buffer_size: own as usize, max_message: 0, eager: 0, extensions: false },
+            Framing::Raw => Terms { buffer_size: own as usize, ..Terms::default() },
         };
         self.about.private_data = greeting.user.to_vec();
     }
@@ -497,7 +499,7 @@ impl Connection {
         true
     }
 
-    /// Whether the device has no work requests of an ending connection any more, and the reason of the end is known.
+    /// Whether no completion of an ending connection is still to come, and the reason of the end is known.
     pub(crate) fn is_flushed(&self) -> bool {
         let certain = self.state.closing().is_some_and(|closing| closing.certainty == Certainty::Known);
         certain && !self.is_outstanding()

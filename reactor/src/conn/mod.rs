@@ -110,6 +110,8 @@ pub(crate) struct Terms {
     pub(crate) max_message: u64,
     /// Largest message that this side sends in several buffers of the peer, bytes; 0: the peer does not join them.
     pub(crate) eager: usize,
+    /// The peer wants to hear of the parts of its large messages that this side has fetched.
+    pub(crate) progress: bool,
     /// Both sides know the extensions of the embedded provider.
     pub(crate) extensions: bool,
 }

@@ -430,6 +430,7 @@ impl Connection {
         let done = match kind {
             Kind::Offer => self.offered(payload, env),
             Kind::Fetched if self.fetched(payload, env) => Ok(()),
+            Kind::Progress if self.progressed(payload, env) => Ok(()),
             Kind::Immediate => match Immediate::parse(payload) {
                 Some(immediate) => {
                     self.deliver_immediate(immediate, env);
@@ -450,7 +451,9 @@ impl Connection {
                 Ok(())
             }
             Kind::Credit | Kind::Pong => Ok(()),
-            Kind::Fetched | Kind::Data | Kind::Handshake | Kind::Fragment => Err(PeerViolation::MalformedMessage),
+            Kind::Fetched | Kind::Progress | Kind::Data | Kind::Handshake | Kind::Fragment => {
+                Err(PeerViolation::MalformedMessage)
+            }
         };
         if let Err(violation) = done {
             self.violated(violation, env);

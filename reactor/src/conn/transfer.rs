@@ -12,7 +12,7 @@ use rdma_transport::slab::Key;
 use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::{Action, Arrived, Event, Fragments};
-use super::frame::{Immediate, Kind, Offer};
+use super::frame::{Immediate, Kind, Offer, Progress};
 use super::send_queue::Entry;
 use super::{Connection, Env, Need};
 use crate::device::pool::Buffer;
@@ -35,6 +35,9 @@ const CRUMB: u64 = 64;
 /// Largest number of reads that a connection has on their way for large messages.
 const PIECES: usize = 4;
 
+/// Number of bytes of a message of which its sender hears each time that they were fetched, before it hears of the whole message.
+const STRIDE: u64 = PIECE * PIECES as u64;
+
 /// Length of the next read if `left` bytes are left.
 fn piece(left: u64) -> u64 {
     if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
@@ -55,6 +58,9 @@ struct Outgoing {
     number: u32,
     send: SendId,
     source: Source,
+    len: u64,
+    /// Bytes that the peer has said that it has fetched.
+    fetched: u64,
 }
 
 /// A message that is being fetched.
@@ -66,6 +72,8 @@ struct Incoming {
     /// Bytes for which reads are on their way or done.
     asked: u64,
     done: u64,
+    /// Bytes that the peer knows to be done; all of them if it does not want to hear of them.
+    told: u64,
     /// Bytes to read altogether: the message, and the tags of its segments if it is sealed.
     total: u64,
     /// A sealed message that is being opened.
@@ -75,6 +83,11 @@ struct Incoming {
 impl Incoming {
     const fn is_whole(&self) -> bool {
         self.done == self.total
+    }
+
+    /// Whether the peer is to hear of the bytes that are done. It hears of a whole message in another way.
+    const fn owes_progress(&self) -> bool {
+        self.done.saturating_sub(self.told) >= STRIDE && !self.is_whole()
     }
 
     const fn is_sealed(&self) -> bool {
@@ -152,12 +165,19 @@ struct Active {
     pieces: usize,
     /// Time at which the last read ended, or the first was posted while none was on its way.
     read: Instant,
-    /// Time at which the peer fetched a message last, or was offered one while it had none to fetch.
+    /// Time at which the peer said last that it has fetched something, or was offered a message while it had none to fetch.
     answered: Instant,
     /// A message of which parts are still to come. Nothing else comes meanwhile.
     joining: Option<Box<Fragments>>,
     /// What the last message in several buffers has left, for the next one.
     spare: Option<Box<Fragments>>,
+}
+
+impl Active {
+    /// Number of messages that the peer is to get about what was fetched.
+    fn news(&self) -> usize {
+        self.fetched.len() + usize::from(self.incoming.iter().any(Incoming::owes_progress))
+    }
 }
 
 impl Transfers {
@@ -240,18 +260,18 @@ impl Transfers {
         }
     }
 
-    /// Number of credits that are reserved for news of fetched messages.
+    /// Number of credits that are reserved for news of what was fetched.
     #[inline]
     pub(crate) fn credits(&self) -> usize {
-        self.0.as_ref().map_or(0, |active| active.fetched.len())
+        self.0.as_ref().map_or(0, |active| active.news())
     }
 
-    /// Number of places in the send queue that are reserved for news of fetched messages and for a read.
+    /// Number of places in the send queue that are reserved for news of what was fetched, and for a read.
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
             let unread = |transfer: &Incoming| transfer.asked < transfer.total;
-            active.fetched.len() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
+            active.news() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
         })
     }
 
@@ -296,7 +316,7 @@ impl Transfers {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
-    /// Time at which the peer fetched a message last, while there are more for it to fetch.
+    /// Time at which the peer said last that it has fetched something, while there is more for it to fetch.
     pub(crate) fn fetched_at(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         (!active.outgoing.is_empty()).then_some(active.answered)
@@ -378,7 +398,7 @@ impl Connection {
         }
         let number = active.next;
         active.next = number.wrapping_add(1);
-        active.outgoing.push_back(Outgoing { number, send, source });
+        active.outgoing.push_back(Outgoing { number, send, source, len: region.len, fetched: 0 });
         let offer = Offer { number, region };
         self.push_control(Kind::Offer, &offer.emit(), None, env);
         env.stats.messages.sent += 1;
@@ -398,6 +418,22 @@ impl Connection {
         active.answered = env.now;
         self.ask_writable(env);
         self.end_offer(outgoing, Outcome::Sent, env);
+        true
+    }
+
+    /// Handles the peer's news that it has fetched a part of a message; `false` if that cannot be.
+    pub(super) fn progressed(&mut self, payload: &[u8], env: &Env<'_>) -> bool {
+        let Some(progress) = Progress::parse(payload) else { return false };
+        let Some(active) = &mut self.transfers.0 else { return false };
+        let found = active.outgoing.iter_mut().find(|outgoing| outgoing.number == progress.number);
+        let Some(outgoing) = found else { return false };
+        // Each time at least a stride, so that a peer cannot claim for ever that it fetches.
+        let possible = outgoing.fetched + STRIDE..outgoing.len + tail(outgoing.len);
+        if !possible.contains(&progress.done) {
+            return false;
+        }
+        outgoing.fetched = progress.done;
+        active.answered = env.now;
         true
     }
 
@@ -486,7 +522,8 @@ impl Connection {
         if len == 0 || full || known || wraps {
             return Err(PeerViolation::InvalidOffer);
         }
-        active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0, total, segments: None });
+        let told = if self.terms.progress { 0 } else { total };
+        active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0, told, total, segments: None });
         active.held.push_back(Held::Transfer);
         self.mark(env);
         Ok(())
@@ -511,7 +548,7 @@ impl Connection {
         self.transfers.holds() && !env.config.overtake && self.state.delivers()
     }
 
-    /// Chains the reads, and the news for the peer of messages that were fetched, as far as there is room.
+    /// Chains the reads, and the news for the peer of what was fetched, as far as there is room.
     pub(crate) fn pump_transfers(&mut self, env: &mut Env<'_>) {
         if !self.state.is_open() {
             return;
@@ -551,6 +588,15 @@ impl Connection {
         {
             self.push_control(Kind::Fetched, &number.to_le_bytes(), None, env);
             self.sends.hurry();
+        }
+        if active.fetched.is_empty()
+            && self.tx.available_for_data() > 0
+            && self.sends.room(0) > 0
+            && let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress())
+        {
+            transfer.told = transfer.done;
+            let progress = Progress { number: transfer.offer.number, done: transfer.done };
+            self.push_control(Kind::Progress, &progress.emit(), None, env);
         }
         self.transfers.0 = Some(active);
         if begun {

@@ -1,6 +1,6 @@
 //! What connections read of each other: greetings, headers, and the payloads of the reactor's own messages.
 
-use crate::conn::frame::{Header, Immediate, Kind, Offer, Part};
+use crate::conn::frame::{Header, Immediate, Kind, Offer, Part, Progress};
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::limits::HEADER_LEN;
 
@@ -52,6 +52,11 @@ pub fn message(octets: &[u8]) {
         Kind::Handshake => {
             if let Some((part, rest)) = Part::parse(payload) {
                 assert_eq!((part as u8, rest), (payload[0], &payload[1..]));
+            }
+        }
+        Kind::Progress => {
+            if let Some(progress) = Progress::parse(payload) {
+                assert_eq!(progress.emit(), payload);
             }
         }
         Kind::Hello | Kind::Credit | Kind::Ping | Kind::Pong | Kind::Goodbye => assert!(payload.is_empty()),
