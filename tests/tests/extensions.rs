@@ -16,8 +16,9 @@ use rdma_reactor::{
 /// Length of the greeting, and below it the offset of its features.
 const GREETING: usize = 20;
 const FEATURES: usize = 7;
-/// What this version offers: the extensions, and that it joins messages in several buffers.
-const OFFERED: u8 = 0b11;
+/// What this version offers: the extensions, that it joins messages in several buffers, and that it wants to hear of parts that
+/// were fetched.
+const OFFERED: u8 = 0b111;
 
 #[derive(Default)]
 struct Client {
@@ -94,7 +95,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 #[test]
 fn not_without_the_peers_word() {
     // Bits of other versions do not mean these features. The bits 4 and 5 say how connections are secured: not at all.
-    for features in [0, 0xcc] {
+    for features in [0, 0xc8] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, Config::default());
         let has = reactor.context().capabilities(conn).unwrap().features;
         assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
