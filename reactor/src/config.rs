@@ -436,8 +436,8 @@ impl Config {
         self
     }
 
-    /// Time a closed connection gets to send what was accepted, and again for each message that the peer has fetched
-    /// meanwhile. What is left then is not sent: `on_send_complete` says so. 1 ms to 24 h. Default: 2 s.
+    /// Time a closed connection gets to send what was accepted, and again for each message, or 4 MiB of one, that the peer
+    /// has fetched meanwhile. What is left then is not sent: `on_send_complete` says so. 1 ms to 24 h. Default: 2 s.
     #[must_use]
     pub const fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;
