@@ -10,6 +10,7 @@ pub mod forward;
 pub mod gate;
 pub mod identities;
 pub mod life;
+pub mod null;
 pub mod pcap;
 pub mod peer;
 pub mod signals;

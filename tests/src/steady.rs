@@ -9,6 +9,7 @@ use rdma_reactor::{
 };
 
 use crate::identities::security;
+use crate::null::Null;
 
 const SIZE: usize = 64;
 /// Lengths of a message in three buffers and of one that is fetched, at default settings.
@@ -181,8 +182,18 @@ impl Steady {
     pub fn with(work: Work, looks_at: Side, config: Config) -> Self {
         let config = config.provider(ProviderChoice::Iwarp);
         let reactor = || Reactor::new(config.clone()).expect("a reactor");
-        let client = (reactor(), Program::new(work, false));
-        let server = (reactor(), Program::new(work, true));
+        Self::between(work, looks_at, [reactor(), reactor()])
+    }
+
+    /// The same, on devices that cost next to nothing.
+    #[must_use]
+    pub fn on_null(work: Work, looks_at: Side) -> Self {
+        Self::between(work, looks_at, Null::reactors(&Config::default()))
+    }
+
+    fn between(work: Work, looks_at: Side, [client, server]: [Reactor; 2]) -> Self {
+        let client = (client, Program::new(work, false));
+        let server = (server, Program::new(work, true));
         let mut steady = Self { work, looks_at, client, server };
         let mut server = steady.server.0.context();
         let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");

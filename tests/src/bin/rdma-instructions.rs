@@ -28,10 +28,12 @@ enum Way {
     /// Completions of messages are not told of.
     Quiet,
     Tls,
+    /// On devices that cost next to nothing.
+    Null,
 }
 
 /// The states that are counted, each with its name, its work, its side, and its settings.
-const STATES: [(&str, Work, Side, Way); 12] = [
+const STATES: [(&str, Work, Side, Way); 15] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
     ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
     ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Plain),
@@ -44,6 +46,9 @@ const STATES: [(&str, Work, Side, Way); 12] = [
     ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Tls),
     ("quiet: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Quiet),
     ("quiet: 64 B streamed, sender", Work::Stream, Side::Client, Way::Quiet),
+    ("null: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Null),
+    ("null: 64 B streamed, sender", Work::Stream, Side::Client, Way::Null),
+    ("null: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Null),
 ];
 /// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
@@ -85,6 +90,7 @@ fn run(state: &str, times: &str) -> Result<(), String> {
         (Work::Task, _) => tasks::round_trips(times),
         (work, Way::Plain) => Steady::new(work, side).repeat(times),
         (work, Way::Quiet) => Steady::with(work, side, Config::default().quiet_sends(true)).repeat(times),
+        (work, Way::Null) => Steady::on_null(work, side).repeat(times),
         (work, Way::Tls) => Steady::secured(work, side, SecurityMode::Tls).repeat(times),
     }
     Ok(())
@@ -203,8 +209,8 @@ fn total(costs: &Costs) -> f64 {
 const LAYERS: [(&str, &[&str]); 7] = [
     // `Reactor::turn` is put into its caller.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
+    ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
     ("callbacks", &["rdma_reactor_tests::"]),
-    ("provider", &["rdma_transport::", "crc_fast::"]),
     ("driver", &["rdma_reactor::driver::"]),
     ("connection", &["rdma_reactor::conn::"]),
     ("rest of the reactor", &["rdma_reactor::"]),

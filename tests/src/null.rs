@@ -1,0 +1,254 @@
+//! Two devices that cost next to nothing: a message is in the peer's receive, and has completed on both sides, when its post
+//! returns. What a reactor costs on them is the cost of the reactor alone.
+//!
+//! The embedded provider is behind each of them, for the connection manager and the regions. The devices do sends only, and have
+//! one connection. Credits see to it that each message finds a receive.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rdma_reactor::transport::caps::Features;
+use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam};
+use rdma_reactor::transport::datagram::DatagramSource;
+use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+use rdma_reactor::transport::mem::Memory;
+use rdma_reactor::transport::mr::{MemoryRegion, MrId};
+use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use rdma_reactor::transport::qp::{QpAttr, QpId};
+use rdma_reactor::transport::wc::{WcOpcode, WcStatus, WorkCompletion};
+use rdma_reactor::transport::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use rdma_reactor::transport::{Access, Error, Result};
+use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
+
+/// The end of a connection at one device.
+#[derive(Debug)]
+struct End {
+    qp: Option<QpId>,
+    cq: Option<CqId>,
+    receives: VecDeque<RecvWr>,
+    completions: VecDeque<WorkCompletion>,
+    armed: bool,
+    /// The device rings when there is an event; the reactor sleeps on the other one.
+    bell: (UnixStream, UnixStream),
+}
+
+impl End {
+    fn new() -> Self {
+        let bell = UnixStream::pair().expect("two descriptors");
+        for end in [&bell.0, &bell.1] {
+            end.set_nonblocking(true).expect("it does not block");
+        }
+        let (receives, completions) = Default::default();
+        Self { qp: None, cq: None, receives, completions, armed: false, bell }
+    }
+
+    fn complete(&mut self, wr_id: u64, opcode: WcOpcode, status: WcStatus, byte_len: u32) {
+        let Some(qp) = self.qp else { return };
+        let source = DatagramSource::default();
+        let (vendor_error, immediate, invalidated) = (0, None, None);
+        let wc = WorkCompletion { wr_id, qp, status, opcode, vendor_error, byte_len, immediate, invalidated, source };
+        self.completions.push_back(wc);
+        if std::mem::take(&mut self.armed) {
+            (&self.bell.0).write_all(&[1]).expect("room for one octet");
+        }
+    }
+
+    fn flush(&mut self) {
+        for receive in std::mem::take(&mut self.receives) {
+            self.complete(receive.wr_id, WcOpcode::Recv, WcStatus::Flushed, 0);
+        }
+    }
+}
+
+/// Copies a message to a receive; `None` if the receive is too short.
+fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
+    let [to] = to else { return None };
+    let mut len = 0;
+    for from in from {
+        if from.len() > to.len() - len {
+            return None;
+        }
+        // SAFETY: the entries of posted work requests name memory that is the devices' until these are done, and the two are not
+        // of one buffer, since each buffer is posted once. `to` has room for what is copied.
+        unsafe {
+            ptr::copy_nonoverlapping(from.address().cast::<u8>(), to.address().cast::<u8>().add(len), from.len())
+        };
+        len += from.len();
+    }
+    Some(len)
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Null {
+    inner: Iwarp<TcpNet>,
+    info: DeviceInfo,
+    side: usize,
+    ends: Arc<Mutex<[End; 2]>>,
+    channel: RawFd,
+}
+
+impl Null {
+    /// Makes two reactors, each on a device of its own, for one connection between them.
+    ///
+    /// # Panics
+    /// When the system has no descriptors left, or a setting is out of its range.
+    #[must_use]
+    pub fn reactors(config: &Config) -> [Reactor; 2] {
+        let ends = Arc::new(Mutex::new([End::new(), End::new()]));
+        [0, 1].map(|side| {
+            let net = TcpNet::new().expect("the channels");
+            let inner = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
+            let mut info = inner.device(DeviceId(0)).expect("its device").clone();
+            info.capabilities.features = Features::empty();
+            let channel = lock(&ends)[side].bell.1.as_raw_fd();
+            let provider = Self { inner, info, side, ends: Arc::clone(&ends), channel };
+            let parts = Parts {
+                provider: Box::new(provider),
+                poller: Box::new(MioPoller::new().expect("a poller")),
+                clock: Box::new(SystemClock),
+            };
+            Reactor::with_parts(config.clone(), parts).expect("a reactor")
+        })
+    }
+
+    fn unsupported(&self, feature: &'static str) -> Error {
+        Error::Unsupported { provider: self.name(), feature }
+    }
+}
+
+fn lock(ends: &Mutex<[End; 2]>) -> MutexGuard<'_, [End; 2]> {
+    ends.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The end of this side, and that of the peer.
+fn both(ends: &mut [End; 2], side: usize) -> [&mut End; 2] {
+    let [first, second] = ends;
+    if side == 0 { [first, second] } else { [second, first] }
+}
+
+// SAFETY: the memory of a send is read in its post, and that of a receive is written in the post of the message that it takes, under
+// the lock of both ends. Either is done then, and is not kept: `destroy_id` drops what is left. Regions are those of the provider behind.
+unsafe impl Provider for Null {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
+        (device == DeviceId(0)).then_some(&self.info)
+    }
+    fn cm_channel(&self) -> RawFd {
+        self.inner.cm_channel()
+    }
+    fn completion_channel(&self, _: DeviceId) -> Result<RawFd> {
+        Ok(self.channel)
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        self.inner.progress(now, drive)
+    }
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
+        self.inner.listen(address, backlog)
+    }
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
+        self.inner.local_address(id)
+    }
+    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+        self.inner.resolve(peer, deadline)
+    }
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
+        self.inner.connect(id, param)
+    }
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        self.inner.accept(id, param, now)
+    }
+    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
+        self.inner.reject(id, private_data, now)
+    }
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
+        lock(&self.ends)[self.side].flush();
+        self.inner.disconnect(id, now)
+    }
+    fn destroy_id(&mut self, id: CmId, now: Instant) {
+        let end = &mut lock(&self.ends)[self.side];
+        (end.qp, end.cq) = (None, None);
+        end.receives.clear();
+        self.inner.destroy_id(id, now);
+    }
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        self.inner.next_cm_event(now)
+    }
+    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
+        self.inner.register(device, memory, access)
+    }
+    fn register_range(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.inner.register_range(device, memory, range, access)
+    }
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        self.inner.deregister(region)
+    }
+    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+        self.inner.create_cq(device, entries)
+    }
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
+        self.inner.destroy_cq(cq)
+    }
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        let end = &mut lock(&self.ends)[self.side];
+        if end.qp.is_some() || attr.send_cq != attr.recv_cq {
+            return Err(self.unsupported("second connection, nor for two completion queues"));
+        }
+        let qp = self.inner.create_qp(id, attr)?;
+        (end.qp, end.cq) = (Some(qp), Some(attr.send_cq));
+        Ok(qp)
+    }
+    fn post_recv(&mut self, _: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        lock(&self.ends)[self.side].receives.extend(chain);
+        Ok(())
+    }
+    fn post_send(&mut self, _: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+        let mut ends = lock(&self.ends);
+        let [own, peer] = both(&mut ends, self.side);
+        for (posted, wr) in chain.iter().enumerate() {
+            if wr.op != SendOp::Send {
+                return Err(PostError { posted, error: self.unsupported("operation but to send") });
+            }
+            let receive = peer.receives.pop_front().expect("credits are given for receives that are posted");
+            let len = copy(wr.sges.as_slice(), receive.sges.as_slice()).expect("messages fit the receives");
+            peer.complete(receive.wr_id, WcOpcode::Recv, WcStatus::Success, len as u32);
+            if wr.flags.contains(SendFlags::SIGNALED) {
+                own.complete(wr.wr_id, WcOpcode::Send, WcStatus::Success, 0);
+            }
+        }
+        Ok(())
+    }
+    fn poll_cq(&mut self, _: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let completions = &mut lock(&self.ends)[self.side].completions;
+        let count = max.min(completions.len());
+        out.extend(completions.drain(..count));
+        Ok(count)
+    }
+    fn req_notify(&mut self, _: CqId) -> Result<()> {
+        lock(&self.ends)[self.side].armed = true;
+        Ok(())
+    }
+    fn next_completion_event(&mut self, _: DeviceId) -> Result<Option<CqId>> {
+        let end = &mut lock(&self.ends)[self.side];
+        let rung = (&end.bell.1).read(&mut [0]).is_ok();
+        Ok(end.cq.filter(|_| rung))
+    }
+}
