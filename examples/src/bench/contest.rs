@@ -31,12 +31,21 @@ enum Target {
     Connections,
 }
 
+/// The place of a contest in a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In that of latency by size, bytes.
+    Size(u32),
+    /// In that of echoes by connections.
+    Connections(u32),
+}
+
 /// A contest: the same work, done by this library and by somebody else.
 #[derive(Debug)]
 struct Contest {
     name: String,
-    /// Its place in the picture of latency by size, bytes.
-    size: Option<u32>,
+    /// Its place in a picture.
+    place: Option<Place>,
     target: Target,
     theirs: Option<Theirs>,
     ours: Work,
@@ -49,6 +58,8 @@ struct Contest {
 enum Theirs {
     /// Bare TCP: its work, the size of messages, and the number of iterations.
     Tcp(&'static str, u32, u64),
+    /// Bare TCP with echoes: the number of connections, and of echoes on all of them.
+    TcpEchoes(u32, u64),
     /// A program by others.
     Peer(Peer),
     /// This library with the same work, on connections that are not secured.
@@ -62,7 +73,7 @@ enum Theirs {
 impl Theirs {
     const fn name(&self) -> &'static str {
         match self {
-            Self::Tcp(..) => "bare TCP",
+            Self::Tcp(..) | Self::TcpEchoes(..) => "bare TCP",
             Self::Peer(peer) => peer.name(),
             Self::Plain => "plain",
             Self::Otherwise(difference, _) => difference,
@@ -80,6 +91,8 @@ enum Work {
     OneSided(&'static str, u64),
     /// Connections one after another, and their number.
     Connections(u64),
+    /// The number of connections, and of echoes on all of them together.
+    Echoes(u32, u64),
     /// The buffers that carry the mix of requests, and the number of these.
     Mix(&'static str, u64),
 }
@@ -88,6 +101,8 @@ enum Work {
 const LATENCY_SIZES: [u32; 5] = [64, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Sizes of messages one way, bytes.
 const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// Numbers of connections with echoes.
+const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// The longest block of `iperf3`, bytes.
 const IPERF3_LONGEST: u32 = 1 << 20;
 const MEDIAN: &str = "/half_rtt_us/p50";
@@ -124,7 +139,7 @@ fn contests() -> Vec<Contest> {
     use Target::{Connections, Rate, TimesLatency, TimesRate, TimesThroughput};
     let new = |name: &str, target, theirs, ours| Contest {
         name: name.into(),
-        size: None,
+        place: None,
         target,
         theirs: Some(theirs),
         ours,
@@ -138,7 +153,7 @@ fn contests() -> Vec<Contest> {
         let ours = |figure| latency("spin", size, iterations, figure);
         let (ucx, libfabric) =
             (Peer::ucx_latency(size, iterations, ""), Peer::libfabric_latency(libfabric, size, iterations));
-        let of_size = |contest: Contest| Contest { size: Some(size), ..contest };
+        let of_size = |contest: Contest| Contest { place: Some(Place::Size(size)), ..contest };
         all.push(of_size(new(&name, TimesLatency(1.3), Theirs::Tcp("spin", size, iterations), ours(MEDIAN))));
         all.push(of_size(new(&name, TimesLatency(NO_SLOWER), peer(ucx), ours(MEDIAN))));
         all.push(of_size(new(&name, TimesLatency(NO_SLOWER), peer(libfabric), ours(MEAN))));
@@ -165,6 +180,13 @@ fn contests() -> Vec<Contest> {
             let (name, iperf3) = (format!("{name}, events"), peer(Peer::iperf3(size)));
             all.push(new(&name, TimesThroughput(NO_SLOWER), iperf3, bulk("event", size)));
         }
+    }
+    for connections in CONNECTIONS {
+        let echoes = if connections == 1 { 20_000 } else { 200_000 };
+        let (theirs, ours) = (Theirs::TcpEchoes(connections, echoes), Work::Echoes(connections, echoes));
+        let name = format!("64 B echoes on {connections} connection{}", if connections == 1 { "" } else { "s" });
+        let place = Some(Place::Connections(connections));
+        all.push(Contest { place, ..new(&name, TimesRate(0.8), theirs, ours) });
     }
     let large = Theirs::Otherwise("256 KiB buffers", Work::Mix("large", 20_000));
     all.push(new("requests of 1 B to 256 KiB", TimesRate(0.9), large, Work::Mix("default", 20_000)));
@@ -204,6 +226,7 @@ impl Contest {
     fn round(&self, processors: &Processors, files: &Files, outcome: &mut Outcome) -> Result<(), Failure> {
         let theirs = match &self.theirs {
             Some(Theirs::Tcp(kind, size, iterations)) => Some(bare(processors, kind, *size, *iterations)?),
+            Some(Theirs::TcpEchoes(connections, count)) => Some(echoes(processors, "tcp", *connections, *count)?),
             Some(Theirs::Peer(peer)) => match peer.measure(processors) {
                 Ok(figure) => Some(figure),
                 Err(failure) => {
@@ -238,6 +261,7 @@ impl Work {
                 let client = words(&format!("one-sided-client {operation} {{}} {iterations}"));
                 figure(&pair::run(processors, &words("one-sided-server"), &client)?)
             }
+            Self::Echoes(connections, count) => echoes(processors, "reactor", *connections, *count),
             Self::Mix(buffers, count) => {
                 let client = words(&format!("mix-client {buffers} {{}} {count}"));
                 figure(&pair::run(processors, &words(&format!("mix-server {buffers}")), &client)?)
@@ -288,6 +312,11 @@ fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> Resu
     figure(&pair::run(processors, &words(&format!("tcp-server {kind} {size}")), &client)?)
 }
 
+fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u64) -> Result<f64, Failure> {
+    let client = words(&format!("many-client {carrier} {{}} {connections} {count}"));
+    figure(&pair::run(processors, &words(&format!("many-server {carrier}")), &client)?)
+}
+
 /// Reads the figure that a client printed.
 fn figure(text: &str) -> Result<f64, Failure> {
     text.trim().parse().map_err(|_| Failure::new(format!("a client printed {text:?}")))
@@ -301,7 +330,7 @@ fn words(line: &str) -> Vec<String> {
 #[derive(Debug)]
 pub struct Outcome {
     name: String,
-    size: Option<u32>,
+    place: Option<Place>,
     target: Target,
     against: Option<&'static str>,
     /// The command line of a program by others.
@@ -316,7 +345,7 @@ impl Outcome {
     fn new(contest: &Contest) -> Self {
         Self {
             name: contest.name.clone(),
-            size: contest.size,
+            place: contest.place,
             target: contest.target,
             against: contest.theirs.as_ref().map(Theirs::name),
             command: match &contest.theirs {
@@ -417,13 +446,9 @@ impl fmt::Display for Outcome {
 /// # Errors
 /// No row with a size was measured.
 pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
-    let measured: Vec<_> = outcomes.iter().filter(|outcome| !outcome.theirs.is_empty()).collect();
-    let points = |against: &str, figures: fn(&Outcome) -> &[f64]| -> Vec<(f64, f64)> {
-        let of_it = measured.iter().filter(|outcome| outcome.against == Some(against));
-        of_it.filter_map(|outcome| Some((f64::from(outcome.size?), median(figures(outcome))))).collect()
-    };
-    let theirs = |against| points(against, |outcome| &outcome.theirs);
-    let ours = |against| points(against, |outcome| &outcome.ours);
+    let at = |place| if let Place::Size(size) = place { Some(size) } else { None };
+    let theirs = |against| points(outcomes, against, at, |outcome| &outcome.theirs);
+    let ours = |against| points(outcomes, against, at, |outcome| &outcome.ours);
     let lines = [
         ("rdma-reactor, median", ours("bare TCP"), RGBColor(31, 96, 168)),
         ("bare TCP, median", theirs("bare TCP"), RGBColor(120, 120, 120)),
@@ -433,6 +458,30 @@ pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
     ];
     let lines: Vec<_> = lines.into_iter().filter(|(_, points, _)| !points.is_empty()).collect();
     chart::by_size("TCP over the loopback, both sides spinning", "half round trip, us", &lines)
+}
+
+/// Draws the echoes per second by connections: of this library, and of bare TCP.
+///
+/// # Errors
+/// No row with connections was measured.
+pub fn rate_by_connections(outcomes: &[Outcome]) -> Result<String, Failure> {
+    let at = |place| if let Place::Connections(count) = place { Some(count) } else { None };
+    let lines = [
+        ("rdma-reactor", points(outcomes, "bare TCP", at, |outcome| &outcome.ours), RGBColor(31, 96, 168)),
+        ("bare TCP", points(outcomes, "bare TCP", at, |outcome| &outcome.theirs), RGBColor(120, 120, 120)),
+    ];
+    chart::by_connections("TCP over the loopback, both sides sleeping", "echoes of 64 B per second", &lines)
+}
+
+/// The medians of the contests with a competitor that have a place in a picture.
+fn points(
+    outcomes: &[Outcome],
+    against: &str,
+    at: fn(Place) -> Option<u32>,
+    figures: fn(&Outcome) -> &[f64],
+) -> Vec<(f64, f64)> {
+    let of_it = outcomes.iter().filter(|outcome| outcome.against == Some(against) && !outcome.theirs.is_empty());
+    of_it.filter_map(|outcome| Some((f64::from(outcome.place.and_then(at)?), median(figures(outcome))))).collect()
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -450,8 +499,8 @@ mod tests {
     use super::*;
 
     fn played(target: Target, theirs: Vec<f64>, ours: Vec<f64>) -> Outcome {
-        let (name, size, against, command, skipped) = (String::new(), None, None, None, None);
-        Outcome { name, size, target, against, command, skipped, theirs, ours }
+        let (name, place, against, command, skipped) = (String::new(), None, None, None, None);
+        Outcome { name, place, target, against, command, skipped, theirs, ours }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 //! connections against plain ones and against `openssl`, in alternating rounds of one run.
 //!
 //! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitors are [`tcp`], the
-//! [`peers`], [`openssl`], and this library itself; [`one_sided`], [`mix`] and [`secured`] have work that `rdma-pingpong` does not
-//! do. A figure is the median of its rounds, and a ratio is the median of their ratios.
+//! [`peers`], [`openssl`], and this library itself; [`one_sided`], [`mix`], [`many`] and [`secured`] have work that `rdma-pingpong`
+//! does not do. A figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
+pub mod many;
 pub mod mix;
 pub mod one_sided;
 pub mod openssl;
@@ -29,6 +30,7 @@ use crate::pingpong::output::Output;
 use crate::secure::SecurityArgs;
 
 use self::contest::Outcome;
+use self::many::Carrier;
 use self::mix::Buffers;
 use self::one_sided::Operation;
 use self::pair::Processors;
@@ -50,6 +52,9 @@ struct Cli {
     /// Draw the spinning half round trips by size
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Draw the echoes per second by connections
+    #[arg(long, value_name = "FILE")]
+    connections_svg: Option<PathBuf>,
     /// End with exit code 1 when a target is missed
     #[arg(long)]
     check: bool,
@@ -95,6 +100,24 @@ enum Role {
         address: SocketAddr,
         /// Number of requests.
         count: usize,
+    },
+    /// One side of echoes on many connections, the one that answers
+    #[command(hide = true)]
+    ManyServer {
+        /// What carries them.
+        carrier: Carrier,
+    },
+    /// One side of echoes on many connections, the one that asks
+    #[command(hide = true)]
+    ManyClient {
+        /// What carries them.
+        carrier: Carrier,
+        /// Address of the server.
+        address: SocketAddr,
+        /// Number of connections.
+        connections: u32,
+        /// Number of echoes on all of them together.
+        count: u64,
     },
     /// One side of one-sided operations, the memory
     #[command(hide = true)]
@@ -147,6 +170,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Some(Role::MixServer { buffers }) => mix::serve(buffers).map(|()| ExitCode::SUCCESS),
         Some(Role::MixClient { buffers, address, count }) => print(mix::measure(buffers, address, count)),
+        Some(Role::ManyServer { carrier }) => many::serve(carrier).map(|()| ExitCode::SUCCESS),
+        Some(Role::ManyClient { carrier, address, connections, count }) => {
+            print(many::measure(carrier, address, connections, count))
+        }
         Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
         Some(Role::OneSidedClient { operation, address, iterations }) => {
             print(one_sided::measure(operation, address, iterations).map_err(Failure::new))
@@ -174,7 +201,9 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Some(path) if !to_stdout => Some(ResultFile::open("--json", path)?),
         _ => None,
     };
-    let svg = cli.svg.as_ref().map(|path| ResultFile::open("--svg", path)).transpose()?;
+    let picture = |flag, path: &Option<PathBuf>| path.as_ref().map(|path| ResultFile::open(flag, path)).transpose();
+    let by_size = picture("--svg", &cli.svg)?;
+    let by_connections = picture("--connections-svg", &cli.connections_svg)?;
     let processors = Processors::of_this_machine();
     out.line(format_args!("{processors}; medians of {} rounds, of their ratios too", cli.rounds));
     let outcomes = contest::run(cli.rounds, cli.only.as_deref().unwrap_or_default(), &processors)?;
@@ -190,8 +219,11 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         None if to_stdout => Output::stdout().text(&text),
         None => {}
     }
-    if let Some(svg) = svg {
-        svg.write(&contest::latency_by_size(&outcomes)?)?;
+    if let Some(file) = by_size {
+        file.write(&contest::latency_by_size(&outcomes)?)?;
+    }
+    if let Some(file) = by_connections {
+        file.write(&contest::rate_by_connections(&outcomes)?)?;
     }
     Ok(if cli.check && !all_met { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

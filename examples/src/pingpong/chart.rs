@@ -54,14 +54,34 @@ fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
 }
 
 /// Makes an axis of 1, 2 and 5 of each decade, from the last mark below all values to the first above.
-fn time_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
+fn decades(values: impl Iterator<Item = f64> + Clone, label: fn(f64) -> String) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let decades = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);
     let all: Vec<f64> = decades.flat_map(|d| [1.0, 2.0, 5.0].map(|m| m * 10_f64.powi(d))).collect();
     let low = all.iter().copied().filter(|&m| m < low).fold(all[0], f64::max);
     let high = all.iter().copied().filter(|&m| m > high).fold(f64::MAX, f64::min);
     let marks = all.into_iter().filter(|m| (low..=high).contains(m)).collect();
-    Axis { low, high, marks, label: |us| if us < 1.0 { format!("{us:.1}") } else { format!("{us:.0}") } }
+    Axis { low, high, marks, label }
+}
+
+fn time_label(us: f64) -> String {
+    if us < 1.0 { format!("{us:.1}") } else { format!("{us:.0}") }
+}
+
+/// Makes an axis of powers of ten, from a little below all values to a little above.
+fn powers_of_ten(values: impl Iterator<Item = f64> + Clone) -> Axis {
+    let Axis { marks, label, .. } = decades(values.clone(), count_label);
+    let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
+    let marks = marks.into_iter().filter(|mark| mark.log10().fract() == 0.0 && (low..=high).contains(mark)).collect();
+    Axis { low: low / 1.3, high: high * 1.3, marks, label }
+}
+
+fn count_label(count: f64) -> String {
+    match count {
+        1e6.. => format!("{} M", count / 1e6),
+        1e3.. => format!("{} K", count / 1e3),
+        _ => format!("{count:.0}"),
+    }
 }
 
 /// Draws p50 and p99 of latency over size, both axes logarithmic.
@@ -95,17 +115,40 @@ pub type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
 /// # Errors
 /// There are no points, or the drawing library refused.
 pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
+    let points = all_points(lines)?;
+    let axes = (size_axis(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), time_label));
+    draw(title, ("message size", y), axes, lines)
+}
+
+/// Draws lines over numbers of connections, both axes logarithmic.
+///
+/// # Errors
+/// As [`by_size`].
+pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
+    let points = all_points(lines)?;
+    let axes = (powers_of_ten(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), count_label));
+    draw(title, ("connections", y), axes, lines)
+}
+
+fn all_points(lines: &[Line]) -> Result<Vec<(f64, f64)>, Failure> {
+    let points: Vec<_> = lines.iter().flat_map(|(_, points, _)| points.iter().copied()).collect();
+    if points.is_empty() { Err(Failure::new("cannot draw the chart: there is nothing to draw")) } else { Ok(points) }
+}
+
+fn draw(title: &str, descriptions: (&str, &str), axes: (Axis, Axis), lines: &[Line]) -> Result<String, Failure> {
     let mut svg = String::new();
-    draw(&mut svg, title, y, lines).map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
+    let drawn = draw_to(&mut svg, title, descriptions, axes, lines);
+    drawn.map_err(|error| Failure::new(format!("cannot draw the chart: {error}")))?;
     Ok(svg)
 }
 
-fn draw(svg: &mut String, title: &str, y_desc: &str, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
-    let values = lines.iter().flat_map(|(_, points, _)| points);
-    if values.clone().next().is_none() {
-        return Err("there is nothing to draw".into());
-    }
-    let (x, y) = (size_axis(values.clone().map(|p| p.0)), time_axis(values.map(|p| p.1)));
+fn draw_to(
+    svg: &mut String,
+    title: &str,
+    (x_desc, y_desc): (&str, &str),
+    (x, y): (Axis, Axis),
+    lines: &[Line],
+) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::with_string(svg, (WIDTH, HEIGHT)).into_drawing_area();
     root.fill(&WHITE)?;
     let grey = RGBColor(70, 70, 70);
@@ -117,7 +160,7 @@ fn draw(svg: &mut String, title: &str, y_desc: &str, lines: &[Line]) -> Result<(
         .build_cartesian_2d(x, y)?;
     chart
         .configure_mesh()
-        .x_desc("message size")
+        .x_desc(x_desc)
         .y_desc(y_desc)
         .label_style(("sans-serif", 14).into_font().color(&grey))
         .axis_desc_style(("sans-serif", 16).into_font().color(&grey))
@@ -152,11 +195,13 @@ mod tests {
     #[test]
     fn one_point_and_many_have_axes_around_them() {
         for values in [vec![7.3], vec![0.9, 5.0, 4200.0], vec![1.0, 10.0]] {
-            let axis = time_axis(values.iter().copied());
+            let axis = decades(values.iter().copied(), time_label);
             assert!(values.iter().all(|&v| axis.low < v && v < axis.high), "{axis:?}");
             assert_eq!((axis.marks.first(), axis.marks.last()), (Some(&axis.low), Some(&axis.high)));
         }
         let axis = size_axis([1.0, (1 << 20) as f64].into_iter());
         assert!(axis.low < 1.0 && axis.marks.len() <= 16);
+        let axis = powers_of_ten([1.0, 10_000.0].into_iter());
+        assert_eq!(axis.marks, [1.0, 10.0, 100.0, 1e3, 1e4]);
     }
 }
