@@ -5,7 +5,7 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma test-rdma-full instructions instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
+.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma test-rdma-full instructions instructions-rdma instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ instructions-write: vm-setup ## Counts them anew, and writes that file
 	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
 	timeout 300 target/release/rdma-instructions write
 
+instructions-rdma: vm-setup ## Those of a round trip on siw and rxe, perftest's and ours, in the guest
+	tests/vm/instructions.sh
+
 test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rdma-sys and the C headers
 	$(VERBS_ENV) timeout 900 tests/layout.sh
 
@@ -69,7 +72,8 @@ doc: ## API documentation, target/doc/rdma_reactor/index.html
 
 bench: build ## Against bare TCP and programs by others, in one run; as root on Debian, it installs those first
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
-	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg
+	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg \
+		--connections-svg target/bench/connections.svg
 
 bench-setup: ## Installs the programs that make bench compares with
 	tests/packages.sh ucx-utils libfabric-bin sockperf iperf3 openssl
