@@ -167,12 +167,14 @@ bad="$bad|possible (circular|recursive) locking|suspicious RCU|scheduling while 
 bad="$bad|Unable to handle|page allocation failure|Out of memory:|kernel memory leak"
 
 # Runs the step once more if the first complaint in a kernel log is of a defect of the kernel's own drivers that no program
-# can keep from happening. All of them are in siw's connection setup: it gives a listener's endpoint back twice when a peer goes
-# away in the middle of its handshake, and it tells of a peer's close before it has told that the connection is up.
+# can keep from happening. All of them are siw's: it gives a listener's endpoint back twice when a peer goes away in the middle of its
+# handshake, it tells of a peer's close before it has told that the connection is up, and when its link goes down it walks the list of
+# queue pairs without the lock under which one of them may just be destroyed.
 once_more_if_known() { # LOG
     local first defect again=${VM_AGAIN:-0}
     first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")
-    defect=$(grep -oE 'siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!' <<<"$first" | head -n 1)
+    defect='siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!|RIP: [0-9]+:siw_netdev_down\+'
+    defect=$(grep -oE "$defect" <<<"$first" | head -n 1)
     [ -n "$defect" ] || return 0
     echo "$defect" >>"$rwdir/kernel-defects"
     [ "$again" -lt 3 ] || die "FAILED: the guest's kernel has a known defect, $defect, which showed four times in a row"

@@ -94,7 +94,8 @@ check "a kernel warning fails" 1 'FAILED: the guest.s kernel complained.* status
 check "a kernel crash fails" 1 'FAILED: the guest died' "$here/run.sh" --rwdir "$rwdir" 'echo c >/proc/sysrq-trigger; sleep 60'
 # What the kernel says first decides. The first time the command has the kernel say something; the second time it succeeds.
 first='[ -e $VM_RWDIR/again ] || { touch $VM_RWDIR/again; '
-for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!'; do
+for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!' \
+    'general protection fault, probably for non-canonical address: RIP: 0010:siw_netdev_down+0x9b/0xe0 [siw]'; do
     for end in 'exit 1' 'echo c >/proc/sysrq-trigger; sleep 60'; do
         rm -f "$rwdir/again" "$rwdir/kernel-defects"
         check "a known defect of the kernel, then ${end%% *}: once more" 0 'known defect.*once more' \
