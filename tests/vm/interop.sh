@@ -50,11 +50,18 @@ first_frame_held() {
         grep -q 'it took longer than --timeout' "$logs/server" && grep -q '^wait for RDMA_WRITE_ADV' "$logs/client"
 }
 
+# Whether siw has called a send failed that had arrived: the peer got everything, was content and went, and that end met the send before
+# its completion.
+send_misjudged() {
+    [[ $device:$provider:$wanted:$theirs == siw:verbs*:done:0 ]] &&
+        grep -q 'lost; .*a work request failed: local queue pair operation error' "$logs/server" "$logs/client"
+}
+
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) says whose the server is; PORT in a command is the
 # port. Ours checks sizes, counts and contents, but those of an echo. WANTED is "done": both programs end with 0 in time;
 # or "noticed": ours ends with 1, for what was not agreed. The device and our provider are the variables of the callers.
 exchange() {
-    local again=("$@") wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 mine other began
+    local again=("$@") wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 mine other began defect=
     shift 2
     while [ "$1" != -- ]; do server+=("$1"); shift; done
     shift
@@ -89,9 +96,11 @@ exchange() {
     esac
     printf '%s  %-6s %4d %6d %6d  %s\n' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
     [ $result = ok ] && return
-    if [ -z "$repeated" ] && first_frame_held; then
-        echo "siw sat on a first frame" >>"$own/kernel-defects"
-        echo "    siw has sat on the first frame of a connection: once more"
+    if first_frame_held; then defect="siw sat on a first frame"; fi
+    if send_misjudged; then defect="siw called a send failed that had arrived"; fi
+    if [ -z "$repeated" ] && [ -n "$defect" ]; then
+        echo "$defect" >>"$own/kernel-defects"
+        echo "    $defect: once more"
         repeated=1 exchange "${again[@]}"
         return
     fi
