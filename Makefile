@@ -38,7 +38,7 @@ instructions-write: vm-setup ## Counts them anew, and writes that file
 	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
 	timeout 300 target/release/rdma-instructions write
 
-instructions-rdma: vm-setup ## Those of a round trip on siw and rxe, perftest's and ours, in the guest
+instructions-rdma: vm-setup ## Instructions of a round trip on siw and rxe, perftest's and ours, in the guest
 	tests/vm/instructions.sh
 
 test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rdma-sys and the C headers
