@@ -12,7 +12,6 @@ use rdma_reactor::transport::cm::{
     CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth, Retries,
 };
 use rdma_reactor::transport::event::{DeviceEvent, DeviceEventKind};
-use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
@@ -20,9 +19,10 @@ use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
 use rdma_reactor::transport::wc::WorkCompletion;
 use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
-use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
+use rdma_reactor::{Config, Reactor};
 
 use crate::gate::{Call, Failure, Gate, Said};
+use crate::parts::{embedded, reactor_on};
 
 /// A setting that has arrived at the provider.
 #[derive(Clone, Debug)]
@@ -136,16 +136,9 @@ impl Forward {
     }
 
     fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
-        let net = TcpNet::new().expect("the channels");
-        let inner = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
-        let mut provider = Self { record, ..Self::gated(Box::new(inner), gate) };
+        let mut provider = Self { record, ..Self::gated(Box::new(embedded()), gate) };
         limits(&mut provider.info.capabilities);
-        let parts = Parts {
-            provider: Box::new(provider),
-            poller: Box::new(MioPoller::new().expect("a poller")),
-            clock: Box::new(SystemClock),
-        };
-        Reactor::with_parts(config, parts).expect("a reactor")
+        reactor_on(provider, config)
     }
 
     /// Counts a call, and fails it if it is to fail.

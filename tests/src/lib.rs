@@ -11,6 +11,7 @@ pub mod gate;
 pub mod identities;
 pub mod life;
 pub mod null;
+mod parts;
 pub mod pcap;
 pub mod peer;
 pub mod signals;

@@ -17,7 +17,7 @@ use std::time::Instant;
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam};
 use rdma_reactor::transport::datagram::DatagramSource;
-use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+use rdma_reactor::transport::iwarp::{Iwarp, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
@@ -25,7 +25,9 @@ use rdma_reactor::transport::qp::{QpAttr, QpId};
 use rdma_reactor::transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_reactor::transport::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use rdma_reactor::transport::{Access, Error, Result};
-use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
+use rdma_reactor::{Config, Reactor};
+
+use crate::parts::{embedded, reactor_on};
 
 /// The end of a connection at one device.
 #[derive(Debug)]
@@ -104,18 +106,12 @@ impl Null {
     pub fn reactors(config: &Config) -> [Reactor; 2] {
         let ends = Arc::new(Mutex::new([End::new(), End::new()]));
         [0, 1].map(|side| {
-            let net = TcpNet::new().expect("the channels");
-            let inner = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
+            let inner = embedded();
             let mut info = inner.device(DeviceId(0)).expect("its device").clone();
             info.capabilities.features = Features::empty();
             let channel = lock(&ends)[side].bell.1.as_raw_fd();
             let provider = Self { inner, info, side, ends: Arc::clone(&ends), channel };
-            let parts = Parts {
-                provider: Box::new(provider),
-                poller: Box::new(MioPoller::new().expect("a poller")),
-                clock: Box::new(SystemClock),
-            };
-            Reactor::with_parts(config.clone(), parts).expect("a reactor")
+            reactor_on(provider, config.clone())
         })
     }
 

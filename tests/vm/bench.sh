@@ -15,11 +15,7 @@ if [ "${1:-}" != --inside ]; then
         latency:siw | latency:rxe | rate:siw | rate:rxe | ops:siw | ops:rxe | all:siw | all:rxe) ;;
         *) echo "usage: bench.sh [latency|rate|ops|all] [siw|rxe]" >&2; exit 2 ;;
     esac
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --release -p rdma-reactor-examples --bin rdma-pingpong "$@"; }
-    build || exit 1
-    program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
-    test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
+    program=$(tests/vm/build.sh --release rdma-pingpong) || exit 1
     VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh \
         bash tests/vm/bench.sh --inside "$program" "${BENCH_ROUNDS:-5}" "${BENCH_CHECK:-}" "${1:-all}" "${2:-siw rxe}"
 fi
@@ -46,17 +42,14 @@ fail() {
 
 # pair SERVER... -- CLIENT...: runs both on one port; PORT is the port. The client's output is left in $logs/client.
 pair() {
-    local server=() client waited=0 pid
+    local server=() client pid
     while [ "$1" != -- ]; do server+=("$1"); shift; done
     shift
     port=$((port + 1))
     server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
     timeout -k 5 60 $server_cpu "${server[@]}" >"$logs/server" 2>&1 </dev/null &
     pid=$!
-    until rdma resource show cm_id | grep -q "state LISTEN.*:$port\>"; do
-        [ $((waited += 1)) -le 400 ] && kill -0 $pid 2>/dev/null || fail "${server[*]} does not listen"
-        sleep 0.02
-    done
+    tests/vm/listens.sh $port $pid || fail "${server[*]} does not listen"
     timeout -k 5 60 $client_cpu "${client[@]}" >"$logs/client" 2>"$logs/client.err" </dev/null ||
         { cat "$logs/client.err" >>"$logs/client"; fail "${client[*]}: status $?"; }
     [ "${server[0]}" != "$ours" ] || kill $pid

@@ -3,15 +3,21 @@
 # All at once and with the features that `make test` has on the host: a build of fewer packages would have other features
 # of the dependencies, and build the libraries once more. With BINDING=rdma-sys the tests of devices are linked with the
 # libraries of RDMA instead of loading them.
+#
+# build.sh --release PROGRAM...: the same for programs as their users build them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-# Tests of the devices; and kv, which brings the programs with it.
-if [ -n "${BINDING:-}" ]; then
+command=(test --no-run)
+if [ "${1:-}" = --release ]; then
+    shift
+    command=(build --release) what=(-p rdma-reactor-examples "${@/#/--bin=}")
+# Tests of the devices; conformance of the embedded provider; and kv, which brings the programs with it.
+elif [ -n "${BINDING:-}" ]; then
     what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
 else
-    what=(--workspace --test verbs --test 'rdma*' --test '*_siw' --test kv)
+    what=(--workspace --test verbs --test 'rdma*' --test '*_siw' --test conformance --test kv)
 fi
-made=$("${CARGO:-cargo}" test --no-run --message-format=json "${what[@]}")
+made=$("${CARGO:-cargo}" "${command[@]}" --message-format=json "${what[@]}")
 for name in "$@"; do
     # Programs are in a directory that tests are not in: kv is both.
     for kind in bin test; do

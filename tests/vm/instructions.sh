@@ -14,11 +14,7 @@ if [ "${1:-}" != --inside ]; then
         siw | rxe) ;;
         *) echo "usage: instructions.sh [siw|rxe]" >&2; exit 2 ;;
     esac
-    cargo=${CARGO:-cargo}
-    build() { "$cargo" build --release -p rdma-reactor-examples --bin rdma-pingpong "$@"; }
-    build || exit 1
-    program=$(build --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*rdma-pingpong\)".*/\1/p')
-    test -n "$program" || { echo "rdma-pingpong was not built" >&2; exit 1; }
+    program=$(tests/vm/build.sh --release rdma-pingpong) || exit 1
     VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh bash tests/vm/instructions.sh --inside "$program" "${1:-siw rxe}"
 fi
 
@@ -32,16 +28,13 @@ ours=$work/rdma-pingpong few=200 many=1200 port=22000 only=
 
 # count SERVER... -- CLIENT...: instructions of the client; PORT is the port.
 count() {
-    local server=() client waited=0 pid
+    local server=() client pid
     while [ "$1" != -- ]; do server+=("$1"); shift; done
     shift
     server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
     timeout -k 5 120 "${server[@]}" >"$work/server" 2>&1 </dev/null &
     pid=$!
-    until rdma resource show cm_id | grep -q "state LISTEN.*:$port\>"; do
-        [ $((waited += 1)) -le 400 ] && kill -0 $pid 2>/dev/null || { echo "${server[*]} does not listen" >&2; return 1; }
-        sleep 0.02
-    done
+    tests/vm/listens.sh $port $pid || { echo "${server[*]} does not listen" >&2; return 1; }
     timeout -k 5 120 valgrind --tool=callgrind --vgdb=no --callgrind-out-file=/dev/null $only "${client[@]}" \
         >"$work/client" 2>&1 </dev/null || { echo "${client[*]}: status $?" >&2; cat "$work/client" >&2; return 1; }
     kill $pid 2>/dev/null

@@ -245,10 +245,10 @@ pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
         let (c, c_read) = exchanger(up.clone(), down.clone(), 8, Shutdown::Write);
         let mut d = Duo::new(setup, config, s, c);
         d.until("both have finished", |d| d.s.handler.is_over() && d.c.handler.is_over());
-        assert_eq!((s_read.get(), c_read.get()), (up.len(), down.len()));
         for script in [&d.s.handler, &d.c.handler] {
-            assert_eq!((script.count(&News::Hangup), script.news.last()), (1, Some(&News::Close)));
+            assert_eq!((script.news.last(), script.count(&News::Hangup)), (Some(&News::Close), 1));
         }
+        assert_eq!((s_read.get(), c_read.get()), (up.len(), down.len()));
         d.finish();
     }
 }
