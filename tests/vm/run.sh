@@ -10,6 +10,7 @@ COMMAND alone is a line for the shell; with further words it is run as it stands
 output and exit status are this script's. Changes to files are lost with the guest, except in DIR (VM_RWDIR inside;
 by default target/vm). Exit status 124: it did not end in time; 1 also when the guest's kernel complained.
   VM_TIMEOUT=300    seconds for all of it           VM_MEMORY=2G  VM_CPUS=2  VM_MTU=1500
+  VM_BOOT=240       seconds to come up: a guest that has not is started once more, three times at most
   VM_FORCE=1        use the guest even if this machine has RDMA devices
   VM_NEED="siw rxe" kinds of devices that must be there when the machine's own are used
   VM_PASS="A B"     further environment variables to hand to the command
@@ -44,6 +45,8 @@ if [ $# = 1 ]; then command=$1; else command=$(printf '%q ' "$@"); fi
 
 timeout=${VM_TIMEOUT:-300}
 [[ $timeout =~ ^[0-9]+$ && $timeout -ge 20 ]] || die "VM_TIMEOUT=$timeout: wanted a number of seconds, at least 20"
+boot=${VM_BOOT:-240}
+[[ $boot =~ ^[0-9]+$ ]] || die "VM_BOOT=$boot: wanted a number of seconds"
 mkdir -p "$rwdir" && rwdir=$(cd "$rwdir" && pwd) || die "cannot make $rwdir"
 
 # --- without a guest ---------------------------------------------------------------------------------------------
@@ -129,7 +132,8 @@ for name in $(compgen -e); do
 done >"$control/environment"
 
 case ${VM_ACCEL:-tcg} in
-    tcg) accel=(-accel "tcg,thread=multi" -cpu "max,la57=off") clock="tsc_early_khz=$("$kernel/tsc-$key")" ;;
+    # The guest would measure both badly on a busy machine. Its delays count the clock too, HZ is 250.
+    tcg) accel=(-accel "tcg,thread=multi" -cpu "max,la57=off") khz=$("$kernel/tsc-$key") clock="tsc_early_khz=$khz lpj=$((khz * 4))" ;;
     kvm) accel=(-accel kvm -cpu host) clock= ;;
     *) die "VM_ACCEL=$VM_ACCEL: wanted tcg or kvm" ;;
 esac
@@ -152,6 +156,12 @@ timeout -k 5 "$timeout" qemu-system-x86_64 -machine q35 "${accel[@]}" -m "${VM_M
     -chardev "file,id=err,path=${control//,/,,}/err" -device virtserialport,chardev=err,nr=2,name=err \
     "${shares[@]}" >"$control/qemu" 2>&1 &
 qemu=$!
+stuck=
+for ((waited = 0; waited < boot; waited++)); do
+    if [ -s "$control/ready" ] || ! kill -0 "$qemu" 2>/dev/null; then break; fi
+    sleep 1
+done
+[ $waited -lt "$boot" ] || { stuck=1; kill "$qemu" 2>/dev/null; }
 wait "$qemu"
 emulator=$?
 qemu=
@@ -166,27 +176,37 @@ bad="$bad|self-detected stall|detected stalls|soft lockup|hard LOCKUP|refcount_t
 bad="$bad|possible (circular|recursive) locking|suspicious RCU|scheduling while atomic|sleeping function called|unregister_netdevice: waiting"
 bad="$bad|Unable to handle|page allocation failure|Out of memory:|kernel memory leak"
 
-# Runs the step once more if the first complaint in a kernel log is of a defect of the kernel's own drivers that no program
-# can keep from happening. All of them are siw's: it gives a listener's endpoint back twice when a peer goes away in the middle of its
-# handshake, it tells of a peer's close before it has told that the connection is up, and when its link goes down it walks the list of
-# queue pairs without the lock under which one of them may just be destroyed.
-once_more_if_known() { # LOG
-    local first defect again=${VM_AGAIN:-0}
-    first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")
-    defect='siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!|RIP: [0-9]+:siw_netdev_down\+'
-    defect=$(grep -oE "$defect" <<<"$first" | head -n 1)
-    [ -n "$defect" ] || return 0
-    echo "$defect" >>"$rwdir/kernel-defects"
-    [ "$again" -lt 3 ] || die "FAILED: the guest's kernel has a known defect, $defect, which showed four times in a row"
-    say "the guest's kernel has a known defect, $defect, which has shown: once more"
+# Runs the step once more, for a reason that is counted. Nothing runs more than four times.
+once_more() { # SHORT LONG
+    local again=${VM_AGAIN:-0}
+    echo "$1" >>"$rwdir/kernel-defects"
+    [ "$again" -lt 3 ] || die "FAILED: $2, four times in a row"
+    say "$2: once more"
     cleanup
     trap - EXIT
     VM_AGAIN=$((again + 1)) exec "$0" "${arguments[@]}"
 }
 
+# Runs the step once more if the first complaint in a kernel log is of a defect of the kernel's own drivers that no program
+# can keep from happening. All of them are siw's: it gives a listener's endpoint back twice when a peer goes away in the middle of its
+# handshake, it tells of a peer's close before it has told that the connection is up, and when its link goes down it walks the list of
+# queue pairs without the lock under which one of them may just be destroyed.
+once_more_if_known() { # LOG
+    local first defect
+    first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")
+    defect='siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!|RIP: [0-9]+:siw_netdev_down\+'
+    defect=$(grep -oE "$defect" <<<"$first" | head -n 1)
+    [ -z "$defect" ] || once_more "$defect" "the guest's kernel has shown a known defect, $defect"
+}
+
 section() { # TITLE FILE
     [ ! -s "$2" ] || { echo "vm: ---- $1 ----"; tr -d '\r' <"$2" | sed 's/\x1b\[[0-9;]*[A-Za-z]//g'; } >&2
 }
+
+if [ -n "$stuck" ]; then
+    section "serial output" "$control/serial"
+    once_more 'stuck while it came up' "the guest did not come up within $boot s"
+fi
 
 if [ ! -s "$control/status" ]; then
     section "the emulator's messages" "$control/qemu"

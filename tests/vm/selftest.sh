@@ -108,4 +108,8 @@ check "an unknown defect before a known one fails" 1 'FAILED: the guest.s kernel
     "$first echo 'WARNING: planted' >/dev/kmsg; echo -- '---[ end trace 0 ]---' >/dev/kmsg; echo 'WARNING: siw_cep_put+0x0' >/dev/kmsg; }"
 VM_TIMEOUT=30 check "a hung command fails" 124 'did not end within' "$here/run.sh" --rwdir "$rwdir" 'sleep 1000'
 VM_TIMEOUT=20 check "a guest that does not come up fails" 1 'vm: FAILED' env VM_MEMORY=64M "$here/run.sh" --rwdir "$rwdir" true
+rm -f "$rwdir/kernel-defects"
+VM_BOOT=1 check "a guest that is stuck is started again, and then fails" 1 'did not come up within 1 s, four times in a row' \
+    "$here/run.sh" --rwdir "$rwdir" true
+[ "$(wc -l <"$rwdir/kernel-defects")" = 4 ] || { echo "FAIL it is not counted"; bad=1; }
 exit $bad
