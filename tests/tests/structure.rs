@@ -34,8 +34,8 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The reactor.
     ("Config", &["quiet_sends", "overtake", "crc", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
-    ("Greeting", &["extensions", "fragments", "progress"], "features that a side has on their own"),
-    ("Terms", &["progress", "extensions"], "features that both sides have on their own"),
+    ("Greeting", &["extensions", "fragments", "progress", "parting"], "features that a side has on their own"),
+    ("Terms", &["progress", "parting", "extensions"], "features that both sides have on their own"),
     ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
     (
         "Entry",

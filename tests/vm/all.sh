@@ -47,6 +47,7 @@ if [ "$*" = --full ]; then
     start pingpong tests/vm/pingpong.sh
     start mesh tests/vm/mesh.sh
     start interop_siw tests/vm/interop_siw.sh
+    start netem tests/vm/netem.sh
 else
     start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
     start faults tests/vm/faults.sh

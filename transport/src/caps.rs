@@ -45,6 +45,9 @@ bitflags! {
         /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters: a Read into other memory fails, and a peer
         /// that breaks the rules can write into a sink for as long as it is registered.
         const OPEN_READ_SINKS = 1 << 15;
+        /// A disconnect may overtake sends that have completed, as on iWARP adapters and siw: a send completes when TCP has it, and
+        /// TCP drops what it has when the peer sends something to a socket that is closed.
+        const ABRUPT_DISCONNECT = 1 << 16;
     }
 }
 

@@ -15,6 +15,8 @@ const EXTENSIONS: u8 = 1;
 const FRAGMENTS: u8 = 2;
 /// The feature bit of news that a part of a large message was fetched.
 const PROGRESS: u8 = 4;
+/// The feature bit of a side that ends the connection when it gets a goodbye.
+const PARTING: u8 = 8;
 /// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
@@ -67,6 +69,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) fragments: bool,
     /// This side wants to hear of the parts of its large messages that the peer has fetched.
     pub(crate) progress: bool,
+    /// This side ends the connection when it gets a goodbye, so that whoever has said it can wait for that.
+    pub(crate) parting: bool,
     /// How this side secures the connection; `None`: in a way that this version does not know.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
@@ -85,6 +89,7 @@ impl<'a> Greeting<'a> {
             extensions: false,
             fragments: false,
             progress: false,
+            parting: false,
             security: Some(SecurityMode::Plain),
             reason,
             user,
@@ -101,6 +106,7 @@ impl<'a> Greeting<'a> {
         let features = feature(self.extensions, EXTENSIONS)
             | feature(self.fragments, FRAGMENTS)
             | feature(self.progress, PROGRESS)
+            | feature(self.parting, PARTING)
             | mode;
         out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
@@ -135,11 +141,12 @@ impl<'a> Greeting<'a> {
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         // Feature bits that this version does not know are ignored.
         let has = |bit| fixed[7] & bit != 0;
-        let (extensions, fragments, progress) = (has(EXTENSIONS), has(FRAGMENTS), has(PROGRESS));
+        let (extensions, fragments) = (has(EXTENSIONS), has(FRAGMENTS));
+        let (progress, parting) = (has(PROGRESS), has(PARTING));
         let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
         let reason = reason(fixed[6]);
-        Ok(Self { window, buffer_size, max_message, extensions, fragments, progress, security, reason, user })
+        Ok(Self { window, buffer_size, max_message, extensions, fragments, progress, parting, security, reason, user })
     }
 
     /// The octets of a greeting, without what private data were padded with.
@@ -164,6 +171,7 @@ mod tests {
             extensions: true,
             fragments: true,
             progress: true,
+            parting: true,
             security,
             reason,
             user: b"hello",
@@ -173,12 +181,10 @@ mod tests {
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
-        for (bit, features) in
-            [(EXTENSIONS, [false, true, true]), (FRAGMENTS, [true, false, true]), (PROGRESS, [true, true, false])]
-        {
+        for (nth, bit) in [EXTENSIONS, FRAGMENTS, PROGRESS, PARTING].into_iter().enumerate() {
             bytes[7] ^= bit;
-            let greeting = Greeting::parse(&bytes).unwrap();
-            assert_eq!([greeting.extensions, greeting.fragments, greeting.progress], features);
+            let Greeting { extensions, fragments, progress, parting, .. } = Greeting::parse(&bytes).unwrap();
+            assert_eq!([extensions, fragments, progress, parting].iter().position(|has| !has), Some(nth));
             bytes[7] ^= bit;
         }
         bytes[7] |= 0x30;

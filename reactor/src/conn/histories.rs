@@ -488,10 +488,10 @@ fn start() -> Instant {
 }
 
 fn terms() -> impl Strategy<Value = [Terms; 2]> {
-    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>());
+    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>(), any::<bool>());
     (depths(), depths(), 0..8_u8, any::<bool>(), any::<bool>()).prop_map(|(a, b, raw, overtake, in_order)| {
         let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
-        [a, b].map(|(receive_depth, send_depth, shared, quiet)| Terms {
+        [a, b].map(|(receive_depth, send_depth, shared, quiet, abrupt)| Terms {
             receive_depth,
             send_depth,
             framing,
@@ -499,6 +499,7 @@ fn terms() -> impl Strategy<Value = [Terms; 2]> {
             overtake,
             in_order,
             quiet,
+            abrupt: abrupt && framing == Framing::Credits,
         })
     })
 }
@@ -531,12 +532,39 @@ fn cases() -> u32 {
 
 /// Two sides that are up, of these depths.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
-    let (framing, shared, overtake, in_order, quiet) = (Framing::Credits, false, false, true, false);
-    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order, quiet };
+    let (framing, shared, overtake, in_order, quiet, abrupt) = (Framing::Credits, false, false, true, false, false);
+    let terms = Terms { receive_depth, send_depth, framing, shared, overtake, in_order, quiet, abrupt };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
     history.settle();
     history
+}
+
+/// A disconnect that loses what is on its way, as those of iWARP devices do, waits until the peer has everything. A peer of an older
+/// version is not waited for, because it does not end the connection.
+#[test]
+fn an_end_does_not_overtake_what_was_sent() {
+    for (parting, lost) in [(true, 0), (false, 3)] {
+        let mut history = connected(16, 8);
+        let side = &mut history.sides[0];
+        side.device.abrupt = true;
+        side.conn.as_mut().expect("it is up").terms.parting = parting;
+        (0..3).for_each(|_| side.send(4));
+        side.close();
+        // It is done with everything, the goodbye too, before any of that has arrived.
+        for _ in 0..2 {
+            while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
+            side.end();
+        }
+        assert_eq!(side.device.up, parting);
+        history.intact = parting;
+        history.part();
+        assert_eq!(history.sides[0].said.len(), lost);
+        let ended = history.sides.each_ref().map(|side| side.ended.as_ref().and_then(|ended| ended.reason.clone()));
+        let told = if parting { DisconnectReason::Closed } else { DisconnectReason::Lost };
+        assert_eq!(ended, [Some(DisconnectReason::Local), Some(told)]);
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
 }
 
 /// The peer gets its credits back even if a program lets some messages go, one in a turn, and keeps the next ones. The

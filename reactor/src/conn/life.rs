@@ -69,6 +69,7 @@ impl Connection {
                 extensions,
                 fragments: true,
                 progress: true,
+                parting: true,
                 security: Some(self.about.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
@@ -85,8 +86,9 @@ impl Connection {
                 let max_message = u64::from(greeting.max_message) << 10;
                 let most = usize::try_from(max_message).unwrap_or(usize::MAX);
                 let eager = if greeting.fragments { config.eager_limit.min(most) } else { 0 };
-                let (buffer_size, progress) = (greeting.buffer_size.min(own) as usize, greeting.progress);
-                Terms { buffer_size, max_message, eager, progress, extensions }
+                let Greeting { progress, parting, .. } = *greeting;
+                let buffer_size = greeting.buffer_size.min(own) as usize;
+                Terms { buffer_size, max_message, eager, progress, parting, extensions }
             }
             Framing::Raw => Terms { buffer_size: own as usize, ..Terms::default() },
         };
@@ -329,19 +331,24 @@ impl Connection {
 
     /// Takes a connection that [is drained](Self::is_drained) to its end. The goodbye goes first, as soon as there is a credit
     /// for it: without a goodbye the peer takes this side for lost. It may be the last credit, because nothing follows.
-    pub(crate) fn leave(&mut self, env: &mut Env<'_>) {
+    ///
+    /// A disconnect may be `abrupt`, that is, overtake the goodbye and what was sent before. Then the peer ends the connection when it
+    /// has got all that.
+    pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
             (State::Draining, Framing::Credits) if !cfg!(planted = "close-without-a-goodbye") => {
                 self.state = State::Leaving;
                 self.push_control(Kind::Goodbye, &[], None, env);
             }
+            (State::Leaving, _) if abrupt && self.terms.parting => {}
             _ => self.flush(env),
         }
     }
 
-    /// Notes that the peer's program has closed the connection, which may be known to be gone already.
-    pub(super) fn peer_left(&mut self) {
+    /// The peer's program has closed the connection, which may be known to be gone already. Nothing follows the goodbye, and this side
+    /// ends the connection for both.
+    pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
         self.about.left = true;
         self.correct(|_| Some(DisconnectReason::Closed));
         if let State::Closing(closing) = &mut self.state
@@ -349,6 +356,7 @@ impl Connection {
         {
             *reason = DisconnectReason::Closed;
         }
+        self.disconnected(DisconnectCause::Peer, env);
     }
 
     /// The reason of an end that the peer's side has made in order. Without credits there is no goodbye to tell.

@@ -112,6 +112,8 @@ pub(crate) struct Terms {
     pub(crate) eager: usize,
     /// The peer wants to hear of the parts of its large messages that this side has fetched.
     pub(crate) progress: bool,
+    /// The peer ends the connection when it gets a goodbye.
+    pub(crate) parting: bool,
     /// Both sides know the extensions of the embedded provider.
     pub(crate) extensions: bool,
 }

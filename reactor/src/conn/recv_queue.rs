@@ -447,7 +447,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Goodbye => {
-                self.peer_left();
+                self.peer_left(env);
                 Ok(())
             }
             Kind::Credit | Kind::Pong => Ok(()),

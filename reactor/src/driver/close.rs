@@ -1,5 +1,6 @@
 //! The ends of connections: deadlines, the flush of their queues, and stage 10, which finishes them.
 
+use rdma_transport::caps::Features;
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::slab::Key;
 
@@ -175,7 +176,8 @@ impl Driver {
         let mut list = std::mem::take(&mut self.table.ending);
         list.retain(|&id| {
             if self.table.get(id).is_some_and(|seat| seat.conn.is_drained()) {
-                self.input(id, |conn, env| conn.leave(env));
+                let abrupt = self.has(id, Features::ABRUPT_DISCONNECT);
+                self.input(id, |conn, env| conn.leave(abrupt, env));
             }
             let Some(over) = self.is_over(id) else { return false };
             if over && !self.try_next_address(id) {

@@ -293,7 +293,7 @@ impl Driver {
     }
 
     /// Whether a connection has something.
-    fn has(&self, id: ConnectionId, feature: Features) -> bool {
+    pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
     }
 

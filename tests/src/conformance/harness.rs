@@ -587,8 +587,9 @@ impl Pair {
             self.witness.iter().for_each(Witness::leave);
             self.until("the neighbour has gone", |p| p.witness.as_ref().is_none_or(Witness::is_over));
         }
-        self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
+        self.client.context().close_all();
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
+        self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
         let unflushed = [&self.server, &self.client].map(|reactor| reactor.stats().connections.unflushed);
         assert!(!self.flushes || unflushed == [0, 0], "connections ran into the limit of their flush: {unflushed:?}");

@@ -528,7 +528,7 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
         }
     }
     assert!(got == bytes[..sent]);
-    d.until("the end", |d| d.s.handler.is_over());
+    d.until("the end", |d| d.s.handler.is_over() && d.c.handler.is_over());
     assert_eq!(d.s.handler.count(&News::Hangup), 1);
     assert_eq!((d.s.handler.news.last(), d.c.handler.news.last()), (Some(&News::Close), Some(&News::Close)));
     d.finish();

@@ -90,7 +90,9 @@ pub(super) fn ask(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capab
 
 fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut features = Features::READ | Features::WRITE;
-    if !limits.iwarp {
+    if limits.iwarp {
+        features |= Features::ABRUPT_DISCONNECT;
+    } else {
         features |= Features::WRITE_WITH_IMMEDIATE | Features::SEND_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
         features |= Features::DATAGRAMS;
         if attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 {
@@ -219,7 +221,7 @@ mod tests {
         assert!(!roce.features.contains(Features::SEND_WITH_INVALIDATE));
         assert_eq!((roce.max_sge, roce.max_private_data, roce.max_read_depth), (4, 56, 4));
         let iwarp = from_attributes(&attr, &limits(true, 16));
-        assert_eq!(iwarp.features, Features::READ | Features::WRITE);
+        assert_eq!(iwarp.features, Features::READ | Features::WRITE | Features::ABRUPT_DISCONNECT);
         assert_eq!((iwarp.max_private_data, iwarp.max_queue_depth), (251, 1 << 14));
     }
 }

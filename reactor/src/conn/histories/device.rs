@@ -91,6 +91,8 @@ pub(super) struct Device {
     in_order: bool,
     /// The receives are those of a shared queue.
     shared: bool,
+    /// What is on its way to the peer is lost when this side disconnects.
+    pub(super) abrupt: bool,
     /// The queue pair is ready to send and to receive.
     pub(super) up: bool,
     sends: VecDeque<Send>,
@@ -113,6 +115,7 @@ impl Device {
             memory,
             in_order,
             shared,
+            abrupt: false,
             up: true,
             sends: VecDeque::new(),
             receives: VecDeque::new(),

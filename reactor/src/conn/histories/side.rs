@@ -46,6 +46,7 @@ pub(super) struct Terms {
     pub(super) overtake: bool,
     pub(super) in_order: bool,
     pub(super) quiet: bool,
+    pub(super) abrupt: bool,
 }
 
 /// Something that one program has sent and the other is to hear.
@@ -230,6 +231,7 @@ impl Side {
             home,
             ended: None,
         };
+        side.device.abrupt = terms.abrupt;
         side.equip(terms);
         side
     }
@@ -298,6 +300,9 @@ impl Side {
             Action::Flush => {
                 if std::mem::take(&mut self.device.up) {
                     self.device.news = Some(DisconnectCause::Local);
+                    if self.device.abrupt {
+                        self.device.wire.clear();
+                    }
                 }
                 self.deadline = Some(self.now + self.config.flush_timeout);
             }
@@ -425,7 +430,8 @@ impl Side {
     pub(super) fn end(&mut self) -> bool {
         if let Some(conn) = self.conn.as_ref().filter(|conn| conn.is_drained()) {
             self.drained = conn.sends.is_empty();
-            self.tell(|conn, env| conn.leave(env));
+            let abrupt = self.device.abrupt;
+            self.tell(|conn, env| conn.leave(abrupt, env));
         }
         let empty = self.device.completions.is_empty();
         let over = empty && self.conn.as_ref().is_some_and(Connection::is_flushed);
@@ -449,6 +455,10 @@ impl Side {
             // The device has not flushed in time.
             while self.poll() {}
             return self.finish();
+        }
+        if self.device.abrupt {
+            // A peer that does not end the connection in time may not get what is on its way.
+            self.drained = false;
         }
         let silence = Silence { heard: None, caught_up: self.device.completions.is_empty() };
         self.tell(|conn, env| conn.timeout(&silence, env));
