@@ -46,8 +46,9 @@ pub enum Framing {
     /// With a header and credits: both ends are of this library.
     #[default]
     Credits,
-    /// As they are, for programs that know plain verbs only. No flow control, no keepalive: who sends more than the
-    /// peer has receives for loses the connection.
+    /// As they are, for programs that know plain verbs only. There is no flow control and no keepalive: a side that sends more
+    /// than the peer has receives for loses the connection. There is no goodbye either: on an iWARP device (siw) a close may lose
+    /// what the peer has not got yet, so let the side close that gets the last message.
     Raw,
 }
 
@@ -437,7 +438,8 @@ impl Config {
     }
 
     /// Time a closed connection gets to send what was accepted, and again for each message, or 4 MiB of one, that the peer
-    /// has fetched meanwhile. What is left then is not sent: `on_send_complete` says so. 1 ms to 24 h. Default: 2 s.
+    /// has fetched meanwhile. What is left then is not sent: `on_send_complete` says so. On an iWARP device (siw) the connection
+    /// ends when the peer has got everything, within the same time. 1 ms to 24 h. Default: 2 s.
     #[must_use]
     pub const fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;

@@ -16,9 +16,9 @@ use rdma_reactor::{
 /// Length of the greeting, and below it the offset of its features.
 const GREETING: usize = 20;
 const FEATURES: usize = 7;
-/// What this version offers: the extensions, that it joins messages in several buffers, and that it wants to hear of parts that
-/// were fetched.
-const OFFERED: u8 = 0b111;
+/// What this version offers: the extensions, that it joins messages in several buffers, that it wants to hear of parts that were
+/// fetched, and that it ends a connection when it gets a goodbye.
+const OFFERED: u8 = 0b1111;
 
 #[derive(Default)]
 struct Client {
@@ -95,7 +95,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 #[test]
 fn not_without_the_peers_word() {
     // Bits of other versions do not mean these features. The bits 4 and 5 say how connections are secured: not at all.
-    for features in [0, 0xc8] {
+    for features in [0, 0xc0] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, Config::default());
         let has = reactor.context().capabilities(conn).unwrap().features;
         assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");

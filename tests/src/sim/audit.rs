@@ -129,10 +129,9 @@ impl End {
         self.sent.range(..end).count() as u64
     }
 
-    /// Whether the close took as long as the shortest time that any program gives one, or is not over yet.
-    fn took_its_time(&self) -> bool {
-        let took = self.over.zip(self.closed).map(|(over, (closed, _))| over.saturating_sub(closed));
-        took.is_none_or(|took| took >= SHORTEST_CLOSE)
+    /// Whether the close took as long as the shortest time that any program gives one.
+    fn took_its_time(&self, now: u64) -> bool {
+        self.closed.is_some_and(|(closed, _)| self.over.unwrap_or(now).saturating_sub(closed) >= SHORTEST_CLOSE)
     }
 
     /// Messages and immediate data that came.
@@ -262,9 +261,9 @@ impl Pair {
         match reason {
             DisconnectReason::Local => self.ends[side].closed.is_some(),
             DisconnectReason::Closed => peer.closed.is_some(),
-            // A close that runs out of time cuts off the sends that are left, and says no goodbye.
+            // A close that runs out of time cuts off the sends that are left, the reactor's own too, and says no goodbye.
             DisconnectReason::Lost => {
-                let cut_off = peer.failed || !peer.sends.is_empty() || peer.passed > 0 && peer.took_its_time();
+                let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric.now());
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
             // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
