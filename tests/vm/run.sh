@@ -132,7 +132,7 @@ for name in $(compgen -e); do
 done >"$control/environment"
 
 case ${VM_ACCEL:-tcg} in
-    # The guest would measure both badly on a busy machine. Its delays count the clock too, HZ is 250.
+    # On a busy machine the guest would measure its clock badly, and with it the length of its delays (lpj: ticks of that clock in 1/250 s).
     tcg) accel=(-accel "tcg,thread=multi" -cpu "max,la57=off") khz=$("$kernel/tsc-$key") clock="tsc_early_khz=$khz lpj=$((khz * 4))" ;;
     kvm) accel=(-accel kvm -cpu host) clock= ;;
     *) die "VM_ACCEL=$VM_ACCEL: wanted tcg or kvm" ;;
