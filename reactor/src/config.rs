@@ -203,7 +203,8 @@ impl Config {
     /// success nor for failure. Then the device tells of such messages only once in a quarter of the send queue, which saves
     /// the work of a completion and a callback for each. What fails one of them ends the connection, and `on_disconnect` says
     /// so. Messages out of regions, one-sided operations and raw connections are told of as ever, because the program waits to
-    /// use its memory again, and futures wait for all of it: `AsyncReactor` does not heed this setting. The buffers of up to a quarter of a send queue are held until later sends end. Default: false.
+    /// use its memory again. The buffers of up to a quarter of a send queue are held until later sends end. Default: false.
+    /// `AsyncReactor` always sends so, except what `Connection::operate` waits for.
     ///
     /// ```
     /// # use rdma_reactor::Config;

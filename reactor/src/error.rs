@@ -237,6 +237,13 @@ pub enum ConnectError {
     Timeout,
     /// The transport failed.
     Transport(ConnectFailure),
+    /// The system found no address for the name of a host ([`crate::Context::connect_host`]): the name, and why.
+    Lookup {
+        /// The name.
+        host: String,
+        /// What the system says.
+        why: String,
+    },
     /// The device lacks a feature that the settings ask for.
     Unsupported {
         /// Name of the provider.
@@ -264,6 +271,7 @@ impl fmt::Display for ConnectError {
             Self::Security(error) => error.fmt(f),
             Self::Timeout => f.write_str("no connection within the connect timeout"),
             Self::Transport(failure) => failure.fmt(f),
+            Self::Lookup { host, why } => write!(f, "{host}: {why}: check the name and the resolver"),
             Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
             Self::Limit { limit, value } => write!(f, "{limit} is reached ({value})"),
             Self::Local(why) => f.write_str(why),

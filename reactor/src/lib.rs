@@ -78,10 +78,15 @@ pub use crate::security::{PeerIdentity, Security, SecurityError, SecurityMode};
 pub use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 pub use crate::turn::{Parts, Reactor, Turn};
 pub use rdma_transport as transport;
-pub use rdma_transport::cm::{ReadDepth, Retries, Source};
+#[doc(inline)]
+pub use rdma_transport::caps::{Capabilities, Features};
+#[doc(inline)]
+pub use rdma_transport::cm::{ConnectFailure, DisconnectCause, ReadDepth, Retries, Source};
 pub use rdma_transport::event::DeviceEventKind;
 pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;
+#[doc(inline)]
+pub use rdma_transport::wc::Failure;
 #[cfg(feature = "tls")]
 pub use rustls;
 

@@ -22,7 +22,11 @@ static LARGE: [u8; OFFERED] = [7; OFFERED];
 pub enum Work {
     /// The client sends 64 bytes, the server sends them back.
     RoundTrip,
-    /// The same, with a client that is a task: [`crate::tasks`].
+    /// The same, with a client whose reactor runs while the server does: [`crate::tasks`].
+    Runs,
+    /// The same, with a client that is a task.
+    TaskRuns,
+    /// The client is a task of an executor of others.
     Task,
     /// The client sends a message in three buffers, the server sends it back.
     Eager,

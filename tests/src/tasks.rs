@@ -1,4 +1,4 @@
-//! The round trip of [`crate::steady`], with a client that is a task.
+//! The round trip of [`crate::steady`], with a client that is a task, in the loops that a task can be in.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -8,10 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as Task, Wake, Waker};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rdma_reactor::aio::AsyncReactor;
-use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Remote, Wait};
 
 const SIZE: usize = 64;
 
@@ -38,9 +39,29 @@ impl Wake for Bell {
     }
 }
 
-async fn ask(net: &AsyncReactor, address: SocketAddr, done: Rc<Cell<u64>>) {
+/// Polling before each sleep would make the counts a matter of time.
+fn config() -> Config {
+    Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)
+}
+
+/// A reactor that listens, and its address.
+fn server() -> (Reactor, SocketAddr) {
+    let mut server = Reactor::new(config()).expect("a reactor");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().local_address(listener).expect("it listens");
+    (server, address)
+}
+
+/// A server in a thread of its own, until it is told to stop.
+fn serving() -> (JoinHandle<()>, Remote, SocketAddr) {
+    let (mut server, address) = server();
+    let remote = server.remote();
+    (thread::spawn(move || server.run(&mut Echo).expect("turns")), remote, address)
+}
+
+async fn ask(net: &AsyncReactor, address: SocketAddr, done: &Cell<u64>, times: u64) {
     let conn = net.connect(address).await.expect("a connection");
-    loop {
+    while done.get() < times {
         conn.send(&[7; SIZE]).await.expect("it is open");
         let answer = conn.recv().await.expect("an answer");
         assert_eq!(answer.len(), SIZE);
@@ -48,18 +69,68 @@ async fn ask(net: &AsyncReactor, address: SocketAddr, done: Rc<Cell<u64>>) {
     }
 }
 
-/// Does `times` round trips, or one more.
+/// A client by callbacks: the number of its round trips that are left.
+struct Client(u64);
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        cx.send(conn, &[7; SIZE]).expect("room for a question");
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        assert_eq!(message.len(), SIZE);
+        self.0 -= 1;
+        if self.0 == 0 {
+            return cx.stop();
+        }
+        cx.send(conn, &[7; SIZE]).expect("room for a question");
+    }
+}
+
+/// Does `times` round trips of a client whose reactor runs.
+///
+/// # Panics
+/// Without a loopback device.
+pub fn round_trips_of_callbacks(times: u64) {
+    let (thread, remote, address) = serving();
+    let mut reactor = Reactor::new(config()).expect("a reactor");
+    reactor.context().connect(address).expect("an attempt");
+    measured_turns_of_callbacks(&mut reactor, &mut Client(times));
+    remote.stop();
+    thread.join().expect("a server");
+}
+
+/// Does `times` round trips of a task that the reactor runs.
+///
+/// # Panics
+/// Without a loopback device.
+pub fn round_trips_of_run(times: u64) {
+    let (thread, remote, address) = serving();
+    let net = AsyncReactor::new(config()).expect("a reactor");
+    measured_turns_of_run(&net, ask(&net, address, &Cell::new(0), times));
+    remote.stop();
+    thread.join().expect("a server");
+}
+
+#[inline(never)]
+fn measured_turns_of_callbacks(reactor: &mut Reactor, client: &mut Client) {
+    reactor.run(client).expect("turns");
+}
+
+#[inline(never)]
+fn measured_turns_of_run(net: &AsyncReactor, task: impl Future<Output = ()>) {
+    net.run(task).expect("turns");
+}
+
+/// Does `times` round trips of a task in an executor of others, or one more.
 ///
 /// # Panics
 /// Without a loopback device.
 pub fn round_trips(times: u64) {
-    let config = || Config::default().provider(ProviderChoice::Iwarp);
-    let mut server = Reactor::new(config()).expect("a reactor");
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
-    let address = server.context().local_address(listener).expect("it listens");
+    let (mut server, address) = server();
     let net = AsyncReactor::new(config()).expect("a reactor");
     let done = Rc::new(Cell::new(0));
-    let mut task = pin!(ask(&net, address, Rc::clone(&done)));
+    let mut task = pin!(ask(&net, address, &done, u64::MAX));
     let bell = Arc::new(Bell(AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&bell));
     while done.get() <= times {
@@ -69,7 +140,7 @@ pub fn round_trips(times: u64) {
 }
 
 /// Does what an executor does: polls the task that was woken, waits for something to be asked for, and takes a turn. Only
-/// instructions in this function count.
+/// instructions in this function, and in the two above, count.
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
     let mut cx = Task::from_waker(waker);

@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context as Task, Poll};
+use std::thread;
 use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, select};
@@ -13,7 +15,8 @@ use futures_util::{AsyncReadExt, AsyncWriteExt};
 use rdma_reactor::aio::{AsyncReactor, Connection, Listener, OperationError, Stream};
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion, SendErrorKind,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion,
+    SendErrorKind,
 };
 use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::with_watchdog;
@@ -347,6 +350,99 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
             net.turn(Duration::ZERO).unwrap();
         }
         assert_settles(&net);
+    });
+}
+
+/// Takes turns as an executor of others does, until a drain has ended; returns the number of turns in which nothing was left to do
+/// before that.
+fn turns_until_drained(net: &AsyncReactor) -> u32 {
+    let mut idle = 0;
+    let waker = std::task::Waker::noop();
+    while !net.is_drained() {
+        let _ = pin!(net.asked()).poll(&mut Task::from_waker(waker));
+        if !net.turn(Duration::ZERO).unwrap().more {
+            idle += 1;
+        }
+    }
+    idle
+}
+
+/// The turn that ends a drain says so, and no deadline is left behind: a task that asks `is_drained` before its turns does not sleep.
+#[test]
+fn a_drain_without_connections_ends_with_its_turn() {
+    with_watchdog("a drain", || {
+        let (net, listener) = net(config());
+        net.turn(Duration::ZERO).unwrap();
+        net.with(|cx| cx.drain(Duration::from_secs(600)));
+        assert_eq!(turns_until_drained(&net), 0);
+        assert_eq!(net.next_deadline(), None);
+        drop(listener);
+        let mut reactor = Reactor::new(config()).unwrap();
+        reactor.context().drain(Duration::from_secs(600));
+        let mut streams = Streams::new(Mirror::default());
+        while !reactor.is_drained() {
+            assert!(reactor.turn(&mut streams, Duration::ZERO).unwrap().more || reactor.is_drained());
+        }
+        assert!(!reactor.turn(&mut streams, Duration::ZERO).unwrap().more, "only once");
+        assert_eq!(reactor.next_deadline(), None);
+    });
+}
+
+/// What a future sends last goes out though no turn follows, and a shutdown ends its connections in order.
+#[test]
+fn the_last_word_of_a_future_is_sent() {
+    with_watchdog("the last word", || {
+        for shuts_down in [false, true] {
+            let (server, listener) = net(config());
+            let address = listener.local_address().unwrap();
+            let client = thread::spawn(move || {
+                let net = AsyncReactor::new(config()).unwrap();
+                net.run(async {
+                    let conn = net.connect(address).await.unwrap();
+                    conn.send(b"the only message").await.unwrap();
+                })
+                .unwrap();
+                if shuts_down {
+                    net.shutdown(Duration::from_secs(60)).unwrap();
+                }
+            });
+            server
+                .run(async {
+                    let conn = listener.accept().await.unwrap();
+                    assert_eq!(&conn.recv().await.unwrap()[..], b"the only message");
+                    let end = conn.closed().await;
+                    let wanted = if shuts_down { DisconnectReason::Closed } else { DisconnectReason::Lost };
+                    assert_eq!(end, wanted);
+                })
+                .unwrap();
+            client.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_host_by_name_several_addresses_and_sends_that_do_not_wait() {
+    run("a host", config(), |net, listener| async move {
+        let address = listener.local_address().unwrap();
+        let nobody = net.connect_host("no host", 1, ConnectOptions::new()).await;
+        assert!(matches!(&nobody, Err(ConnectError::Lookup { host, .. }) if host == "no host"), "{nobody:?}");
+        let refused: SocketAddr = ([127, 0, 0, 1], 1).into();
+        let by_any = [refused, address];
+        let (any, first) = join(net.connect_any(&by_any, ConnectOptions::new()), listener.accept()).await;
+        let name = address.ip().to_string();
+        let (host, second) =
+            join(net.connect_host(&name, address.port(), ConnectOptions::new()), listener.accept()).await;
+        let (any, host, first, second) = (any.unwrap(), host.unwrap(), first.unwrap(), second.unwrap());
+        let mut sent = 0;
+        while any.try_send(b"no waiting").is_ok() {
+            sent += 1;
+        }
+        assert_eq!(any.try_send(b"").map_err(|error| matches!(error, SendErrorKind::WouldBlock(_))), Err(true));
+        for _ in 0..sent {
+            assert_eq!(&first.recv().await.unwrap().detach()[..], b"no waiting");
+        }
+        host.abort();
+        assert_eq!((host.closed().await, second.closed().await), (DisconnectReason::Local, DisconnectReason::Lost));
     });
 }
 

@@ -105,6 +105,87 @@ fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude:
     nodes
 }
 
+/// Time that a slow callback takes, ms: longer than every limit of its program.
+const THOUGHT: u64 = 500;
+
+/// A program with a slow callback, which asks for something at its end.
+struct Slow {
+    fabric: Shared,
+    attempts: Attempts,
+    answer: Vec<u8>,
+    /// What it asks for first, of three things.
+    first: usize,
+    /// Times at which a timer was set and has fired, ns.
+    timer: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Handler for Slow {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        let now = lock(&self.fabric).now() + THOUGHT * MS;
+        lock(&self.fabric).advance(now);
+        for what in self.first..self.first + 3 {
+            match what % 3 {
+                0 => {
+                    self.timer.borrow_mut().push(now);
+                    cx.set_timer(Duration::from_millis(30), 0);
+                }
+                1 => _ = cx.connect(address(2, 7471)).expect("connecting"),
+                _ => {
+                    cx.send(conn, &self.answer).expect("room");
+                    cx.close(conn);
+                }
+            }
+        }
+    }
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, _: u64) {
+        self.timer.borrow_mut().push(lock(&self.fabric).now());
+    }
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.attempts.on_connect(cx, conn);
+    }
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        self.attempts.on_connect_error(cx, conn, error);
+    }
+}
+
+/// Times count from the call, however long the callback has taken: that of a timer, of an attempt to connect, and of a close, before
+/// which a large message arrives.
+#[test]
+fn times_count_from_the_call() {
+    (0..3).for_each(times_count_from);
+}
+
+fn times_count_from(first: usize) {
+    let (fabric, ends, attempts, timer) = (network(3), Ends::default(), Attempts::default(), Rc::default());
+    let slow = Slow {
+        fabric: fabric.clone(),
+        attempts: attempts.clone(),
+        answer: vec![9; 600_000],
+        first,
+        timer: Rc::clone(&timer),
+    };
+    let up = |cx: &mut Context<'_>, conn: ConnectionId| _ = cx.send(conn, b"begin").expect("room");
+    let asks = Honest { fabric: fabric.clone(), ends: ends.clone(), up };
+    let ms = Duration::from_millis;
+    let limits = Config::default().connect_timeout(ms(100)).close_timeout(ms(100));
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, limits), Box::new(slow)),
+        Node::new(reactor(1, &fabric, Config::default()), Box::new(asks)),
+        Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the end", |_| {
+        !ends.0.borrow().is_empty() && timer.borrow().len() == 2 && attempts.up.borrow().len() == 2
+    });
+    assert_eq!(ends.0.borrow()[0].1, DisconnectReason::Closed, "all was sent before the close ran out of time");
+    assert_eq!(nodes[1].reactor.stats().messages.received, 1);
+    assert!(attempts.errors.borrow().is_empty());
+    let timer: Vec<u64> = timer.take();
+    assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
+}
+
 /// Row 48. A peer that answers each question and never grants anything is given up when the last credit for a question is used,
 /// whether the program sends or not.
 #[test]

@@ -39,14 +39,14 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
     (
         "Entry",
-        &["holds", "answered"],
-        "a read holds a region and waits for an answer; a large message's piece does both, too",
+        &["holds", "quiet", "answered"],
+        "a read holds a region and waits for an answer; a large message's piece does both, too; a message is quiet or not",
     ),
     ("Endpoint", &["blocked", "marked"], "an endpoint that has refused a datagram may have receives to post"),
     (
         "SendQueue",
-        &["quiet", "wants_signal", "has_carrier", "is_awaited"],
-        "a setting, and three facts about the chain: what the peer waits for may carry a grant, and need a signal",
+        &["quiet", "telling", "wants_signal", "has_carrier", "is_awaited"],
+        "a setting and a wish that overrides it, and three facts about the chain: what the peer waits for may carry a grant, and need a signal",
     ),
     ("Batch", &["full", "early"], "a batch that was polled before its stage may have left some in the queue"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A connection. Clones are the same connection, so that one task can send while another receives. It is closed when the last one
-/// is dropped, after what was accepted for sending has been sent.
+/// is dropped, after what was accepted for sending has been sent: that takes turns, see [`super::AsyncReactor::shutdown`].
 #[derive(Clone)]
 pub struct Connection {
     shared: Rc<Shared>,
@@ -84,6 +84,14 @@ impl Connection {
     /// As [`Context::send`], without `WouldBlock`.
     pub async fn send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         poll_fn(|task| self.attempt(task, |cx| cx.send(self.id(), payload))).await
+    }
+
+    /// Sends a copy of `payload` if there is room now, and does not wait. The message goes out with the next turn.
+    ///
+    /// # Errors
+    /// As [`Context::send`].
+    pub fn try_send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+        self.core().with(|cx, _| cx.send(self.id(), payload))
     }
 
     /// Tries something that may have to wait for room.
@@ -209,7 +217,7 @@ impl Connection {
         &self,
         mut begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
     ) -> Result<(), OperationError> {
-        let send = poll_fn(|task| self.attempt(task, &mut begin)).await?;
+        let send = poll_fn(|task| self.attempt(task, |cx| cx.told_of(self.id(), &mut begin))).await?;
         let operation = Operation::new(self.line(), send.sequence());
         match poll_fn(|task| operation.poll(task)).await {
             outcome if outcome.is_sent() => Ok(()),
@@ -222,6 +230,11 @@ impl Connection {
     /// Closes the connection, after what was accepted for sending has been sent. [`Connection::closed`] waits for the end.
     pub fn close(&self) {
         self.core().with(|cx, _| cx.close(self.id()));
+    }
+
+    /// Ends the connection at once: what has not gone out is lost, and the peer sees [`DisconnectReason::Lost`].
+    pub fn abort(&self) {
+        self.core().with(|cx, _| cx.abort(self.id()));
     }
 
     /// Waits for the end of the connection.
@@ -284,17 +297,17 @@ impl Drop for Operation<'_> {
 /// A received message, in the registered buffer that it arrived in. The peer gets its credit back when this is dropped.
 pub struct Received {
     core: Rc<Core>,
-    message: Option<DetachedMessage>,
+    message: DetachedMessage,
 }
 
 impl Received {
     const fn new(core: Rc<Core>, message: DetachedMessage) -> Self {
-        Self { core, message: Some(message) }
+        Self { core, message }
     }
 
     /// The message, which may go to another thread.
     #[must_use]
-    pub fn detach(mut self) -> Option<DetachedMessage> {
+    pub fn detach(mut self) -> DetachedMessage {
         self.message.take()
     }
 }
@@ -302,8 +315,9 @@ impl Received {
 impl Deref for Received {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        self.message.as_deref().unwrap_or(&[])
+        &self.message
     }
 }
 
@@ -315,8 +329,6 @@ impl fmt::Debug for Received {
 
 impl Drop for Received {
     fn drop(&mut self) {
-        if let Some(message) = self.message.take() {
-            self.core.part(Farewell::Release(message));
-        }
+        self.core.release(&mut self.message);
     }
 }

@@ -13,18 +13,30 @@ use crate::{
 
 /// The tasks that wait for something.
 #[derive(Debug, Default)]
-pub(super) struct Waiters(Vec<Waker>);
+pub(super) struct Waiters {
+    /// Mostly there is one.
+    first: Option<Waker>,
+    others: Vec<Waker>,
+}
 
 impl Waiters {
     /// Adds a task, once.
+    #[inline]
     pub(super) fn add(&mut self, waker: &Waker) {
-        if !self.0.iter().any(|known| known.will_wake(waker)) {
-            self.0.push(waker.clone());
+        match &self.first {
+            None => self.first = Some(waker.clone()),
+            Some(known) if known.will_wake(waker) => {}
+            Some(_) if self.others.iter().any(|known| known.will_wake(waker)) => {}
+            Some(_) => self.others.push(waker.clone()),
         }
     }
 
+    #[inline]
     fn wake(&mut self, ready: &mut Vec<Waker>) {
-        ready.append(&mut self.0);
+        if let Some(first) = self.first.take() {
+            ready.push(first);
+            ready.append(&mut self.others);
+        }
     }
 }
 

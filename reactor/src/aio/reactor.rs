@@ -18,7 +18,7 @@ use super::core::Core;
 use super::desk::{End, Line};
 use super::listener::Listener;
 use super::timer::Sleep;
-use crate::{Config, ConnectError, ConnectOptions, Context, Error, ListenOptions, Reactor, Remote, Turn};
+use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, Remote, Turn};
 
 /// A reactor whose connections are futures; see the [module](super). Clones are the same reactor. It is of one thread.
 #[derive(Clone)]
@@ -90,8 +90,56 @@ impl AsyncReactor {
     /// # Errors
     /// As [`AsyncReactor::connect`].
     pub async fn connect_with(&self, peer: SocketAddr, options: ConnectOptions) -> Result<Connection, ConnectError> {
+        self.connect_by(|cx| cx.connect_with(peer, options)).await
+    }
+
+    /// As [`Context::connect_any`]: tries one address after the other.
+    ///
+    /// ```
+    /// use std::net::SocketAddr;
+    ///
+    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::{ConnectError, ConnectOptions};
+    ///
+    /// async fn connect(net: &AsyncReactor, servers: &[SocketAddr]) -> Result<Connection, ConnectError> {
+    ///     net.connect_any(servers, ConnectOptions::new()).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncReactor::connect`].
+    pub async fn connect_any(&self, peers: &[SocketAddr], options: ConnectOptions) -> Result<Connection, ConnectError> {
+        self.connect_by(|cx| cx.connect_any(peers, options)).await
+    }
+
+    /// As [`Context::connect_host`]: looks the name up on another thread, and tries one address after the other.
+    ///
+    /// ```
+    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::{ConnectError, ConnectOptions};
+    ///
+    /// async fn connect(net: &AsyncReactor) -> Result<Connection, ConnectError> {
+    ///     net.connect_host("server.example", 7471, ConnectOptions::new()).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncReactor::connect`].
+    pub async fn connect_host(
+        &self,
+        host: &str,
+        port: u16,
+        options: ConnectOptions,
+    ) -> Result<Connection, ConnectError> {
+        self.connect_by(|cx| cx.connect_host(host, port, options)).await
+    }
+
+    async fn connect_by(
+        &self,
+        connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error>,
+    ) -> Result<Connection, ConnectError> {
         let line = self.core.with(|cx, desk| {
-            let line = Line::new(cx.connect_with(peer, options)?);
+            let line = Line::new(connect(cx)?);
             desk.add(&line);
             Ok::<_, Error>(line)
         })?;
@@ -141,6 +189,9 @@ impl AsyncReactor {
 
     /// Takes turns until a future is done. For more tasks than one, pass a future that polls them, such as `FuturesUnordered`.
     ///
+    /// What the future sent last has gone to the device when this returns. Connections that it closed or dropped need more turns to end
+    /// in order: [`AsyncReactor::shutdown`] takes them.
+    ///
     /// # Errors
     /// As [`Reactor::run`].
     ///
@@ -156,11 +207,35 @@ impl AsyncReactor {
             if bell.rung.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(output) = future.as_mut().poll(&mut task)
             {
+                self.core.follow_up()?;
                 return Ok(output);
             }
-            let wait = if bell.rung.load(Ordering::Acquire) { Some(Duration::ZERO) } else { None };
-            self.core.turn(wait)?;
+            self.core.turn_of_run(!bell.rung.load(Ordering::Acquire))?;
         }
+    }
+
+    /// Closes every listener and connection, and takes turns until all are gone or `deadline` has passed. Connections end as by
+    /// [`Connection::close`]; what is left at the deadline is cut off when the reactor is dropped.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::aio::AsyncReactor;
+    /// use rdma_reactor::{Config, ProviderChoice};
+    ///
+    /// let net = AsyncReactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// let _listener = net.listen(([127, 0, 0, 1], 0).into())?;
+    /// net.shutdown(Duration::from_secs(1))?;
+    /// # Ok::<(), rdma_reactor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Reactor::shutdown`].
+    ///
+    /// # Panics
+    /// If it is called within a turn.
+    pub fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
+        self.core.shutdown(deadline)
     }
 
     /// Takes one turn, and wakes the tasks that it has news for. Waits for something to do for at most `timeout` (`None`: until
@@ -200,7 +275,8 @@ impl AsyncReactor {
 impl From<Reactor> for AsyncReactor {
     /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own.
     fn from(mut reactor: Reactor) -> Self {
-        reactor.hear_of_sends();
+        // Only `Connection::operate` waits for the end of a message, and says so.
+        reactor.quiet_sends();
         Self { core: Rc::new(Core::new(reactor)) }
     }
 }
@@ -215,6 +291,7 @@ impl Future for Asked {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
+        self.core.heeds_asked.set(true);
         if self.core.asked.get() {
             return Poll::Ready(());
         }
@@ -234,6 +311,8 @@ struct Runs<'a>(&'a Core);
 
 impl<'a> Runs<'a> {
     fn new(core: &'a Core) -> Self {
+        // What tasks ask for before the first turn happens now.
+        core.reactor(|reactor| drop(reactor.quiet_context()));
         core.runs.set(true);
         Self(core)
     }
@@ -242,10 +321,8 @@ impl<'a> Runs<'a> {
 impl Drop for Runs<'_> {
     fn drop(&mut self) {
         self.0.runs.set(false);
-        // What was asked for last is seen to by whoever takes turns next.
-        if self.0.asked.get() {
-            self.0.reactor(|reactor| reactor.remote().wake());
-        }
+        // Whoever takes turns next sees to what was asked for last, and prepares for a sleep.
+        self.0.ring();
     }
 }
 

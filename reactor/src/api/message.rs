@@ -110,8 +110,15 @@ impl DetachedMessage {
         }
     }
 
-    /// Takes the buffer out if it belongs to a reactor that `is_home` knows; else it goes home as on a drop.
-    pub(crate) fn take_buffer(mut self, is_home: impl FnOnce(&Home) -> bool) -> Option<(usize, Buffer, ConnectionId)> {
+    /// Moves the message out; what is left is empty, and gives nothing back.
+    #[cfg(feature = "async")]
+    pub(crate) fn take(&mut self) -> Self {
+        let connection = self.connection;
+        std::mem::replace(self, Self { connection, content: Kept::Region(None) })
+    }
+
+    /// Takes the buffer out if it belongs to a reactor that `is_home` knows; else it goes home on the drop.
+    pub(crate) fn take_buffer(&mut self, is_home: impl FnOnce(&Home) -> bool) -> Option<(usize, Buffer, ConnectionId)> {
         let Kept::Pooled { buffer, home, .. } = &mut self.content else { return None };
         let buffer = if is_home(home) { buffer.take() } else { None };
         buffer.map(|buffer| (home.device, buffer, self.connection))
@@ -121,6 +128,7 @@ impl DetachedMessage {
 impl Deref for DetachedMessage {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         match &self.content {
             Kept::Pooled { start, end, buffer, slabs, .. } => {

@@ -39,13 +39,23 @@ enum Program {
     SendFilled(usize),
     Append(usize),
     SendFrom(usize),
-    SendCut { len: usize, copy: bool },
-    Offer { len: usize, copy: bool },
+    SendCut {
+        len: usize,
+        copy: bool,
+    },
+    Offer {
+        len: usize,
+        copy: bool,
+    },
     Read(usize),
     FetchAdd,
     Write,
-    WriteAndTell { native: bool },
+    WriteAndTell {
+        native: bool,
+    },
     Fence,
+    /// Hears of what it sends from now on in any case, or no longer.
+    Tell(bool),
     Cork,
     Flush,
     Close,
@@ -115,7 +125,7 @@ impl Step {
             82 => program(Program::FetchAdd),
             83..85 => program(Program::Write),
             85..88 => program(Program::WriteAndTell { native: m & 1 == 0 }),
-            88 => program(Program::Fence),
+            88 => program(if n & 3 == 0 { Program::Tell(m & 1 == 0) } else { Program::Fence }),
             89 => program(Program::Cork),
             90..92 => program(Program::Flush),
             92..96 => program(Program::Behave(match n & 3 {
@@ -229,6 +239,7 @@ impl History {
             Program::Write => side.write(),
             Program::WriteAndTell { native } => side.write_and_tell(native || raw),
             Program::Fence => side.fence(),
+            Program::Tell(telling) => side.tell_of_next(telling),
             Program::Cork => side.cork(),
             Program::Flush => side.flush_now(),
             Program::Close => side.close(),

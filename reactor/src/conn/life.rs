@@ -524,6 +524,7 @@ impl Connection {
             | ConnectError::Unsupported { .. } => Some(error),
             ConnectError::Rejected { .. }
             | ConnectError::Security(_)
+            | ConnectError::Lookup { .. }
             | ConnectError::Limit { .. }
             | ConnectError::Cancelled => None,
         }

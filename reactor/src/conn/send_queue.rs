@@ -31,6 +31,8 @@ pub(crate) struct Entry {
     holds: bool,
     /// The program's name for the send; control messages have none.
     pub(crate) id: Option<SendId>,
+    /// The program does not want to hear of the send: it is a message whose payload was copied.
+    quiet: bool,
     /// Bytes of a large message that this send reads; 0 for all other sends.
     pub(crate) piece: u32,
     /// The send waits for the peer's answer, and ends with its own completion only. On siw a later send may complete
@@ -41,7 +43,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    const EMPTY: Self = Self { buffer: None, holds: false, id: None, piece: 0, answered: false, ended: None };
+    const EMPTY: Self =
+        Self { buffer: None, holds: false, id: None, quiet: false, piece: 0, answered: false, ended: None };
 
     pub(crate) const fn named(id: SendId) -> Self {
         Self { id: Some(id), ..Self::EMPTY }
@@ -85,6 +88,8 @@ pub(crate) struct SendQueue {
     /// The program does not want to hear of messages that were copied (`Config::quiet_sends`): they need no signal of their
     /// own.
     quiet: bool,
+    /// The program wants to hear of the sends that it adds now in any case.
+    telling: bool,
     /// One of the work requests in a row without a signal is to be heard of.
     wants_signal: bool,
     /// A message in the chain can carry a grant.
@@ -110,6 +115,7 @@ impl SendQueue {
             unsignaled: 0,
             silent: 0,
             quiet,
+            telling: false,
             wants_signal: false,
             has_carrier: false,
             is_awaited: false,
@@ -262,7 +268,9 @@ impl SendQueue {
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
         let message = entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
-        self.wants_signal |= !self.is_quiet(&entry);
+        let copied = !entry.holds && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
+        entry.quiet = copied && !self.tells_of_copies();
+        self.wants_signal |= !entry.quiet;
         let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
@@ -318,22 +326,22 @@ impl SendQueue {
         1 + self.quiet as u32
     }
 
-    /// Whether the program does not want to hear of messages that were copied.
-    pub(super) const fn passes_over_copies(&self) -> bool {
-        self.quiet
+    /// Whether the program wants to hear of messages that are copied now.
+    #[inline]
+    pub(super) const fn tells_of_copies(&self) -> bool {
+        !self.quiet || self.telling
     }
 
-    /// Whether the program does not want to hear of this send: it is a message, and its payload was copied.
-    #[inline]
-    fn is_quiet(&self, entry: &Entry) -> bool {
-        self.quiet && !entry.holds && entry.id.is_some_and(|id| id.kind() == SendKind::Message)
+    /// Has the program hear of the sends that are added from now on in any case, or as `Config::quiet_sends` says.
+    #[cfg(any(feature = "async", test))]
+    pub(crate) const fn tell_of_next(&mut self, telling: bool) {
+        self.telling = telling;
     }
 
     /// Has the program hear of the message that was added last, as of one that uses a region: it is a copy of one.
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
-            (entry.holds, self.wants_signal) = (true, true);
-            self.holds.push_back(Holds::default());
+            (entry.quiet, self.wants_signal) = (false, true);
         }
     }
 
@@ -842,7 +850,7 @@ impl Connection {
             self.end_operation(entry.piece, outcome, env);
         }
         if let Some(send) = entry.id
-            && !self.sends.is_quiet(&entry)
+            && !entry.quiet
         {
             self.tell(env, Event::Sent { send, outcome });
         }

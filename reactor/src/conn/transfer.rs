@@ -46,7 +46,7 @@ fn piece(left: u64) -> u64 {
 /// The memory that holds an offered message.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A copy, which is freed when the message was fetched. `told`: the program hears of that in any case.
+    /// A copy, which is freed when the message was fetched. `told`: the program hears of that.
     Copy { region: Box<Region>, told: bool },
     /// A region of the program.
     Lent(Key, Hold),
@@ -275,13 +275,6 @@ impl Transfers {
         })
     }
 
-    /// Memory for messages that the connection fetches, bytes.
-    fn memory(&self) -> usize {
-        self.0.as_ref().map_or(0, |active| {
-            active.incoming.iter().filter_map(|transfer| transfer.region.as_ref()).map(|region| region.len()).sum()
-        })
-    }
-
     /// Memory for copies of messages that the peer is to fetch, bytes.
     fn copies(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
@@ -346,11 +339,6 @@ impl Connection {
         self.transfers.give_memory(region);
     }
 
-    /// See [`Transfers::memory`].
-    pub(crate) fn fetching(&self) -> usize {
-        self.transfers.memory()
-    }
-
     /// See [`Transfers::copies`].
     pub(crate) fn copies(&self) -> usize {
         self.transfers.copies()
@@ -389,8 +377,11 @@ impl Connection {
     }
 
     /// Offers a message that [`Connection::check_offer`] has allowed.
-    pub(crate) fn offer(&mut self, region: RemoteRegion, source: Source, env: &mut Env<'_>) -> SendId {
+    pub(crate) fn offer(&mut self, region: RemoteRegion, mut source: Source, env: &mut Env<'_>) -> SendId {
         let send = self.sends.name(SendKind::Message);
+        if let Source::Copy { told, .. } = &mut source {
+            *told |= self.sends.tells_of_copies();
+        }
         let active = self.transfers.active(env.now);
         let first = active.outgoing.is_empty();
         if first {
@@ -447,7 +438,7 @@ impl Connection {
         let told = match outgoing.source {
             Source::Copy { region, told } => {
                 self.want(env, Action::Discard(region));
-                told || !self.sends.passes_over_copies()
+                told
             }
             Source::Lent(key, hold) => {
                 if hold.done() {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_transport::slab::Key;
+
 use super::{Driver, Due};
 use crate::seam::timer::FOREVER;
 
@@ -12,8 +14,8 @@ pub(crate) enum Drain {
     No,
     /// A callback or another thread has asked for it.
     Wanted(Duration),
-    /// Connections end.
-    Draining,
+    /// Connections end, until this timer fires.
+    Draining(Key),
     /// The deadline has passed: what is there is cut off, and nothing new begins.
     Overdue,
     /// Nothing is left.
@@ -49,19 +51,20 @@ impl Driver {
 
     #[cold]
     fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
-        self.drain = Drain::Draining;
+        // The request may come from a callback that has taken long.
+        self.look_at_clock();
         log::info!("draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {
             membership.close();
         }
         let until = self.now.checked_add(deadline).unwrap_or(self.now + FOREVER);
-        self.timers.insert(until, Due::Drain);
+        self.drain = Drain::Draining(self.timers.insert(until, Due::Drain));
         deadline
     }
 
     /// The deadline has passed: nothing is waited for any more. Whether that is new.
     pub(crate) fn drain_overdue(&mut self) -> bool {
-        if self.drain != Drain::Draining {
+        if !matches!(self.drain, Drain::Draining(_)) {
             return false;
         }
         self.drain = Drain::Overdue;
@@ -75,7 +78,7 @@ impl Driver {
     /// After stage 10: whether nothing is left. `guests`: something else than a connection is.
     #[inline]
     pub(crate) fn finish_drain(&mut self, guests: bool) {
-        if matches!(self.drain, Drain::Draining | Drain::Overdue) {
+        if matches!(self.drain, Drain::Draining(_) | Drain::Overdue) {
             self.look_whether_drained(guests);
         }
     }
@@ -89,7 +92,9 @@ impl Driver {
         self.close_listeners();
         let expects = self.membership.as_ref().is_some_and(|membership| membership.expects());
         if self.table.is_empty() && !guests && !expects {
-            self.drain = Drain::Done;
+            if let Drain::Draining(timer) = std::mem::replace(&mut self.drain, Drain::Done) {
+                self.timers.cancel(timer);
+            }
             self.stop = true;
         }
     }

@@ -11,8 +11,7 @@ impl Driver {
     /// Copies the parts of a message to memory of its own. Their buffers are free afterwards, if that memory is accounted for.
     pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> Joined {
         let (device, len) = (fragments.device, fragments.len);
-        let own = self.table.get(id).map_or(0, |seat| seat.conn.fetching());
-        let accounted = self.large.take(id, len, own);
+        let accounted = self.take_fetched(id, len);
         let mut bytes = self.large.joins.take(len);
         let buffers = self.devices.buffers(device);
         let shared = self.table.get(id).is_some_and(|seat| seat.conn.receives().is_shared());
@@ -37,7 +36,7 @@ impl Driver {
     /// The program has not kept a message.
     pub(crate) fn end_joined(&mut self, id: ConnectionId, device: usize, Joined { bytes, receives }: Joined) {
         if receives.is_empty() {
-            self.settle(Account::Fetched, bytes.len());
+            self.settle(Account::Fetched, bytes.len(), Some(id));
         }
         let shared = self.table.get(id).is_some_and(|seat| seat.conn.receives().is_shared());
         for buffer in receives {
@@ -58,7 +57,7 @@ impl Driver {
     pub(super) fn take_joined_home(&mut self, device: usize, joined: Joined, of: Option<ConnectionId>) {
         let Joined { bytes, receives } = joined;
         if receives.is_empty() {
-            self.settle(Account::Fetched, bytes.len());
+            self.settle(Account::Fetched, bytes.len(), of);
         }
         for buffer in receives {
             self.take_home(device, buffer, of);

@@ -34,11 +34,6 @@ impl LargeMessages {
         (self.fetched.used(), self.copied.used())
     }
 
-    /// Takes memory for a message that has arrived, if there is some.
-    pub(super) fn take(&mut self, id: ConnectionId, len: usize, own: usize) -> bool {
-        self.fetched.take(id, len, own)
-    }
-
     /// A connection wants no memory any more.
     pub(super) fn leave(&mut self, id: ConnectionId) {
         self.copied.leave(id);
@@ -189,19 +184,19 @@ impl Driver {
 
     /// Gives the transfers of a connection memory, in order, while there is any.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
-        while let Some(seat) = self.table.get(id).filter(|seat| seat.conn.state().is_open())
+        while let Some(seat) = self.table.get_mut(id).filter(|seat| seat.conn.state().is_open())
             && let Some(len) = seat.conn.wants_memory()
         {
-            let own = seat.conn.fetching();
-            if !self.large.fetched.request(id, len, own) {
+            if !self.large.fetched.request(id, len, seat.link.fetched) {
                 return;
             }
+            seat.link.fetched += len;
             match self.block(id, len, Account::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));
                 }
                 Err(error) => {
-                    self.large.fetched.give_back(len);
+                    self.give_back_fetched(Some(id), len);
                     log::warn!("{id}: memory to fetch a message of {len} bytes: {error}");
                     self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
                     return;
@@ -210,8 +205,24 @@ impl Driver {
         }
     }
 
-    /// The memory of a message past one buffer is free.
-    pub(super) fn settle(&mut self, account: Account, len: usize) {
+    /// Takes memory for a message of a connection that has arrived, if there is some.
+    pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
+        let Some(seat) = self.table.get_mut(id) else { return false };
+        let taken = self.large.fetched.take(id, len, seat.link.fetched);
+        seat.link.fetched += if taken { len } else { 0 };
+        taken
+    }
+
+    /// Gives the memory back in which a message of a connection was, if that is still there.
+    fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
+        self.large.fetched.give_back(len);
+        if let Some(seat) = id.and_then(|id| self.table.get_mut(id)) {
+            seat.link.fetched = seat.link.fetched.saturating_sub(len);
+        }
+    }
+
+    /// The memory of a message past one buffer is free. `id`: the connection that it went over.
+    pub(super) fn settle(&mut self, account: Account, len: usize, id: Option<ConnectionId>) {
         match account {
             Account::Program => {}
             Account::Copied => {
@@ -219,7 +230,7 @@ impl Driver {
                 self.effects.to_ask.extend(self.large.copied.in_line());
             }
             Account::Fetched => {
-                self.large.fetched.give_back(len);
+                self.give_back_fetched(id, len);
                 for id in self.large.fetched.in_line().collect::<Vec<_>>() {
                     self.input(id, |conn, env| conn.mark(env));
                 }

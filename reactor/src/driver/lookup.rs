@@ -86,7 +86,7 @@ impl Driver {
                 continue;
             }
             let error = match addresses {
-                Err(error) => format!("{host}: {error}: check the name and the resolver"),
+                Err(error) => ConnectError::Lookup { host, why: error.to_string() },
                 Ok(addresses) => {
                     if let Some(seat) = self.table.get_mut(of) {
                         seat.link.fallback = Some(Fallback::new(by_turns(&addresses), path));
@@ -94,10 +94,11 @@ impl Driver {
                     if self.attempt_next(of) {
                         continue;
                     }
-                    format!("{host}: none of its {} addresses can be connected to", addresses.len())
+                    let why = format!("{host}: none of its {} addresses can be connected to", addresses.len());
+                    ConnectError::Local(why)
                 }
             };
-            let ending = Ending::ConnectError(ConnectError::Local(error));
+            let ending = Ending::ConnectError(error);
             self.input(of, |conn, env| conn.end(ending, Certainty::Known, env));
             self.table.note_ending();
         }

@@ -48,7 +48,7 @@ use crate::id::{ConnectionId, ReactorTag};
 use crate::limits::{HEADER_LEN, TAG_ROOM};
 use crate::memory::registry::Registry;
 use crate::seam::io::Registrations;
-use crate::seam::poller::Poller;
+use crate::seam::poller::{Clock, Poller};
 use crate::seam::timer::Timers;
 use crate::seam::wake::WakeFlag;
 use crate::security::PeerIdentity;
@@ -80,6 +80,7 @@ pub(crate) enum Due {
 #[derive(Debug)]
 pub(crate) struct Os {
     pub(crate) poller: Box<dyn Poller>,
+    pub(crate) clock: Box<dyn Clock>,
     /// Descriptors of the program's own.
     pub(crate) io: Registrations,
     pub(crate) wake: Arc<WakeFlag>,
@@ -116,14 +117,13 @@ impl Driver {
     pub(crate) fn new(
         config: Config,
         provider: Box<dyn Provider>,
-        poller: Box<dyn Poller>,
+        (poller, mut clock): (Box<dyn Poller>, Box<dyn Clock>),
         wake: Arc<WakeFlag>,
-        now: Instant,
     ) -> Self {
         let tag = ReactorTag::next();
         Self {
             tag,
-            now,
+            now: clock.now(),
             fabric: Fabric::new(provider),
             devices: Devices::new(Arc::clone(&wake), tag.number()),
             queues: Queues::new(&config),
@@ -139,7 +139,7 @@ impl Driver {
             lookups: Lookups::default(),
             membership: None,
             stop: false,
-            os: Os { poller, io: Registrations::default(), wake },
+            os: Os { poller, clock, io: Registrations::default(), wake },
             config,
         }
     }
@@ -148,10 +148,10 @@ impl Driver {
         self.tag
     }
 
-    /// Has the connections that are opened from now on tell of all sends.
+    /// Has the connections that are opened from now on not tell of messages that were copied.
     #[cfg(feature = "async")]
-    pub(crate) const fn hear_of_sends(&mut self) {
-        self.config.quiet_sends = false;
+    pub(crate) const fn quiet_sends(&mut self) {
+        self.config.quiet_sends = true;
     }
 
     pub(crate) const fn config(&self) -> &Config {
@@ -163,8 +163,13 @@ impl Driver {
     }
 
     /// A turn begins.
-    pub(crate) fn enter_turn(&mut self, now: Instant) {
-        self.now = now;
+    pub(crate) fn enter_turn(&mut self) {
+        self.look_at_clock();
+        self.resume_turn();
+    }
+
+    /// The last turn goes on.
+    pub(crate) fn resume_turn(&mut self) {
         self.effects.outside = false;
         self.os.wake.enter();
     }
@@ -175,8 +180,9 @@ impl Driver {
         self.os.wake.leave();
     }
 
-    pub(crate) const fn set_now(&mut self, now: Instant) {
-        self.now = now;
+    /// Makes the driver's time that of the clock. What sets a deadline does so, because callbacks may have taken long.
+    pub(crate) fn look_at_clock(&mut self) {
+        self.now = self.os.clock.now();
     }
 
     pub(crate) const fn fabric_mut(&mut self) -> &mut Fabric {

@@ -263,6 +263,13 @@ impl Driver {
         early
     }
 
+    /// Stage 7 goes on for what is posted now. Whether there is a batch that was polled before.
+    #[cfg(feature = "async")]
+    pub(crate) const fn resume_polling(&mut self) -> bool {
+        self.queues.polling = true;
+        std::mem::replace(&mut self.queues.batch.early, false)
+    }
+
     /// Sends were posted whose completions go to `queue`. A provider may complete them at once, so stage 7 looks at that queue
     /// again, and the turn need not be followed by another one just for them.
     #[inline]

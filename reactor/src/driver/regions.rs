@@ -176,7 +176,7 @@ impl Driver {
     pub(super) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut *self.fabric.provider, key) {
             self.forget_rights(retired.rights);
-            self.settle(retired.account, retired.len);
+            self.settle(retired.account, retired.len, retired.of);
             self.expect_trim();
             return;
         }
@@ -193,7 +193,7 @@ impl Driver {
     fn remove_region(&mut self, key: Key) {
         if let Some(removed) = self.registry.remove(&mut *self.fabric.provider, key) {
             self.forget_rights(removed.rights);
-            self.settle(removed.account, removed.len);
+            self.settle(removed.account, removed.len, removed.of);
         }
     }
 

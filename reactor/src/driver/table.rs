@@ -36,6 +36,7 @@ impl Seat {
             place: None,
             timer: None,
             regions: Vec::new(),
+            fetched: 0,
             ending: false,
             flush: Flush::Before,
             suspect: None,
@@ -60,6 +61,8 @@ pub(crate) struct Link {
     pub(super) timer: Option<(Key, Instant)>,
     /// Regions registered for this peer alone.
     pub(super) regions: Vec<Key>,
+    /// Memory that messages past one buffer have, those that the program keeps included, bytes.
+    pub(super) fetched: usize,
     /// It is on the list of those that end.
     pub(super) ending: bool,
     /// When the flush of its queues began, and how it goes on.

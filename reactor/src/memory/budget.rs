@@ -7,7 +7,8 @@
 //! - A connection that has some memory gets no more than half of all.
 //! - A request that cannot be granted waits in line. When the first in line was passed over [`PATIENCE`] times and needs
 //!   nothing but the memory that small messages use, the others wait, too. So a large message is not kept out by a stream of
-//!   small ones, and a large one that does not move on keeps no small ones out.
+//!   small ones, and a large one that does not move on keeps no small ones out. A connection that has its half is no first in
+//!   line: it waits for itself.
 
 use std::collections::VecDeque;
 
@@ -39,6 +40,8 @@ struct Waiting {
     bytes: usize,
     /// Requests of others that were granted meanwhile.
     passed: u32,
+    /// The connection would have more than its share.
+    over_share: bool,
 }
 
 /// See the [module](self).
@@ -85,27 +88,32 @@ impl Budget {
 
     /// Whether a request would be granted now. `own`: what the connection has already.
     pub(crate) fn would_grant(&self, who: ConnectionId, bytes: usize, own: usize) -> bool {
-        let held_back = self.line.front().is_some_and(|first| {
+        let first = self.line.iter().find(|waiting| !waiting.over_share);
+        let held_back = first.is_some_and(|first| {
             first.who != who && first.passed >= PATIENCE && self.fits(first.bytes, self.used - self.used_by_small)
         });
-        let share = own == 0 || bytes.saturating_add(own) <= self.limit / 2;
-        !held_back && share && self.fits(bytes, self.used)
+        !held_back && !self.is_over_share(bytes, own) && self.fits(bytes, self.used)
+    }
+
+    /// Whether a connection that has `own` already would have more than its share.
+    const fn is_over_share(&self, bytes: usize, own: usize) -> bool {
+        own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
     /// Takes memory, or puts the connection in line.
     pub(crate) fn request(&mut self, who: ConnectionId, bytes: usize, own: usize) -> bool {
-        let granted = self.would_grant(who, bytes, own);
+        let (granted, over_share) = (self.would_grant(who, bytes, own), self.is_over_share(bytes, own));
         if granted {
             self.used += bytes;
             self.used_by_small += if self.is_small(bytes) { bytes } else { 0 };
             self.leave(who);
-            if let Some(first) = self.line.front_mut() {
+            if let Some(first) = self.line.iter_mut().find(|waiting| !waiting.over_share) {
                 first.passed = first.passed.saturating_add(1);
             }
         } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.who == who) {
-            waiting.bytes = bytes;
+            (waiting.bytes, waiting.over_share) = (bytes, over_share);
         } else {
-            self.line.push_back(Waiting { who, bytes, passed: 0 });
+            self.line.push_back(Waiting { who, bytes, passed: 0, over_share });
         }
         granted
     }
@@ -173,6 +181,21 @@ mod tests {
             assert!(budget.request(small, 4, 0));
             budget.give_back(4);
         }
+    }
+
+    #[test]
+    fn one_that_has_its_share_holds_nobody_back() {
+        let mut budget = Budget::new(256);
+        let (greedy, honest) = (id(1), id(2));
+        assert!(budget.request(greedy, 64, 0) && budget.request(greedy, 64, 64));
+        assert!(!budget.request(greedy, 4, 128));
+        for _ in 0..1000 {
+            assert!(budget.request(honest, 32, 0));
+            budget.give_back(32);
+        }
+        // When it gives something back, it is the first.
+        budget.give_back(64);
+        assert!(budget.request(greedy, 4, 64));
     }
 
     #[test]

@@ -39,6 +39,8 @@ struct Registration {
     /// What it counts for in its account, bytes.
     len: usize,
     account: Account,
+    /// The connection that it was registered for.
+    of: Option<ConnectionId>,
 }
 
 /// Where memory is to be registered, and for whom.
@@ -71,6 +73,8 @@ pub(crate) struct Removed {
     pub(crate) rights: Option<RightsEnded>,
     pub(crate) account: Account,
     pub(crate) len: usize,
+    /// The connection that it was registered for.
+    pub(crate) of: Option<ConnectionId>,
 }
 
 /// See the [module](self).
@@ -217,6 +221,7 @@ impl Registry {
             timer: None,
             len,
             account,
+            of: site.connection(),
         });
         let remote = RemoteRegion { address, len: len as u64, key: registered.remote_key.0 };
         Region::new(memory, key, registered.local_key, remote, device, self.home.clone())
@@ -304,8 +309,8 @@ impl Registry {
     pub(crate) fn remove(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
         deregister(provider, self.regions.get(key)?.region.id);
         let rights = self.rights_ended(key);
-        let Registration { account, len, .. } = self.regions.remove(key)?;
-        Some(Removed { rights, account, len })
+        let Registration { account, len, of, .. } = self.regions.remove(key)?;
+        Some(Removed { rights, account, len, of })
     }
 
     /// Keeps the memory of a message past one buffer for the next one. `None` if it is something else, somebody uses it still,
@@ -321,11 +326,11 @@ impl Registry {
         let (registered, device, account) = (registration.region, registration.device, registration.account);
         let purpose = Purpose { device, account, peer: registration.connection };
         let rights = self.rights_ended(key);
-        let Registration { len, .. } = self.regions.remove(key)?;
+        let Registration { len, of, .. } = self.regions.remove(key)?;
         let mut gone = Vec::new();
         self.kept.keep(memory, registered, purpose, &mut gone);
         drop_blocks(provider, gone);
-        Some(Removed { rights, account, len })
+        Some(Removed { rights, account, len, of })
     }
 
     /// The peer of a connection is gone: so is what was kept for it.

@@ -122,10 +122,25 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let early = self.driver.begin_polling();
         self.batches(early, &mut budget, &mut begun);
         // Flush now: replies must not wait for timers and later stages.
+        self.post_and_look(&mut budget, &mut begun);
+    }
+
+    /// Takes the rest of stage 7 for tasks, which ask for something when the turn is over.
+    #[cfg(feature = "async")]
+    pub(super) fn follow_up(&mut self, mut begun: impl FnMut(&mut Driver)) {
+        let mut budget = self.driver.config().completions_per_turn as usize;
+        if self.driver.resume_polling() {
+            self.batches(true, &mut budget, &mut begun);
+        }
+        self.post_and_look(&mut budget, &mut begun);
+    }
+
+    /// Posts what was gathered, and looks once more at the queues of what was posted. Only once: the later stages have their
+    /// turn, too.
+    fn post_and_look(&mut self, budget: &mut usize, begun: &mut impl FnMut(&mut Driver)) {
         self.flush();
-        if budget > 0 && self.driver.has_unseen() {
-            // Look once more at the queues of what was posted. Only once: the later stages have their turn, too.
-            self.batches(false, &mut budget, &mut begun);
+        if *budget > 0 && self.driver.has_unseen() {
+            self.batches(false, budget, begun);
             self.driver.end_polling();
             self.flush();
         } else {

@@ -137,13 +137,14 @@ impl<M> Reactor<M> {
     /// A setting is out of its range, or the poller refused the provider's channel.
     pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
         config.validate()?;
-        let Parts { provider, poller, mut clock } = parts;
+        let Parts { provider, poller, clock } = parts;
         let wake = Arc::new(WakeFlag::new(poller.waker()));
-        let now = clock.now();
+        let commands = Commands::new(Arc::clone(&wake), config.remote_queue);
+        let driver = Driver::new(config, provider, (poller, clock), wake);
         let mut reactor = Self {
-            desk: Desk::new(Commands::new(Arc::clone(&wake), config.remote_queue)),
-            waiting: Waiting::new(&config, clock, now),
-            driver: Driver::new(config, provider, poller, wake, now),
+            desk: Desk::new(commands),
+            waiting: Waiting::new(driver.config(), driver.now()),
+            driver,
             endpoints: Endpoints::default(),
             cm_pending: true,
             timers_pending: false,
@@ -154,24 +155,31 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// Has the connections that are opened from now on tell of all sends, because futures wait for that.
+    /// As [`Config::quiet_sends`], for the connections that are opened from now on.
     #[cfg(feature = "async")]
-    pub(crate) const fn hear_of_sends(&mut self) {
-        self.driver.hear_of_sends();
+    pub(crate) const fn quiet_sends(&mut self) {
+        self.driver.quiet_sends();
     }
 
     /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
     /// turn, and the reactor's descriptor becomes readable for that.
     pub fn context(&mut self) -> Context<'_> {
         self.driver.leave_turn();
-        self.driver.set_now(self.waiting.now());
+        self.driver.look_at_clock();
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
     /// As [`Reactor::context`], for a caller that takes a turn before it waits: nothing makes the descriptor readable for
     /// what is asked for here.
     pub fn quiet_context(&mut self) -> Context<'_> {
-        self.driver.enter_turn(self.waiting.now());
+        self.driver.enter_turn();
+        Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
+    }
+
+    /// As [`Reactor::quiet_context`], at the time of the turn that was just taken.
+    #[cfg(feature = "async")]
+    pub(crate) fn late_context(&mut self) -> Context<'_> {
+        self.driver.resume_turn();
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
@@ -234,16 +242,20 @@ impl<M> Reactor<M> {
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Turn, Error> {
         let mut turn = self.turn_once(handler, timeout.into())?;
-        if !turn.more {
-            // The caller may sleep on the descriptor now, and an edge that was seen does not come again. So arm, and
-            // look once more at everything.
-            turn.more = self.waiting.look_before_sleep(&mut self.driver)?;
-        }
-        turn.more |= self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
-        if turn.more {
+        turn.more = self.settle(turn.more)?;
+        Ok(turn)
+    }
+
+    /// Prepares for a caller that sleeps on the descriptor: whatever there is to do makes it readable from now on. `more`: there
+    /// is something. Returns whether there is.
+    pub(crate) fn settle(&mut self, more: bool) -> Result<bool, Error> {
+        // An edge that was seen does not come again. So arm, and look once more at everything.
+        let more = more || self.waiting.look_before_sleep(&mut self.driver)?;
+        let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
+        if more {
             self.driver.os().wake.wake_again();
         }
-        Ok(turn)
+        Ok(more)
     }
 
     /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that call
@@ -274,20 +286,44 @@ impl<M> Reactor<M> {
     }
 
     /// Takes one turn, unless a panic has ended the last one in the middle: then nobody knows what was left undone.
-    fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+    pub(crate) fn turn_once<H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        timeout: Option<Duration>,
+    ) -> Result<Turn, Error> {
         if std::mem::replace(&mut self.turning, true) {
             return Err(Error::Panicked);
         }
-        self.driver.enter_turn(self.waiting.now());
+        self.driver.enter_turn();
+        let was_drained = self.is_drained();
         let progressed = self.stages(handler, timeout);
         self.waiting.end_turn(&mut self.driver);
         self.driver.leave_turn();
         self.turning = false;
-        Ok(Turn { progressed: progressed?, more: self.has_more() })
+        // The turn that ends a drain is followed by a look of the caller, who would otherwise wait for nothing.
+        Ok(Turn { progressed: progressed?, more: self.has_more() || self.is_drained() != was_drained })
+    }
+
+    /// Adds to the turn that was just taken: posts what tasks have asked for since, and handles what completes at once, as
+    /// stage 7 does for callbacks.
+    #[cfg(feature = "async")]
+    pub(crate) fn follow_up<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<Turn, Error> {
+        if std::mem::replace(&mut self.turning, true) {
+            return Err(Error::Panicked);
+        }
+        self.driver.resume_turn();
+        let (driver, endpoints, desk) = (&mut self.driver, &mut self.endpoints, &mut self.desk);
+        let mut delivery = Delivery { driver, endpoints, desk, handler, lender: None, progressed: false };
+        delivery.follow_up(|driver| self.waiting.found(driver));
+        let progressed = delivery.progressed;
+        self.driver.leave_turn();
+        self.turning = false;
+        Ok(Turn { progressed, more: self.has_more() })
     }
 
     /// Takes the stages of a turn; `docs/loop.md` describes them and their order. Whether something moved on. What a failed
     /// stage has left is done in the next turn.
+    #[inline]
     fn stages<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<bool, Error> {
         self.begin()?;
         // 1. spin  2. arm  3. wait

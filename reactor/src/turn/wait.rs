@@ -7,7 +7,7 @@ use crate::config::{Config, Wait};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::seam::io::is_of_program;
-use crate::seam::poller::{Clock, Edge};
+use crate::seam::poller::Edge;
 
 /// Shortest time between two requests for edges while there is always work. The time doubles with each request that
 /// finds no edge, up to [`POLL_OS_SELDOM`].
@@ -17,10 +17,9 @@ const POLL_OS_SELDOM: Duration = Duration::from_millis(1);
 /// Number of empty rounds of polling between two looks at the clock.
 const ROUNDS: u32 = 8;
 
-/// The waiting of a reactor: its clock, its estimates, and the edges that the operating system has reported.
+/// The waiting of a reactor: its estimates, and the edges that the operating system has reported.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    clock: Box<dyn Clock>,
     adaptive: Adaptive,
     /// This turn's edges of the reactor's own channels.
     edges: Vec<Edge>,
@@ -41,9 +40,8 @@ pub(super) struct Waiting {
 type Until = Option<Option<Instant>>;
 
 impl Waiting {
-    pub(super) fn new(config: &Config, clock: Box<dyn Clock>, now: Instant) -> Self {
+    pub(super) fn new(config: &Config, now: Instant) -> Self {
         Self {
-            clock,
             adaptive: Adaptive::new(config.poll_share, now),
             edges: Vec::with_capacity(16),
             program_edges: Vec::new(),
@@ -53,10 +51,6 @@ impl Waiting {
             edge: None,
             woken: None,
         }
-    }
-
-    pub(super) fn now(&mut self) -> Instant {
-        self.clock.now()
     }
 
     /// Takes stages 1 to 3. `more`: some stage has something left to do.
@@ -122,7 +116,7 @@ impl Waiting {
                     break;
                 }
             }
-            driver.set_now(self.clock.now());
+            driver.look_at_clock();
             if end.is_some_and(|end| driver.now() >= end) || more {
                 return Ok(false);
             }
@@ -167,7 +161,7 @@ impl Waiting {
         let before = self.edges.len();
         self.polled_os = true;
         driver.os_mut().poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
-        driver.set_now(self.clock.now());
+        driver.look_at_clock();
         let turns = &mut driver.counters().turns;
         turns.waits += 1;
         turns.empty_waits += u64::from(self.edges.len() == before);
@@ -221,7 +215,7 @@ impl Waiting {
     pub(super) fn found(&mut self, driver: &mut Driver) {
         self.adaptive.found(driver.now());
         if let Some(edge) = self.edge.take() {
-            let time = self.clock.now().saturating_duration_since(edge);
+            let time = driver.os_mut().clock.now().saturating_duration_since(edge);
             let stats = driver.counters();
             self.woken = Some(stats.completions.polled);
             stats.turns.wakes += 1;

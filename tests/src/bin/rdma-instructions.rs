@@ -33,14 +33,16 @@ enum Way {
 }
 
 /// The states that are counted, each with its name, its work, its side, and its settings.
-const STATES: [(&str, Work, Side, Way); 15] = [
+const STATES: [(&str, Work, Side, Way); 17] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
     ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
     ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Plain),
     ("64 B write, sender", Work::Write, Side::Client, Way::Plain),
     ("timer", Work::Timer, Side::Client, Way::Plain),
     ("idle turn", Work::Idle, Side::Client, Way::Plain),
-    ("64 B round trip, a task", Work::Task, Side::Client, Way::Plain),
+    ("64 B round trip, callbacks that run", Work::Runs, Side::Client, Way::Plain),
+    ("64 B round trip, a task that runs", Work::TaskRuns, Side::Client, Way::Plain),
+    ("64 B round trip, a task of another executor", Work::Task, Side::Client, Way::Plain),
     ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Tls),
@@ -87,6 +89,8 @@ fn run(state: &str, times: &str) -> Result<(), String> {
         state.parse().ok().zip(times.parse().ok()).ok_or("run takes two numbers: the state and how many times")?;
     let &(_, work, side, way) = STATES.get(state).ok_or_else(|| format!("there is no state {state}"))?;
     match (work, way) {
+        (Work::Runs, _) => tasks::round_trips_of_callbacks(times),
+        (Work::TaskRuns, _) => tasks::round_trips_of_run(times),
         (Work::Task, _) => tasks::round_trips(times),
         (work, Way::Plain) => Steady::new(work, side).repeat(times),
         (work, Way::Quiet) => Steady::with(work, side, Config::default().quiet_sends(true)).repeat(times),

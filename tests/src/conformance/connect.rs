@@ -238,7 +238,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
     let told = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
     p.until("the error", |p| told(p) == 1);
     let said = |event: &Event| match event {
-        Event::ConnectError(of, ConnectError::Local(why)) => *of == nobody && why.starts_with("no host: "),
+        Event::ConnectError(of, ConnectError::Lookup { host, .. }) => *of == nobody && host == "no host",
         _ => false,
     };
     assert_eq!(p.c.count(said), 1, "{:?}", p.c);

@@ -170,6 +170,42 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
     }
 }
 
+/// A connection from which the program keeps messages gets no more than half of the memory, so that others go on at once; neither
+/// does the connection hold others back while it waits for more.
+pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
+    let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
+    let memory = 32 * offered;
+    let config = config(setup).max_message(2 * offered as u64).transfer_memory(memory);
+    let (mut p, greedy) = pair(setup, config);
+    p.s.keep = Some(Vec::new());
+    p.s.record_messages = false;
+    let mut sent = 0_usize;
+    for nth in 0..2_000 {
+        let len = if nth % 2 == 0 { eager } else { offered };
+        if p.client.context().send(greedy, &pattern(nth, len)).is_ok() {
+            sent += len;
+        } else {
+            p.turn();
+        }
+    }
+    p.turn_for(Duration::from_millis(20));
+    assert!(sent > memory / 2, "{sent} bytes were sent");
+    let kept = p.server.stats().memory.fetched_bytes;
+    assert!(kept <= memory / 2, "{kept} of {memory} bytes");
+    let honest = p.connect();
+    let kept = p.s.keep.take();
+    for nth in 0..30 {
+        while p.client.context().send(honest, &pattern(nth, if nth % 2 == 0 { eager } else { offered })).is_err() {
+            p.turn();
+        }
+    }
+    let ended = |event: &Event| matches!(event, Event::Sent(of, ..) if *of == honest);
+    p.until("the other one's messages have arrived", |p| p.c.count(ended) == 30);
+    p.client.context().abort(greedy);
+    drop(kept);
+    finish(p);
+}
+
 /// Whoever goes in the middle of a message: each send ends once, nothing is left, and what was accepted before a close arrives.
 pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     for way in ["close", "abort", "the reader closes", "the reader is dropped"] {

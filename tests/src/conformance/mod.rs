@@ -57,7 +57,7 @@ macro_rules! conformance {
                     what_follows_registers_nothing, what_is_kept_is_bounded;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
-                    an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
+                    a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
                     a_dead_peer_is_an_error_after_its_bytes,
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
@@ -144,7 +144,7 @@ macro_rules! conformance {
                     an_abort_releases_everything, what_follows_registers_nothing;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
-                    an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
+                    a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
                 stream: odd_pieces_arrive_in_order_both_ways, a_slow_reader_stops_the_writer, half_close_each_way,
                     a_dead_peer_is_an_error_after_its_bytes,
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
@@ -192,7 +192,7 @@ macro_rules! conformance {
                     what_follows_registers_nothing, what_is_kept_is_bounded;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
-                    an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
+                    a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
             );
         }
     };

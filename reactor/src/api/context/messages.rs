@@ -163,7 +163,21 @@ impl Context<'_> {
 
     /// Gives a message back that [`crate::Message::detach`] kept, as dropping it does, but at once: without waiting for a turn.
     /// Messages of other reactors are dropped.
-    pub fn release(&mut self, message: DetachedMessage) {
+    pub fn release(&mut self, mut message: DetachedMessage) {
+        self.take_back(&mut message);
+    }
+
+    /// Has the program hear of the ends of the sends that `begin` adds to a connection, whatever [`crate::Config::quiet_sends`] says.
+    #[cfg(feature = "async")]
+    pub(crate) fn told_of<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
+        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(true));
+        let result = begin(self);
+        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(false));
+        result
+    }
+
+    /// Takes the buffer of a message, if it is one of this reactor's.
+    pub(crate) fn take_back(&mut self, message: &mut DetachedMessage) {
         let driver = &mut *self.driver;
         if let Some((device, buffer, conn)) = message.take_buffer(|home| driver.is_home_of(home)) {
             driver.take_home(device, buffer, Some(conn));

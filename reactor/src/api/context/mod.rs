@@ -77,7 +77,7 @@ impl Context<'_> {
     /// # Errors
     /// A limit is reached, or the provider refused at once; no callback follows.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
-        self.driver.connect(&[peer], ConnectOptions::default())
+        self.connect_with(peer, ConnectOptions::default())
     }
 
     /// As [`Context::connect`], with options.
@@ -101,7 +101,7 @@ impl Context<'_> {
     /// As [`Context::connect`], when the private data is too long, an option is out of its range, or the provider cannot
     /// choose the source.
     pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
-        self.driver.connect(&[peer], options)
+        self.connect_any(&[peer], options)
     }
 
     /// Opens a connection to the first of several addresses of a peer that lets itself be connected to, such as those of its
@@ -122,6 +122,7 @@ impl Context<'_> {
     /// # Errors
     /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.
     pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.look_at_clock();
         self.driver.connect(peers, options)
     }
 
@@ -141,6 +142,7 @@ impl Context<'_> {
     /// # Errors
     /// As [`Context::connect_with`], except for what the provider says; [`Error::Lookup`] when the system has no thread.
     pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.look_at_clock();
         self.driver.connect_host(host, port, options)
     }
 
@@ -148,6 +150,7 @@ impl Context<'_> {
     /// `on_send_complete` tells whether it was. `on_disconnect` follows; no message is delivered any more, not even one that the
     /// peer has sent before. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
+        self.driver.look_at_clock();
         self.driver.close(conn);
     }
 
@@ -158,6 +161,7 @@ impl Context<'_> {
 
     /// Closes every connection as [`Context::close`] does, and every endpoint as [`Datagrams::close`] does.
     pub fn close_all(&mut self) {
+        self.driver.look_at_clock();
         self.endpoints.close_all(self.driver, false);
         self.driver.close_all();
     }
@@ -232,7 +236,7 @@ impl Context<'_> {
         Context { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// The time of this turn.
+    /// The time at which this turn began to call back, or a later one.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.driver.now()

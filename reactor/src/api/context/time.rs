@@ -41,6 +41,7 @@ impl Context<'_> {
     /// # }
     /// ```
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
+        self.driver.look_at_clock();
         let now = self.driver.now();
         // A delay past what the clock can express never fires in anyone's life.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);

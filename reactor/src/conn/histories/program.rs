@@ -29,9 +29,11 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
     }
 
-    /// Whether this side does not hear of messages that were copied.
+    /// Whether this side does not hear of messages that are copied now.
     fn is_quiet(&self) -> bool {
-        self.config.quiet_sends && self.conn.as_ref().is_some_and(|conn| conn.framing() == Framing::Credits)
+        self.config.quiet_sends
+            && !self.telling
+            && self.conn.as_ref().is_some_and(|conn| conn.framing() == Framing::Credits)
     }
 
     fn taken(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Option<Said>) -> bool {
@@ -255,6 +257,12 @@ impl Side {
             })
         });
         self.taken(sent, Some(Said::Immediate { value }));
+    }
+
+    /// `Context::told_of`, of which a program of futures is the caller.
+    pub(super) fn tell_of_next(&mut self, telling: bool) {
+        self.telling = telling;
+        self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
     }
 
     pub(super) fn fence(&mut self) {

@@ -140,6 +140,8 @@ pub(super) struct Side {
     /// All sends from before the close have gone out.
     pub(super) drained: bool,
     pub(super) refused: bool,
+    /// The program hears of all that it sends now.
+    pub(super) telling: bool,
     /// The peer keeps to the rules, so that its messages are those that its program has sent.
     pub(super) trusts: bool,
     /// Sends that end in order, with their names where these are known.
@@ -216,6 +218,7 @@ impl Side {
             closed: false,
             drained: false,
             refused: false,
+            telling: false,
             trusts: true,
             sends: VecDeque::new(),
             offers: Vec::new(),
