@@ -237,7 +237,7 @@ impl Config {
     /// Time that a message past `buffer_size` may stand still, in either direction, while the connection is otherwise alive:
     /// a peer that neither fetches what it was offered nor lets its own offer be fetched loses its connection, since others
     /// want the memory. The side that sends hears of every 4 MiB that its peer has fetched, so the time may be short for long
-    /// messages, too.. 1 ms to 24 h. Default: 30 s.
+    /// messages, too. 1 ms to 24 h. Default: 30 s.
     #[must_use]
     pub const fn transfer_timeout(mut self, timeout: Duration) -> Self {
         self.transfer_timeout = timeout;
@@ -349,7 +349,8 @@ impl Config {
         self
     }
 
-    /// Completions handled in one turn before the other stages get theirs. Default: 1,024.
+    /// Completions handled in one turn before the other stages get theirs. A turn takes as long as their callbacks: a loop that shares
+    /// its thread with timers of its own wants fewer, such as 64. Default: 1,024.
     #[must_use]
     pub const fn completions_per_turn(mut self, completions: u32) -> Self {
         self.completions_per_turn = completions;

@@ -233,7 +233,8 @@ pub enum ConnectError {
     },
     /// The two sides did not accept each other.
     Security(SecurityError),
-    /// The connection was not established within `Config::connect_timeout`.
+    /// The connection was not established within `Config::connect_timeout`, or the transport gave up before that
+    /// ([`ConnectFailure::Timeout`]).
     Timeout,
     /// The transport failed.
     Transport(ConnectFailure),
@@ -299,7 +300,8 @@ impl From<Error> for ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// This side called `close` or `abort`.
+    /// This side called `close` or `abort`, or cut the connection off at a deadline: of `Config::close_timeout`, a drain or a shutdown.
+    /// Then some sends have failed, as `on_send_complete` says, and the peer hears [`DisconnectReason::Lost`].
     Local,
     /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any end that the
     /// peer's transport made in order, also that of a process that ended.

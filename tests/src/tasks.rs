@@ -53,6 +53,7 @@ fn server() -> (Reactor, SocketAddr) {
 }
 
 /// A server in a thread of its own, until it is told to stop.
+#[allow(clippy::disallowed_methods, reason = "the server of a client that sleeps")]
 fn serving() -> (JoinHandle<()>, Remote, SocketAddr) {
     let (mut server, address) = server();
     let remote = server.remote();

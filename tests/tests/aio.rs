@@ -1,4 +1,5 @@
 //! Connections as futures.
+#![allow(clippy::disallowed_methods, reason = "a client in a thread of its own")]
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

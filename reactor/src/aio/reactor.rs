@@ -312,7 +312,7 @@ struct Runs<'a>(&'a Core);
 impl<'a> Runs<'a> {
     fn new(core: &'a Core) -> Self {
         // What tasks ask for before the first turn happens now.
-        core.reactor(|reactor| drop(reactor.quiet_context()));
+        core.reactor(|reactor| _ = reactor.quiet_context());
         core.runs.set(true);
         Self(core)
     }

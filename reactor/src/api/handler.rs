@@ -82,6 +82,7 @@ pub enum Decision {
 ///
 ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
 ///         if cx.listener(conn).is_some() {
+///             // One message at a time: there is always room for its answer. The README's server has no such limit.
 ///             cx.send(conn, &message).expect("room for an answer");
 ///         } else {
 ///             assert_eq!(&message[..], b"hello");

@@ -120,7 +120,8 @@ impl<M> Remote<M> {
         })
     }
 
-    /// Makes [`crate::Reactor::run`] return after its current turn.
+    /// Makes [`crate::Reactor::run`] return after its current turn, or the next `run` at once. A program that calls
+    /// [`crate::Reactor::turn`] is not told: it drains, see [`Remote::drain`], and asks [`crate::Reactor::is_drained`].
     pub fn stop(&self) {
         self.flag.stop();
     }

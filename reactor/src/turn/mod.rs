@@ -169,8 +169,8 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// As [`Reactor::context`], for a caller that takes a turn before it waits: nothing makes the descriptor readable for
-    /// what is asked for here.
+    /// As [`Reactor::context`], for a caller that takes a turn before it waits for the descriptor: nothing makes the descriptor readable
+    /// for what is asked for here. A loop of [`Reactor::turn`] with a timeout is such a caller, since the turn posts first, and waits then.
     pub fn quiet_context(&mut self) -> Context<'_> {
         self.driver.enter_turn();
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }

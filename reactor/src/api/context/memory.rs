@@ -86,7 +86,7 @@ impl Context<'_> {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] for rights without `any_peer`; `NoDevice` for an address that is on no RDMA device; [`Error::Drained`]; as
+    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that is on no RDMA device; [`Error::Drained`]; as
     /// [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
@@ -111,8 +111,8 @@ impl Context<'_> {
     }
 
     /// As [`Context::register`], for memory that the program keeps a share of, and that others may have, too: a memory file
-    /// that other processes map ([`Memory::new_file`], [`Memory::map_file`]), or memory of another library
-    /// ([`Memory::from_raw`]). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
+    /// that other processes map (`Memory::new_file` and `Memory::map_file` of [`crate::transport`]), or memory of another library
+    /// (`Memory::from_raw`). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
     /// region's share goes when it was dropped and its last operation has ended; then `Arc::strong_count` is one less.
     ///
     /// ```

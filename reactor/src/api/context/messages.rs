@@ -10,8 +10,9 @@ use crate::id::{ConnectionId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Sends a copy of `payload`. It goes out at the end of the turn; `on_send_complete` follows. A message that is longer
-    /// than [`Context::buffer_size`] is copied to memory of its own, which the peer fetches it from.
+    /// Sends a copy of `payload`, which may be empty. It goes out at the end of the turn; `on_send_complete` follows. A message that
+    /// is longer than [`Context::buffer_size`] goes in several buffers, up to [`crate::Config::eager_limit`] and while there is room for
+    /// all of it; another one is copied to memory of its own, from which the peer fetches it.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind};
@@ -109,9 +110,9 @@ impl Context<'_> {
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 
-    /// Sends a part of a region without a copy. Past [`Context::buffer_size`] the peer fetches it, for which the region
-    /// must be registered with [`crate::Access::REMOTE_READ`] for this peer or any. The memory is lent to be read until
-    /// `on_send_complete`.
+    /// Sends a part of a region without a copy. Past [`Context::buffer_size`] the region must be registered with
+    /// [`crate::Access::REMOTE_READ`] for this peer or any, because the peer fetches what is past [`crate::Config::eager_limit`] or has no
+    /// room in buffers. The memory is lent to be read until `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, SendErrorKind};

@@ -11,7 +11,7 @@ use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
-    /// Calls `on_timer` with `token` once, after `delay`. Resolution is about a millisecond while asleep.
+    /// Calls `on_timer` with `token` once, after `delay` from now, however long the callback has taken. Resolution is about a millisecond while asleep.
     ///
     /// ```
     /// use std::time::Duration;
