@@ -173,10 +173,9 @@ fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
             labels.extend(definition.split_once("]: ").map(|(label, _)| label.to_owned()));
         } else if let Some(page) =
             line.strip_prefix("#[doc = include_str!(\"../docs/").and_then(|rest| rest.split('"').next())
+            && page.ends_with(".md")
         {
-            if page.ends_with(".md") {
-                pages.push((page.to_owned(), std::mem::take(&mut labels)));
-            }
+            pages.push((page.to_owned(), std::mem::take(&mut labels)));
         }
     }
     assert!(labels.is_empty(), "no page follows the definitions of {labels:?}");
@@ -196,6 +195,12 @@ fn links_of_the_guide_lead_somewhere_in_rustdoc() {
     });
     let faults: Vec<_> = faults.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // rustdoc has no files of pictures: each is part of the text, where a blank line would end it.
+    for picture in pages.iter().flat_map(|(_, labels)| labels).filter(|label| label.ends_with(".svg")) {
+        assert!(guide.contains(&format!("#[doc = include_str!(\"../docs/{picture}\")]")), "{picture} follows no page");
+        let text = fs::read_to_string(root.join("docs").join(picture)).expect("a picture");
+        assert!(text.lines().all(|line| !line.trim().is_empty()), "{picture} has a blank line");
+    }
 }
 
 #[test]
