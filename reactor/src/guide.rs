@@ -13,33 +13,65 @@
 //! 10. [Coming from sockets, from ibverbs, from UCX](coming_from)
 //! 11. [Testing without hardware](testing)
 //! 12. [Devices](hardware): what was tested on which, and how to test yours
-//! 13. [Performance](performance)
+//! 13. [Performance](performance), and [Scaling](scaling): what many connections cost
 //!
 //! Behind it: [the architecture](architecture), [the wire](wire).
 
+// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
+// page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
+
+#[doc = "[security.md]: self::security"]
+#[doc = "[testing.md]: self::testing"]
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
 #[cfg(feature = "async")]
+#[doc = "[stopping.md]: self::stopping"]
+#[doc = ""]
 #[doc = include_str!("../docs/guide/async.md")]
 pub mod async_await {}
 #[doc = include_str!("../docs/guide/coming-from.md")]
 pub mod coming_from {}
+#[doc = "[guide/stopping.md]: self::stopping"]
+#[doc = "[loop.md#several-reactors]: self::the_loop#several-reactors"]
+#[doc = ""]
 #[doc = include_str!("../docs/embedding.md")]
 pub mod embedding {}
 #[doc = include_str!("../docs/guide/errors.md")]
 pub mod errors {}
 #[doc = include_str!("../docs/guide/flow-control.md")]
 pub mod flow_control {}
+#[doc = "[architecture.md#the-provider-on-devices]: self::architecture#the-provider-on-devices"]
+#[doc = ""]
 #[doc = include_str!("../docs/hardware.md")]
 pub mod hardware {}
+#[doc = "[connections.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = "[latency.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = "[scaling.md#cost-of-a-connection]: self::scaling#cost-of-a-connection"]
+#[doc = ""]
 #[doc = include_str!("../docs/performance.md")]
+#[doc = "\n## Pictures\n"]
+#[doc = "\n**Half round trip by size, logarithmic**\n"]
+#[doc = include_str!("../docs/latency.svg")]
+#[doc = "\n**Echoes per second by connections, logarithmic**\n"]
+#[doc = include_str!("../docs/connections.svg")]
 pub mod performance {}
 #[doc = include_str!("../docs/guide/remote-memory.md")]
 pub mod remote_memory {}
+#[doc = "[mesh.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = ""]
+#[doc = include_str!("../docs/scaling.md")]
+#[doc = "\n## Picture\n"]
+#[doc = "\n**Latency and bandwidth between eight ranks**\n"]
+#[doc = include_str!("../docs/mesh.svg")]
+pub mod scaling {}
 #[doc = include_str!("../docs/security.md")]
 pub mod security {}
 #[doc = include_str!("../docs/guide/stopping.md")]
 pub mod stopping {}
+#[doc = "[architecture.md]: self::architecture"]
+#[doc = ""]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
 #[doc = include_str!("../docs/loop.md")]

@@ -1,4 +1,5 @@
-//! Public functions of the reactor that take more than one argument have an example, or name the place of one that calls them.
+//! Public functions of the reactor that take more than one argument have an example, or name the place of one that calls them. Each
+//! error has a row in the guide.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 use syn::{
-    Attribute, Expr, FnArg, ImplItemFn, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
+    Attribute, Expr, FnArg, ImplItemFn, Item, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
 };
 
 /// Before the name of the place.
@@ -154,4 +155,55 @@ fn a_function_without_an_example_is_found() {
         (items.functions.len(), items.bare()),
         (4, [": send", ": not_called", ": lost"].map(str::to_owned).to_vec())
     );
+}
+
+/// The variants of an enum, by its file, and the table that has a row for each of them, by its page and the beginning of its heading.
+const TABLES: [(&str, &str, &str, &str); 7] = [
+    ("reactor/src/error.rs", "Error", "docs/guide/errors.md", "## `Error`"),
+    ("reactor/src/error.rs", "SendErrorKind", "docs/guide/errors.md", "## `SendErrorKind`"),
+    ("reactor/src/error.rs", "ConnectError", "docs/guide/errors.md", "## `ConnectError`"),
+    ("reactor/src/error.rs", "DisconnectReason", "docs/guide/errors.md", "## `DisconnectReason`"),
+    ("transport/src/cm.rs", "ConnectFailure", "docs/guide/errors.md", "## What the transport says"),
+    ("transport/src/cm.rs", "DisconnectCause", "docs/guide/errors.md", "## What the transport says"),
+    ("reactor/src/error.rs", "Blocked", "docs/guide/flow-control.md", "# Flow control"),
+];
+
+/// The variants of an enum of a source file.
+fn variants(source: &str, name: &str) -> Vec<String> {
+    let items = syn::parse_file(source).expect("Rust").items;
+    let found = items.into_iter().find_map(|item| match item {
+        Item::Enum(item) if item.ident == name => Some(item.variants),
+        _ => None,
+    });
+    found.into_iter().flatten().map(|variant| variant.ident.to_string()).collect()
+}
+
+/// What the rows of the tables below a heading are about: the names in code in their first cells.
+fn rows<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+    let lines =
+        page.lines().skip_while(|line| !line.starts_with(heading)).skip(1).take_while(|line| !line.starts_with('#'));
+    let cells = lines.filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect()
+}
+
+#[test]
+fn each_error_has_a_row() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |file: &str| fs::read_to_string(root.join(file)).expect("a file of the project");
+    for (source, name, page, heading) in TABLES {
+        let (variants, text) = (variants(&read(source), name), read(page));
+        assert!(variants.len() > 3, "{name} was not found in {source}");
+        let rows = rows(&text, heading);
+        let missing: Vec<_> = variants.iter().filter(|variant| !rows.contains(&variant.as_str())).collect();
+        assert!(missing.is_empty(), "{page} has no row for {missing:?} of {name} below {heading:?}");
+    }
+}
+
+#[test]
+fn an_error_without_a_row_is_found() {
+    let source = "enum Other { X } enum E { A, B { n: u8 }, C(u8) }";
+    assert_eq!(variants(source, "E"), ["A", "B", "C"]);
+    let page =
+        "## `E`: errors\n\n| variant | cause |\n|---|---|\n| `A` | `C` |\n| `B`, `D` | |\n\n## More\n\n| `C` | |\n";
+    assert_eq!(rows(page, "## `E`"), ["A", "B", "D"]);
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{BrokenLink, Event, LinkType, Options, Parser, Tag, TagEnd};
 
 /// Folders that have no documents of the project.
 const SKIPPED: [&str; 2] = ["target", ".git"];
@@ -127,6 +127,95 @@ fn a_link_that_leads_nowhere_is_found() {
     for bad in ["../b.md#three", "../b.md#twice-2", "c.md#one", "c.md", "#one", "http://example.org", "file:///etc"] {
         assert!(fault(&here, bad, &all).is_some(), "{bad}");
     }
+}
+
+/// What is wrong with the links of a page that rustdoc includes too, where its files are not beside it. `overrides`: the labels
+/// that are defined before it.
+fn faults_in_rustdoc(page: &str, overrides: &BTreeSet<String>) -> Vec<String> {
+    let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
+    let mut undefined = Vec::new();
+    let mut note = |link: BrokenLink<'_>| {
+        // Brackets alone are text.
+        if link.link_type == LinkType::Reference {
+            undefined.push(format!("[{}] is not defined", link.reference));
+        }
+        None
+    };
+    for event in Parser::new_with_broken_link_callback(page, Options::ENABLE_TABLES, Some(&mut note)) {
+        let Event::Start(Tag::Link { link_type, dest_url, id, .. } | Tag::Image { link_type, dest_url, id, .. }) =
+            event
+        else {
+            continue;
+        };
+        if dest_url.starts_with("https://") || dest_url.starts_with('#') {
+            continue;
+        }
+        match link_type {
+            LinkType::Reference | LinkType::Collapsed | LinkType::Shortcut if overrides.contains(&*id) => {
+                used.insert(id.into_string());
+            }
+            LinkType::Reference | LinkType::Collapsed | LinkType::Shortcut => {
+                faults.push(format!("[{id}] has no definition before the page"));
+            }
+            _ => faults.push(format!("({dest_url}) is a link that cannot be defined otherwise: give it a label")),
+        }
+    }
+    faults.append(&mut undefined);
+    faults.extend(overrides.difference(&used).map(|label| format!("[{label}] is not on the page")));
+    faults
+}
+
+/// The pages that a source file includes, each with the labels that are defined before it.
+fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
+    let (mut pages, mut labels) = (Vec::new(), BTreeSet::new());
+    for line in source.lines() {
+        if let Some(definition) = line.strip_prefix("#[doc = \"[") {
+            labels.extend(definition.split_once("]: ").map(|(label, _)| label.to_owned()));
+        } else if let Some(page) =
+            line.strip_prefix("#[doc = include_str!(\"../docs/").and_then(|rest| rest.split('"').next())
+            && page.ends_with(".md")
+        {
+            pages.push((page.to_owned(), std::mem::take(&mut labels)));
+        }
+    }
+    assert!(labels.is_empty(), "no page follows the definitions of {labels:?}");
+    pages
+}
+
+/// The guide is read as files, and in rustdoc.
+#[test]
+fn links_of_the_guide_lead_somewhere_in_rustdoc() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let guide = fs::read_to_string(root.join("reactor/src/guide.rs")).expect("the guide");
+    let pages = included(&guide);
+    assert!(pages.len() > 10, "{} pages", pages.len());
+    let faults = pages.iter().flat_map(|(page, labels)| {
+        let text = fs::read_to_string(root.join("docs").join(page)).expect("a page");
+        faults_in_rustdoc(&text, labels).into_iter().map(move |fault| format!("{page}: {fault}"))
+    });
+    let faults: Vec<_> = faults.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // rustdoc has no files of pictures: each is part of the text, where a blank line would end it.
+    for picture in pages.iter().flat_map(|(_, labels)| labels).filter(|label| label.ends_with(".svg")) {
+        assert!(guide.contains(&format!("#[doc = include_str!(\"../docs/{picture}\")]")), "{picture} follows no page");
+        let text = fs::read_to_string(root.join("docs").join(picture)).expect("a picture");
+        assert!(text.lines().all(|line| !line.trim().is_empty()), "{picture} has a blank line");
+    }
+}
+
+#[test]
+fn a_link_that_leads_nowhere_in_rustdoc_is_found() {
+    let labels = |labels: &[&str]| labels.iter().map(|&label| label.to_owned()).collect::<BTreeSet<_>>();
+    let page = "[x](#x) [y](https://example.org) [z][z.md] ![p][p.svg] `a[0]` a[0]\n\n[z.md]: z.md\n[p.svg]: p.svg\n";
+    assert_eq!(faults_in_rustdoc(page, &labels(&["z.md", "p.svg"])), [""; 0]);
+    for (page, defined) in
+        [("[z](z.md)", &[][..]), ("[z][z.md]", &[]), (page, &["z.md"]), (page, &["z.md", "p.svg", "q.md"])]
+    {
+        assert_eq!(faults_in_rustdoc(page, &labels(defined)).len(), 1, "{page}");
+    }
+    let source = "#[doc = \"[z.md]: self::z\"]\n#[doc = \"\"]\n#[doc = include_str!(\"../docs/a.md\")]\npub mod a {}\n\
+                  #[doc = include_str!(\"../docs/guide/b.md\")]\n#[doc = include_str!(\"../docs/c.svg\")]\npub mod b {}\n";
+    assert_eq!(included(source), [("a.md".to_owned(), labels(&["z.md"])), ("guide/b.md".to_owned(), labels(&[]))]);
 }
 
 /// The code of the tests and of what they test, below a folder.
