@@ -239,7 +239,7 @@ impl AsyncReactor {
     }
 
     /// Takes one turn, and wakes the tasks that it has news for. Waits for something to do for at most `timeout` (`None`: until
-    /// there is).
+    /// there is). If it says `more`, let the tasks go on, and take another turn; the next [`AsyncReactor::asked`] is done at once then.
     ///
     /// # Errors
     /// As [`Reactor::turn`].
