@@ -215,7 +215,7 @@ impl AsyncReactor {
     }
 
     /// Closes every listener and connection, and takes turns until all are gone or `deadline` has passed. Connections end as by
-    /// [`Connection::close`]; what is left at the deadline is cut off when the reactor is dropped.
+    /// [`Connection::close`]; what is left at the deadline is cut off when the reactor is dropped. Tasks go on when this returns.
     ///
     /// ```
     /// use std::time::Duration;
