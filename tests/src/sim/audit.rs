@@ -269,7 +269,8 @@ impl Pair {
             // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
-                how & silent != 0 || (peer.closed.is_some() || self.trespass) && fabric.forgetful
+                let slept = fabric.slept_through(self.ends[side].node);
+                how & silent != 0 || slept || (peer.closed.is_some() || self.trespass) && fabric.forgetful
             }
             DisconnectReason::WorkRequest { failure, .. } if failure.status == WcStatus::Flushed => {
                 how != 0 || peer.closed.is_some() || !peer.announced

@@ -172,6 +172,9 @@ pub struct Fabric {
     pub middleman: Option<Middleman>,
     /// Hardware may not report a disconnect.
     pub forgetful: bool,
+    /// The keepalive's time of each node, ns, if its device tells only of whole messages when it was that the peer was heard. Unlike real
+    /// ones, such a device stands still while its node does not run.
+    pub slow_to_hear: Vec<u64>,
     /// The history.
     pub trace: Trace,
     /// The broken promises, the first one first.
@@ -222,6 +225,7 @@ impl Fabric {
             toll: 0,
             middleman: None,
             forgetful: false,
+            slow_to_hear: Vec::new(),
             trace,
             violations: Vec::new(),
         };
@@ -462,6 +466,16 @@ impl Fabric {
     #[must_use]
     pub fn was_paused(&self, node: usize, from: u64, until: u64) -> bool {
         self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
+    }
+
+    /// Whether a node has a device that stands still with it, and was paused for half of the keepalive's time up to now.
+    #[must_use]
+    pub fn slept_through(&self, node: usize) -> bool {
+        let Some(&timeout) = self.slow_to_hear.get(node) else { return false };
+        let from = self.now.saturating_sub(timeout);
+        let of_node = self.pauses.iter().filter(|&&(who, ..)| who == node);
+        let slept: u64 = of_node.map(|&(_, start, end)| end.min(self.now).saturating_sub(start.max(from))).sum();
+        slept >= timeout / 2
     }
 
     /// Sockets that exist.

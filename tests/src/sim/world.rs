@@ -167,6 +167,9 @@ impl World {
         trace.line(0, "world", format_args!("{options:?}"));
         let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
         fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
+        if options.hardware.as_ref().is_some_and(|hardware| !hardware.extensions) {
+            fabric.slow_to_hear = options.nodes.iter().map(|node| node.keepalive.1).collect();
+        }
         let threads = fabric.threads();
         let fabric = Arc::new(Mutex::new(fabric));
         let node = |node: usize| {
