@@ -112,6 +112,11 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     cx.set_user(old, 5);
     assert_eq!(cx.user(new), Some(0));
     cx.close(old);
+    // The name that the other reactor has for the same connection means nothing here.
+    let there = p.s.connection().expect("the server was told");
+    assert_ne!(there, new);
+    assert_eq!(cx.send(there, b"x"), Err(SendErrorKind::Closed));
+    cx.abort(there);
     cx.send(new, b"x").expect("the new one is open");
     p.until("the echo", |p| p.c.received == 1);
     p.finish();
