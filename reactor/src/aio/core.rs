@@ -106,20 +106,17 @@ impl Core {
     /// next call, which follows them, takes the rest of the turn, and prepares for a sleep.
     pub(super) fn turn(&self, timeout: Option<Duration>) -> Result<Turn, Error> {
         let rest = self.unsettled.take() && timeout == Some(Duration::ZERO);
-        let turn = self.move_on(|reactor, desk| {
+        self.move_on(|reactor, desk| {
             let mut turn = if rest { reactor.follow_up(desk)? } else { reactor.turn_once(desk, timeout)? };
             if !desk.ready.is_empty() && self.heeds_asked.get() {
                 self.unsettled.set(true);
+                self.asked.set(true);
                 turn.more = true;
             } else {
                 turn.more = reactor.settle(turn.more)?;
             }
             Ok(turn)
-        });
-        if self.unsettled.get() {
-            self.asked.set(true);
-        }
-        turn
+        })
     }
 
     /// Sees to what tasks have asked for since the last turn of `AsyncReactor::run`, and takes the next one, which sleeps if

@@ -311,7 +311,7 @@ struct Runs<'a>(&'a Core);
 
 impl<'a> Runs<'a> {
     fn new(core: &'a Core) -> Self {
-        // What tasks ask for before the first turn happens now.
+        // Tasks may ask for something before the first turn, whose time is not known yet: that of now is.
         core.reactor(|reactor| _ = reactor.quiet_context());
         core.runs.set(true);
         Self(core)

@@ -39,22 +39,13 @@ enum Program {
     SendFilled(usize),
     Append(usize),
     SendFrom(usize),
-    SendCut {
-        len: usize,
-        copy: bool,
-    },
-    Offer {
-        len: usize,
-        copy: bool,
-    },
+    SendCut { len: usize, copy: bool },
+    Offer { len: usize, copy: bool },
     Read(usize),
     FetchAdd,
     Write,
-    WriteAndTell {
-        native: bool,
-    },
+    WriteAndTell { native: bool },
     Fence,
-    /// Hears of what it sends from now on in any case, or no longer.
     Tell(bool),
     Cork,
     Flush,

@@ -86,8 +86,8 @@ impl Context<'_> {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that is on no RDMA device; [`Error::Drained`]; as
-    /// [`Context::register`].
+    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that is on no RDMA device;
+    /// [`Error::Drained`]; as [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
         self.driver.register_at(local, Material::Own(memory, len), options)

@@ -11,7 +11,8 @@ use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
-    /// Calls `on_timer` with `token` once, after `delay` from now, however long the callback has taken. Resolution is about a millisecond while asleep.
+    /// Calls `on_timer` with `token` once, after `delay` from now, however long the callback has taken. Resolution is about a millisecond
+    /// while asleep.
     ///
     /// ```
     /// use std::time::Duration;

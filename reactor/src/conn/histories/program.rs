@@ -259,7 +259,7 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// `Context::told_of`, of which a program of futures is the caller.
+    /// `Context::told_of`, which futures call: this side hears of what it sends from now on in any case, or no longer.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
         self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
