@@ -5,141 +5,184 @@ SEEDS ?= 1000
 SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-host test-layout package test-debian13 test-aarch64 test-cluster test-rdma test-rdma-full instructions instructions-rdma instructions-write lint audit fmt doc bench bench-setup bench-rdma mutants loom asan coverage fuzz fuzz-smoke soak endurance hardware-report vm vm-setup clean
+.PHONY: help build demo quick test test-host test-layout test-dissector test-cluster test-same-host test-rdma test-rdma-full test-repeat \
+	soak endurance hostile mutants loom asan miri fuzz fuzz-smoke coverage instructions instructions-write instructions-rdma bench bench-setup \
+	bench-rdma fmt lint lint-all audit doc package test-debian13 test-cross vm vm-setup hardware-report clean
 
-help: ## What there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+help: ## Print this list
+	@awk -F':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' \
+		$(MAKEFILE_LIST)
 
-build: ## Library and programs, release
-	$(CARGO) build --release --bins
+##@ Try it
 
-demo: ## Ping-pong between two processes, 1 B to 1 MiB: tables, a histogram, target/demo/latency.svg
-	$(CARGO) build --profile demo -p rdma-reactor-examples --no-default-features --features verbs --bin rdma-pingpong
+demo: ## Ping-pong of two processes, 1 B to 1 MiB: tables, target/demo/latency.svg
+	$(CARGO) build --profile demo -p rdma-reactor-tools --no-default-features --features verbs --bin rdma-pingpong
 	target/demo/rdma-pingpong demo --all --svg target/demo/latency.svg
 
-test: vm-setup ## What each change is tested with; test-rdma-full and soak have the rest. On two cores about 17 minutes with what they build, 11 when it is built
-	$(MAKE) test-host instructions test-layout test-cluster test-rdma
+build: ## All programs, in target/demo
+	$(CARGO) build --profile demo -p rdma-reactor-examples -p rdma-reactor-tools --bins
 
-# What needs a device is left to the guest.
-DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_faults rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
-HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs tests/tests/*.rs))))
-HOST = --workspace --lib --bins $(HOST_TESTS:%=--test %)
-
-test-host: ## What needs no RDMA device
-	$(CARGO) test $(HOST) --no-run
-	timeout 1200 $(CARGO) test $(HOST)
-	timeout 300 $(CARGO) test --workspace --doc
-
-instructions: vm-setup ## Instructions of messages, writes and turns under callgrind; 3 % more than tests/data/instructions.txt fails
-	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
-	timeout 300 target/release/rdma-instructions
-
-instructions-write: vm-setup ## Counts them anew, and writes that file
-	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
-	timeout 300 target/release/rdma-instructions write
-
-instructions-rdma: vm-setup ## Instructions of a round trip on siw and rxe, perftest's and ours, in the guest
-	tests/vm/instructions.sh
-
-test-layout: vm-setup ## The declarations of libibverbs and librdmacm against rdma-sys and the C headers
-	$(VERBS_ENV) timeout 900 tests/layout.sh
-
-test-aarch64: ## The library for aarch64: checked, and the transport's unit tests under qemu-user
-	timeout 1800 tests/aarch64.sh
-
-package: ## Packs both libraries, and tests what was packed in an empty folder
-	timeout 1800 tests/package.sh
-
-test-debian13: ## A build in a clean Debian 13, without -dev packages and libclang
-	timeout 1800 tests/debian13.sh
-
-lint: vm-setup ## Format, clippy and documentation, warnings are errors; also without the devices, and with rdma-sys; and make audit
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
-	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
-	tests/audit.sh
-
-audit: ## Licences, sources and advisories of the crates below; the API against the last release
-	tests/audit.sh
-
-fmt: ## Format the code
-	$(CARGO) fmt --all
-
-doc: ## API documentation, target/doc/rdma_reactor/index.html
+doc: ## API documentation and the guide, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
-bench: build ## Against bare TCP and programs by others, in one run; as root on Debian, it installs those first
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
-	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg \
-		--connections-svg target/bench/connections.svg
+clean: ## Remove what was built
+	$(CARGO) clean
 
-bench-setup: ## Installs the programs that make bench compares with
-	tests/packages.sh ucx-utils libfabric-bin sockperf iperf3 openssl
+##@ Test
 
-bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in one run of the guest
-	tests/vm/bench.sh
+quick: ## After each change, a minute: unit tests, embedded conformance
+	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib
+	timeout 600 $(CARGO) test --profile quick -p rdma-reactor-tests --test conformance iwarp::
 
-mutants: vm-setup ## Plant defects; a test must find each
-	$(VERBS_ENV) tests/mutants/run.sh
+test: vm-setup ## Before each commit. 15 minutes on two cores with all building, 10 without
+	$(MAKE) test-host instructions test-layout test-cluster test-same-host test-rdma
 
-loom: ## What threads share with a reactor, in every order in which they can run
-	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-reactor --lib interleavings
+# What needs a device is left to the guest.
+DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_contract rdma_faults rdma_hidden rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
+HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs examples/tools/tests/*.rs tests/tests/*.rs))))
+# The programs that have tests of their own: each other one would be linked once more, with no test in it.
+TESTED_BINS = $(basename $(notdir $(shell grep -l 'cfg(test)' examples/tools/src/bin/*.rs tests/src/bin/*.rs)))
+HOST = --workspace --lib $(TESTED_BINS:%=--bin %) $(HOST_TESTS:%=--test %)
 
-asan: ## AddressSanitizer and LeakSanitizer over unit tests, conformance, scripted peers and the corpora of the fuzz targets
-	tests/asan.sh
+# SHUFFLE=SEED: the tests of each program in an order of its own. Only the programs are told; to the compiler it would be a change.
+SHUFFLED = $(if $(SHUFFLE),--config 'target."cfg(all())".runner = "env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$(SHUFFLE)"')
 
-coverage: ## Line coverage of the reactor and the embedded provider; fails below 92 per cent
-	tests/coverage.sh
+test-host: ## The tests that need no RDMA device, no root and no package
+	$(CARGO) test $(HOST) --no-run
+	timeout 4800 $(CARGO) $(SHUFFLED) test $(HOST)
+	timeout 1800 $(CARGO) test --workspace --exclude rdma-reactor-fuzz --exclude rdma-transport-fuzz --doc
 
-fuzz-smoke: ## Each fuzz target for a minute
-	tests/fuzz/run.sh 60
+test-layout: vm-setup ## The declarations of libibverbs and librdmacm against the C headers
+	$(VERBS_ENV) timeout 3600 tests/layout.sh
 
-fuzz: ## Each fuzz target for SECONDS, an hour unless said otherwise
-	tests/fuzz/run.sh $(SECONDS)
+test-dissector: ## The Wireshark plugin, against captures; as root, it installs tshark
+	timeout 600 tests/dissector.sh
 
-soak: vm-setup ## 1,000,000 histories of two connections, 100,000 simulated worlds and 20,000 secured ones, every octet of a secured connection changed, longer property tests, 3,000,000 messages that must not be late, 10,000 connections for ten minutes, 1,000,000 connections one after another, 10,000 connections and all of secured connections on each device
+test-cluster: ## rdma-mesh under Slurm, Open MPI, MPICH and Kubernetes' environment
+	tests/cluster/setup.sh
+	tests/vm/build.sh rdma-mesh
+	timeout 5400 tests/cluster/run.sh
+
+test-same-host: ## Peers on this host: other users, other namespaces, no memory. As root
+	timeout 900 tests/same-host.sh
+
+test-rdma: vm-setup ## siw and rxe in a virtual machine: conformance, faults, interop
+	tests/vm/all.sh
+
+test-rdma-full: vm-setup ## That, and more settings, rdma-sys, programs, netem, refusals, Valgrind
+	$(VERBS_ENV) tests/vm/all.sh --full
+
+test-repeat: vm-setup ## test-rdma N times (50), new orders; BUSY=8 processes beside; TARGET=test
+	tests/repeat.sh $(or $(N),50) $(or $(TARGET),test-rdma)
+
+soak: vm-setup ## Hours: histories, worlds, property tests, devices, 10,000 connections
 	PROPTEST_CASES=20000 timeout 3600 $(CARGO) test --release -p rdma-reactor -p rdma-transport -p rdma-reactor-tests --lib --test wire
-	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::histories
-	$(MAKE) loom asan
+	PROPTEST_CASES=1000000 timeout 3600 $(CARGO) test --release -p rdma-reactor --lib conn::tests::histories
+	$(MAKE) loom asan test-dissector
 	RDMA_CYCLES=10000 $(MAKE) test-rdma-full
 	tests/vm/secured.sh
 	$(VERBS_ENV) BINDING=rdma-sys SUITES='rdma_queues rdma_scale rdma_secured' tests/vm/conformance.sh
 	SIM_SEEDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests --test simulation -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
+	TAKEN_BACK=1200000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test limits taken_back -- --nocapture
 	$(MAKE) endurance
 
-endurance: ## 1,000,000 connections one after another, and 10,000 for ten minutes with a fault every 10 s, on the embedded provider
+endurance: ## 1,000,000 connections in a row; 10,000 for ten minutes with faults
 	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-endurance
 	timeout 1800 target/release/rdma-endurance cycles 1000000
 	timeout 1200 target/release/rdma-endurance echo 10000 600 10
 
+hostile: ## Attacks beside honest clients, with a control: a table. 35 minutes
+	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-hostile
+	timeout 5400 target/release/rdma-hostile --minutes 10 --json target/hostile.json
+
+mutants: vm-setup ## Plant defects, each of which a test must find
+	$(VERBS_ENV) tests/mutants/run.sh
+
+loom: ## What threads share with a reactor, in every order
+	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-transport -p rdma-reactor --lib interleavings
+
+asan: ## Unit tests, conformance and corpora under AddressSanitizer
+	tests/asan.sh
+
+miri: ## Unit tests of memory, slabs, buffers and lent regions under Miri
+	tests/miri.sh
+
+fuzz-smoke: ## Each fuzz target for a minute
+	tests/fuzz/run.sh 60
+
+fuzz: ## Each fuzz target for SECONDS (3600)
+	tests/fuzz/run.sh $(SECONDS)
+
+coverage: ## Line coverage; fails below 92 per cent
+	tests/coverage.sh
+
+##@ Measure
+
+bench: ## Against bare TCP, UCX, libfabric, sockperf and iperf3, in one run
+	$(CARGO) build --release -p rdma-reactor-tools --bin bench
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
+	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg \
+		--connections-svg target/bench/connections.svg
+
+bench-setup: ## Install the programs that make bench compares with
+	tests/packages.sh ucx-utils libfabric-bin sockperf iperf3 openssl
+
+bench-rdma: vm-setup ## Against perftest and rstream on siw and rxe, in the virtual machine
+	tests/vm/bench.sh
+
+instructions: vm-setup ## Count the instructions per message; growth past the limit fails
+	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
+	timeout 1800 target/release/rdma-instructions
+
+instructions-write: vm-setup ## Count them, and write tests/data/instructions.txt
+	$(CARGO) build --release -p rdma-reactor-tests --bin rdma-instructions
+	timeout 1800 target/release/rdma-instructions write
+
+instructions-rdma: vm-setup ## The instructions of a round trip on siw and rxe, and perftest's
+	tests/vm/instructions.sh
+
+##@ Check and release
+
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+lint: ## Format, clippy, documentation, the Rust version of crates. Needs no set-up
+	@$(MAKE) -s help | awk 'length > 100 { print "longer than 100 characters: " $$0; bad = 1 } END { exit bad }'
+	$(CARGO) fmt --all --check
+	tests/rust-version.sh
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+lint-all: vm-setup lint audit ## That, rdma-sys, and make audit: what CI runs
+	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
+
+audit: ## Licences, sources, advisories of crates; the API against the last release
+	tests/audit.sh
+
+package: ## Pack both libraries, and test what was packed in an empty folder
+	timeout 1800 tests/package.sh
+
+test-debian13: ## make demo and make test-host in a clean Debian 13 with its own Rust
+	timeout 9000 tests/debian13.sh
+
+test-cross: ## Check the library for aarch64 and s390x; tests under qemu-user
+	timeout 3600 tests/cross.sh
+
+##@ Devices
+
 # rdma-sys needs a libclang that its bindgen understands: 14 or 15. The guest's set-up installs it.
 VERBS_ENV = LIBCLANG_PATH="$$(ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)"
 
-vm-setup: ## The guest for kernel RDMA, and what the verbs provider is built with
+vm-setup: ## Install and build the virtual machine with the kernel's RDMA devices
 	tests/vm/setup.sh
 
 vm: export VM_CMD = $(CMD)
-vm: ## make vm CMD='rdma link': a command in a guest with the devices siw0 and rxe0
+vm: ## make vm CMD='rdma link': a command in that machine, with siw0 and rxe0
 	@test -n "$$VM_CMD" || { echo "usage: make vm CMD='rdma link'" >&2; exit 2; }
 	@tests/vm/run.sh "$$VM_CMD"
 
-test-rdma: vm-setup ## The kernel's siw and rxe, in the guest: conformance, faults, others' programs and ours
-	tests/vm/all.sh
-
-test-rdma-full: vm-setup ## That and the rest of the guest: more settings, rdma-sys, siw against the embedded provider, programs, refusals, Valgrind
-	$(VERBS_ENV) tests/vm/all.sh --full
-
-hardware-report: ## One file about the RDMA devices of this machine, for an issue; GUEST=1: about siw and rxe, in the guest
+hardware-report: ## A report on the RDMA devices here; GUEST=1: on siw and rxe
 	tests/hardware-report.sh $(REPORT)
-
-test-cluster: ## rdma-mesh under Slurm, Open MPI, MPICH and as Kubernetes starts it, and its page in a browser
-	tests/cluster/setup.sh
-	tests/vm/build.sh rdma-mesh
-	timeout 900 tests/cluster/run.sh
-
-clean: ## Remove what was built
-	$(CARGO) clean

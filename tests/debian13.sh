@@ -1,33 +1,37 @@
 #!/usr/bin/env bash
-# Builds two release programs in a clean Debian 13 without any package of RDMA, without -dev packages and without libclang, and
-# runs them there. Debian 13 has no libclang that the crate rdma-sys can be built with. The system is made once, with
-# debootstrap, in the cache; the toolchain and the crates of this machine are mounted into it. Needs root.
+# Runs `make demo` and `make test-host` in a clean Debian 13 with Debian's own compiler: only rustc, cargo, make and gcc are added
+# to the system. It has no package of RDMA, no -dev package but the C library's, and no libclang, since Debian 13 has none that
+# the crate rdma-sys can be built with. The system is made once, with debootstrap, in the cache; only the crates of this machine
+# are mounted into it. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/rdma-reactor
 system=$cache/debian13
 target=${CARGO_TARGET_DIR:-$root/target}/debian13
-mirror=${DEBIAN_MIRROR:-$(awk '$1 == "URIs:" { print $2; exit } $1 == "deb" { for (i = 2; i <= NF; i++) if ($i ~ /^http/) { print $i; exit } }' \
-    /etc/apt/sources.list.d/*.sources /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null)}
+# debootstrap does not know that libc6-dev is the libc-dev that rustc needs.
+packages=rustc,cargo,make,gcc,libc6-dev
+mirror=$(tests/mirror.sh)
 
 say() { echo "debian13: $*" >&2; }
 [ "$(id -u)" = 0 ] || { say "needs root, for chroot and mounts"; exit 1; }
 
-mkdir -p "$cache" "$target"
+mkdir -p "$cache" "$target" "$root/target"
 exec 9>"$cache/debian13.lock"
 flock -w 1800 9 || { say "another run has held $cache/debian13.lock for 30 minutes"; exit 1; }
 
-if [ ! -e "$system/stamp" ]; then
+if [ "$(cat "$system/stamp" 2>/dev/null)" != "$packages" ]; then
     command -v debootstrap >/dev/null || {
         apt-get -qq -o DPkg::Lock::Timeout=600 update >&2
         apt-get -qq -y -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 install --no-install-recommends debootstrap >&2
     }
     say "making $system from $mirror"
     rm -rf "$system"
-    debootstrap --variant=minbase --include=gcc,libc6-dev,ca-certificates trixie "$system" "$mirror" >"$cache/debian13.log" 2>&1 ||
+    timeout 1800 debootstrap --variant=minbase --include="$packages" trixie "$system" "$mirror" >"$cache/debian13.log" 2>&1 ||
         { tail -n 20 "$cache/debian13.log" >&2; exit 1; }
-    touch "$system/stamp"
+    # As an installed system has it.
+    printf '127.0.0.1 localhost\n::1 localhost\n' >"$system/etc/hosts"
+    echo "$packages" >"$system/stamp"
 fi
 
 mounts=()
@@ -43,29 +47,34 @@ mounted() { # FROM TO [OPTIONS]
     mounts+=("$system$2")
     [ -z "${3:-}" ] || mount -o "remount,bind,$3" "$system$2"
 }
-toolchain=$(rustc --print sysroot)
-mounted "$toolchain" /rust ro
 mounted "${CARGO_HOME:-$HOME/.cargo}" /cargo ro
 mounted "$root" /src ro
-mounted "$target" /target
+mounted "$target" /src/target
 mounted /proc /proc
+mounted /sys /sys ro
 mounted /dev /dev
 
 # Everything must be in the local copy of the registry: the system inside reaches no network.
-cargo fetch --locked >&2
-inside() {
-    chroot "$system" /usr/bin/env -i PATH=/rust/bin:/usr/bin:/bin HOME=/root CARGO_HOME=/cargo CARGO_TARGET_DIR=/target \
-        CARGO_NET_OFFLINE=true sh -c "cd /src && $*"
+timeout 600 cargo fetch --locked >&2
+inside() { # SECONDS COMMAND
+    timeout "$1" chroot "$system" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/cargo CARGO_NET_OFFLINE=true \
+        sh -c "cd /src && $2"
 }
-inside '! ls /usr/lib/x86_64-linux-gnu | grep -E "libibverbs|librdmacm|libclang"' || { say "the system is not clean"; exit 1; }
-inside 'grep PRETTY /etc/os-release; gcc --version | head -n 1'
-inside 'cargo build --locked --release -p rdma-reactor-examples --bin rdma-doctor --bin rdma-pingpong'
-for program in rdma-doctor rdma-pingpong; do
-    libraries=$(inside "ldd /target/release/$program")
+timed() { # SECONDS COMMAND
+    local begin=$SECONDS
+    inside "$1" "$2" || { say "$2 failed"; exit 1; }
+    figures+=("$2: $((SECONDS - begin)) s")
+}
+inside 60 '! ls /usr/lib/x86_64-linux-gnu | grep -E "libibverbs|librdmacm|libclang"' || { say "the system is not clean"; exit 1; }
+inside 60 'grep PRETTY /etc/os-release; rustc --version; cargo --version; gcc --version | head -n 1'
+figures=()
+timed 1800 'make demo'
+timed 5400 'make test-host'
+for program in demo/rdma-pingpong debug/rdma-doctor; do
+    libraries=$(inside 60 "ldd target/$program")
     if grep -E 'ibverbs|rdmacm' <<<"$libraries"; then say "$program is linked with a library of RDMA"; exit 1; fi
 done
-said=$(inside '/target/release/rdma-doctor') || { say "rdma-doctor failed"; exit 1; }
+said=$(inside 60 'target/debug/rdma-doctor') || { say "rdma-doctor failed"; exit 1; }
 echo "$said"
 grep -q 'libibverbs' <<<"$said" || { say "rdma-doctor does not speak of the library"; exit 1; }
-inside '/target/release/rdma-pingpong demo -s 64 -n 1000' || { say "rdma-pingpong demo failed"; exit 1; }
-say "built and run in Debian 13"
+for figure in "${figures[@]}"; do say "$figure"; done

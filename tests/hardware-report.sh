@@ -19,7 +19,7 @@ if [ "${1:-}" != --inside ]; then
     cargo=${CARGO:-cargo}
     made=$("$cargo" test --release --no-run --message-format=json -p rdma-reactor-tests --test adapter) || exit 1
     test=$(sed -n '/"kind":\["test"\]/s/.*"executable":"\([^"]*\)".*/\1/p' <<<"$made")
-    made=$("$cargo" build --release --message-format=json -p rdma-reactor-examples --bin rdma-doctor --bin rdma-pingpong) || exit 1
+    made=$("$cargo" build --release --message-format=json -p rdma-reactor-tools --bin rdma-doctor --bin rdma-pingpong) || exit 1
     programs=$(sed -n 's/.*"executable":"\([^"]*\)\/rdma-doctor".*/\1/p' <<<"$made")
     if [ -n "${GUEST:-}" ]; then
         VM_TIMEOUT=${VM_TIMEOUT:-1500} VM_PASS="REPORT_DEVICES REPORT_TESTS ${VM_PASS:-}" exec tests/vm/run.sh --rwdir "$(dirname "$out")" \

@@ -1,21 +1,6 @@
-//! The parts that the programs of this package are made of.
+//! The parts that the examples share.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 
-pub mod bench;
-#[cfg(feature = "completions")]
-mod completions;
-pub mod doctor;
-#[cfg(feature = "embed")]
 pub mod embed;
-pub mod kv;
-#[cfg(feature = "mesh")]
-pub mod mesh;
-#[cfg(feature = "metrics")]
 pub mod metrics;
-pub mod pingpong;
-pub mod program;
-#[cfg(feature = "rcp")]
-pub mod rcp;
-pub mod rping;
-pub mod secure;

@@ -1,6 +1,9 @@
 //! `03-cores`: several reactors behind one listener, and a signal that drains them.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
+#[path = "../tools/tests/patience/mod.rs"]
+mod patience;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +11,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rdma_reactor::{Config, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor};
+
+use patience::PATIENCE;
 
 #[derive(Default)]
 struct Client {
@@ -45,7 +50,7 @@ fn connections_are_spread_and_a_signal_drains_them() {
     for _ in 0..6 {
         reactor.context().connect(address.parse().expect("an address")).expect("connecting");
     }
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + PATIENCE;
     let mut until = |client: &mut Client, holds: fn(&Client) -> bool| {
         while !holds(client) {
             assert!(Instant::now() < end, "{} echoes, {} gone", client.echoes, client.gone);

@@ -1,16 +1,17 @@
 //! A reactor in other loops. Each example gets 10,000 messages echoed, rests on timers, and misses nothing.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
+#[path = "../tools/tests/patience/mod.rs"]
+mod patience;
+
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Longest time of an example. A lost wake-up makes a loop sleep for ever.
-const LIMIT: Duration = Duration::from_secs(60);
+use patience::PATIENCE;
 
 fn run(program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
@@ -19,7 +20,8 @@ fn run(program: &str, args: &[&str]) -> String {
     let pid = Pid::from_raw(child.id() as i32);
     let (done, watch) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        if watch.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+        // A lost wake-up makes a loop sleep for ever.
+        if watch.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).expect("it has not been waited for");
         }
     });

@@ -1,41 +1,158 @@
 //! `02-metrics`: HTTP, signals and RDMA in one loop.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+#[path = "../tools/tests/patience/mod.rs"]
+mod patience;
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use patience::PATIENCE;
+
+/// The time that the program gives a visitor. On a busy machine an answer may come later.
+const VISIT: Duration = Duration::from_secs(5);
+
+/// The program, with the addresses that it prints. Killed with the test.
+struct Program {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// Lines of its log.
+    log: Receiver<String>,
+    rdma: String,
+    http: String,
+}
+
+impl Program {
+    /// Starts the program with at most so many descriptors.
+    fn start(descriptors: u32) -> Self {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\""),
+            env!("CARGO_BIN_EXE_02-metrics"),
+        ]);
+        command.args(["127.0.0.1:0", "127.0.0.1:0"]).env("RUST_LOG", "warn");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let (sender, log) = channel();
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("where it listens");
+        let (rdma, http) = line
+            .trim()
+            .strip_prefix("echo on ")
+            .and_then(|rest| rest.strip_suffix('/')?.split_once(", counters on http://"))
+            .unwrap_or_else(|| panic!("{line}"));
+        let (rdma, http) = (rdma.to_owned(), http.to_owned());
+        Self { child, stdout, log, rdma, http }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream
+}
+
+/// Connections that say nothing.
+fn silent(address: &str, count: usize) -> Vec<TcpStream> {
+    (0..count).map(|_| connect(address)).collect()
+}
+
+/// Asks for a page, again if the time of the visit was over before the answer came.
+fn ask(http: &str, request: &str) -> String {
+    loop {
+        let begun = Instant::now();
+        match visit(http, request) {
+            Ok(answer) if !answer.is_empty() => return answer,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock) => panic!("no answer and no end: {error}"),
+            early => assert!(begun.elapsed() >= VISIT, "turned away: {early:?}"),
+        }
+    }
+}
+
+fn visit(http: &str, request: &str) -> std::io::Result<String> {
+    let mut stream = connect(http);
+    // The request goes in two pieces, and its head ends with the second.
+    stream.write_all(request.as_bytes())?;
+    stream.write_all(b"\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[track_caller]
+fn shows_metrics(http: &str) {
+    let metrics = ask(http, "GET /metrics HTTP/1.1\r\nHost: x");
+    assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics:?}");
+    assert!(metrics.contains("\nrdma_reactor_turns_total "), "{metrics:?}");
+}
 
 #[test]
 fn counters_are_shown_and_a_signal_ends_it() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_02-metrics"));
-    command.args(["127.0.0.1:0", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("RUST_LOG");
-    let mut child = command.spawn().expect("the program starts");
-    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-    let mut line = String::new();
-    stdout.read_line(&mut line).expect("where it listens");
-    let address = line.trim().trim_end_matches('/').rsplit('/').next().expect("an address").to_owned();
-    let ask = |request: &str| {
-        let mut stream = TcpStream::connect(&address).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        // The request goes in two pieces, and its head ends with the second.
-        stream.write_all(request.as_bytes()).expect("room");
-        stream.write_all(b"\r\n\r\n").expect("room");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer, and the end");
-        text
-    };
-    let metrics = ask("GET /metrics HTTP/1.1\r\nHost: x");
-    assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n") && metrics.contains("\nrdma_reactor_turns_total "), "{metrics}");
-    let page = ask("GET / HTTP/1.1");
+    let mut program = Program::start(256);
+    shows_metrics(&program.http);
+    let page = ask(&program.http, "GET / HTTP/1.1");
     assert!(page.contains("<td>Turns of the loop<td"), "{page}");
-    assert!(ask("GET /nothing HTTP/1.1").starts_with("HTTP/1.1 404 "));
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it runs");
-    assert!(child.wait().expect("its end").success());
-    line.clear();
-    stdout.read_line(&mut line).expect("its last line");
+    assert!(ask(&program.http, "GET /nothing HTTP/1.1").starts_with("HTTP/1.1 404 "));
+    kill(Pid::from_raw(program.child.id() as i32), Signal::SIGTERM).expect("it runs");
+    assert!(program.child.wait().expect("its end").success());
+    let mut line = String::new();
+    program.stdout.read_line(&mut line).expect("its last line");
     assert_eq!(line, "0 messages echoed\n");
+}
+
+/// 64 visitors are as many as it serves at one time, and these never say anything.
+#[test]
+fn visitors_that_say_nothing_keep_nobody_out() {
+    let program = Program::start(256);
+    let mut visitors = silent(&program.http, 64);
+    shows_metrics(&program.http);
+    // They are closed in time, and three times as many do no harm either.
+    let mut last = visitors.pop().expect("there are 64");
+    assert_eq!(last.read(&mut [0]).expect("an end within the time of a visit"), 0);
+    let _more = silent(&program.http, 192);
+    shows_metrics(&program.http);
+}
+
+/// 24 descriptors are fewer than 30 visitors need.
+#[test]
+fn visitors_that_take_all_descriptors_keep_nobody_out() {
+    let program = Program::start(24);
+    let visitors = silent(&program.http, 30);
+    shows_metrics(&program.http);
+    drop(visitors);
+    (0..3).for_each(|_| shows_metrics(&program.http));
+}
+
+/// The descriptors are taken by others than visitors, so that no visitor can give way.
+#[test]
+fn visitors_are_served_when_there_are_descriptors_again() {
+    let program = Program::start(24);
+    let others = silent(&program.rdma, 30);
+    let line = program.log.recv_timeout(PATIENCE).expect("a warning");
+    assert!(line.contains("Too many open files"), "{line}");
+    let http = program.http.clone();
+    let asked = std::thread::spawn(move || shows_metrics(&http));
+    while !asked.is_finished() {
+        if program.log.recv_timeout(Duration::from_millis(20)).is_ok_and(|line| line.contains("accepting: ")) {
+            break;
+        }
+    }
+    drop(others);
+    asked.join().expect("an answer");
 }

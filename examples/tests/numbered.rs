@@ -1,13 +1,29 @@
 //! The numbered programs that end on their own, as a user runs them.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
+#[path = "../tools/tests/patience/mod.rs"]
+mod patience;
+
 use std::process::Command;
+
+use patience::PATIENCE;
 
 /// Runs a program that is to succeed; returns what it has printed.
 #[track_caller]
 fn succeeds(program: &str) -> String {
-    let output =
-        Command::new("timeout").args(["-s", "KILL", "180", program]).env_remove("RUST_LOG").output().expect("it ran");
+    run(program, None)
+}
+
+/// As [`succeeds`], with an argument.
+#[track_caller]
+fn run(program: &str, argument: Option<&str>) -> String {
+    let limit = PATIENCE.as_secs().to_string();
+    let output = Command::new("timeout")
+        .args(["-s", "KILL", &limit, program])
+        .args(argument)
+        .env_remove("RUST_LOG")
+        .output()
+        .expect("it ran");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!((output.status.code(), &*err), (Some(0), ""), "{out}");
     out.into_owned()
@@ -53,4 +69,64 @@ fn large_messages_arrive_as_one() {
         assert!(out.contains(&format!("a message of 16 MiB, whose bytes add up to {sum}\n")), "{out}");
     }
     assert!(out.contains("the copy is sent: true") && out.contains("the region is sent: true"), "{out}");
+}
+
+/// Members that are waited for get everything; of the others each message is accounted for.
+#[test]
+fn members_that_are_waited_for_get_every_message() {
+    let out = succeeds(env!("CARGO_BIN_EXE_09-broadcast"));
+    for quick in ["quick-1", "quick-2"] {
+        assert!(out.contains(&format!("{quick}: 1000 of 1000 messages, the last one is 999\n")), "{out}");
+    }
+    let tallies: Vec<u32> = out
+        .lines()
+        .filter(|line| line.ends_with(" lost"))
+        .map(|line| line.split([' ', ',']).filter_map(|word| word.parse::<u32>().ok()).sum())
+        .collect();
+    // That of the member that is closed lacks what was published afterwards.
+    assert!(tallies.len() == 4 && tallies.iter().filter(|&&sum| sum == 1000).count() >= 3, "{out}");
+    assert!(out.contains("\ndrop-me: ") && out.contains("\nclose-me: "), "{out}");
+}
+
+#[test]
+fn a_thousand_tasks_get_their_answers_in_each_way() {
+    for way in ["", "--single", "--tcp"] {
+        let out = run(env!("CARGO_BIN_EXE_10-tokio-threads"), Some(way).filter(|way| !way.is_empty()));
+        assert!(out.lines().any(|line| line.starts_with("100000 calls of 1000 tasks: ")), "{out}");
+    }
+}
+
+/// Every block is stored and comes back, in a file of the test and in one of the program's own, which is gone in the end.
+#[test]
+fn a_store_gives_its_blocks_back() {
+    let named = std::env::temp_dir().join(format!("blocks-of-a-test-{}", std::process::id()));
+    for file in [None, Some(&named)] {
+        let out = run(env!("CARGO_BIN_EXE_11-block-store"), file.and_then(|file| file.to_str()));
+        assert!(out.contains("512 blocks of 256 KiB stored: "), "{out}");
+        assert!(out.contains("512 blocks of 256 KiB read back and compared: "), "{out}");
+    }
+    assert_eq!(std::fs::metadata(&named).map(|file| file.len()).ok(), Some(512 * (256 << 10)));
+    std::fs::remove_file(&named).expect("it is there");
+}
+
+#[test]
+fn blocks_of_a_cache_move_with_one_end() {
+    let out = succeeds(env!("CARGO_BIN_EXE_12-cache-mover"));
+    assert!(out.matches("Done: 10000 blocks are there (").count() >= 2, "{out}");
+    assert!(out.contains("10000 blocks are right\n"), "{out}");
+    assert!(out.contains("the owner is told of 40960000 bytes, and 10000 blocks are what was written\n"), "{out}");
+    // The third one may be done before it is cancelled.
+    assert_eq!(out.matches(" blocks are there (").count(), 3, "{out}");
+}
+
+/// Each tenth call ends at its deadline, the others have their answers, and nobody is let in who is not to be.
+#[test]
+fn a_service_answers_in_time_and_knows_its_clients() {
+    let out = succeeds(env!("CARGO_BIN_EXE_13-rpc"));
+    assert!(out.contains("20000 calls: 18000 right, 2000 at their deadlines, 0 other\n"), "{out}");
+    for stranger in ["no certificate", "a certificate of somebody else", "trusts somebody else", "wants another server"]
+    {
+        assert!(out.lines().any(|line| line.starts_with(&format!("{stranger}: "))), "{out}");
+    }
+    assert!(out.contains("after the drain: the connection "), "{out}");
 }

@@ -45,6 +45,9 @@ pub enum Error {
     /// No thread could be had to look up a host name.
     #[error("no thread to look up a host name: {0}")]
     Lookup(#[source] io::Error),
+    /// No thread could be had for the reactor.
+    #[error("no thread for the reactor: {0}")]
+    Thread(#[source] io::Error),
     /// The reactor was drained.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
@@ -99,7 +102,7 @@ pub enum Blocked {
     /// The end of another message past one buffer: the largest possible number is under way.
     #[error("too many large messages are under way")]
     Transfers,
-    /// Memory for the copy of a message past one buffer, see `Config::transfer_memory`.
+    /// Memory for the copy of a message past one buffer, see `LargeMessageSettings::memory`.
     #[error("the memory for large messages is in use")]
     Memory,
 }
@@ -151,6 +154,16 @@ pub enum SendErrorKind {
         /// Largest number of regions.
         max: usize,
     },
+    /// A piece of a list names a region that is not in the list of regions.
+    #[error("piece {piece} names region {region} of a list of {count}")]
+    NoSuchRegion {
+        /// Index of the piece.
+        piece: usize,
+        /// The region that it names.
+        region: usize,
+        /// Number of regions in the list.
+        count: usize,
+    },
     /// The message is past one buffer, and the peer may not read its region. Register the region with
     /// `Access::REMOTE_READ`.
     #[error("the peer may not read the region: past {max} bytes it fetches a message itself")]
@@ -181,6 +194,15 @@ pub enum SendErrorKind {
     /// `Features::OPEN_READ_SINKS` it may also be a message past one buffer, which is delivered as a copy.
     #[error("the region is not registered on the connection's device")]
     ForeignRegion,
+    /// The buffer belongs to another reactor or device, or to this device before it failed or was removed.
+    #[error("the buffer is not of the connection's device: get one with Context::buffer for this connection")]
+    ForeignBuffer,
+    /// No such offer waits for an answer: it was answered before, or its `on_offer` has returned.
+    #[error("no such offer waits for an answer: answer it within its on_offer, once")]
+    NoOffer,
+    /// A message of no bytes cannot be offered.
+    #[error("a message of no bytes cannot be offered: send it")]
+    Empty,
     /// The peer was forgotten, its group was left, or it is another endpoint's.
     #[error("no such peer of this endpoint")]
     NoPeer,
@@ -210,6 +232,8 @@ pub enum Outcome {
     /// The connection ended first. Whether the peer got the message is not known. [`crate::Context::device`] names the
     /// connection's device.
     Failed(Failure),
+    /// The peer's program does not want the message, which is past one buffer ([`crate::Context::refuse_offer`]).
+    Refused,
 }
 
 impl Outcome {
@@ -233,7 +257,7 @@ pub enum ConnectError {
     },
     /// The two sides did not accept each other.
     Security(SecurityError),
-    /// The connection was not established within `Config::connect_timeout`, or the transport gave up before that
+    /// The connection was not established within `Timeouts::connect`, or the transport gave up before that
     /// ([`ConnectFailure::Timeout`]).
     Timeout,
     /// The transport failed.
@@ -300,19 +324,32 @@ impl From<Error> for ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// This side called `close` or `abort`, or cut the connection off at a deadline: of `Config::close_timeout`, a drain or a shutdown.
-    /// Then some sends have failed, as `on_send_complete` says, and the peer hears [`DisconnectReason::Lost`].
-    Local,
+    /// This side closed the connection.
+    Local {
+        /// Everything that was accepted for sending was sent before the end, as [`Outcome::Sent`] says, also with
+        /// [`crate::Config::quiet_sends`]. A goodbye went behind it, so the peer sees [`DisconnectReason::Closed`], unless the peer closed
+        /// the connection, too, or its process or the path fails before it has got all that. What "sent" means depends on the device.
+        /// On InfiniBand and RoCE, the device of the peer has everything. On an iWARP device (siw), TCP has had everything, and this side
+        /// has waited for the peer to end the connection. On the embedded provider, TCP has everything, and goes on delivering it. That the
+        /// peer's program has seen a message is only proven by an answer of that program.
+        ///
+        /// `false`: the connection was cut off by `abort`, or at a deadline (`Timeouts::close`, a drain, a shutdown), or it broke
+        /// after it was closed. Some sends may have failed, and the peer sees [`DisconnectReason::Lost`].
+        /// [`crate::ConnectionStats::cut_off`] counts these ends.
+        complete: bool,
+    },
     /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any end that the
     /// peer's transport made in order, also that of a process that ended.
     Closed,
     /// The connection ended without a goodbye of the peer: its process ended, or its program called `abort`, dropped its
-    /// reactor, or ran out of `Config::close_timeout`.
+    /// reactor, or ran out of `Timeouts::close`.
     Lost,
-    /// Nothing was heard of the peer for the timeout of `Config::keepalive`.
+    /// Nothing was heard of the peer for the timeout of `Timeouts::keepalive`.
     KeepaliveTimeout,
-    /// A message past one buffer did not move for `Config::transfer_timeout`: the peer did not fetch what was offered to it,
-    /// or did not let its own offer be fetched.
+    /// A message past one buffer did not move for `Timeouts::transfer`: the peer did not fetch what was offered to it,
+    /// or did not let its own offer be fetched. Or the peer answered no read of its offer for 2 s while others waited for the memory;
+    /// or it said for four times `Timeouts::transfer` that it waits for memory of its own. Or the deadline of a transfer of a list
+    /// ([`crate::TransferOptions::within`]) has passed while pieces of it were posted.
     TransferTimeout,
     /// The peer broke the protocol of this library.
     PeerViolation(PeerViolation),
@@ -334,11 +371,14 @@ pub enum DisconnectReason {
 impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local => f.write_str("closed here"),
+            Self::Local { complete: true } => f.write_str("closed here"),
+            Self::Local { complete: false } => f.write_str("cut off here: not everything was sent"),
             Self::Closed => f.write_str("closed by the peer"),
             Self::Lost => f.write_str("lost: the peer went without a goodbye"),
             Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
-            Self::TransferTimeout => f.write_str("a large message did not move for the transfer timeout"),
+            Self::TransferTimeout => f.write_str(
+                "a large message did not move for the transfer timeout, or a transfer was not done at its deadline",
+            ),
             Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::Transport(cause) => cause.fmt(f),
             Self::WorkRequest { device, failure } => write!(f, "{device}: a work request failed: {failure}"),
@@ -353,7 +393,7 @@ impl std::error::Error for DisconnectReason {}
 impl From<DisconnectReason> for io::Error {
     fn from(reason: DisconnectReason) -> Self {
         let kind = match &reason {
-            DisconnectReason::Local => io::ErrorKind::NotConnected,
+            DisconnectReason::Local { .. } => io::ErrorKind::NotConnected,
             DisconnectReason::Closed | DisconnectReason::Lost => io::ErrorKind::ConnectionReset,
             DisconnectReason::KeepaliveTimeout | DisconnectReason::TransferTimeout => io::ErrorKind::TimedOut,
             DisconnectReason::PeerViolation(_) => io::ErrorKind::InvalidData,
@@ -409,6 +449,8 @@ pub enum RejectReason {
     Limits,
     /// The peer is at a limit of its own.
     Busy,
+    /// The peer is shutting down: its reactor is being drained. A peer of an older version says `Busy` instead.
+    Draining,
     /// The peer secures its connections in this way, and this side in another.
     Security(SecurityMode),
     /// A reason that this version does not know.
@@ -423,6 +465,7 @@ impl fmt::Display for RejectReason {
             Self::Version => f.write_str("the protocol versions differ"),
             Self::Limits => f.write_str("the window or message size cannot work"),
             Self::Busy => f.write_str("the peer is at a limit of its own"),
+            Self::Draining => f.write_str("the peer is shutting down"),
             Self::Security(mode) => write!(f, "the peer takes {mode}"),
             Self::Other(raw) => write!(f, "reason {raw}"),
         }

@@ -5,15 +5,20 @@
 //! 2. [The loop and its promises](the_loop)
 //! 3. [Flow control](flow_control): what to do when a send is refused
 //! 4. [Remote memory](remote_memory): regions, reads, writes and atomics
-//! 5. [Stopping](stopping): five ways, and what each one leaves
-//! 6. [Errors and reasons](errors): cause and cure of each
-//! 7. [Security](security): who may connect, and who reads along
-//! 8. [A reactor in another loop](embedding), and other things in a reactor's loop
-//! 9. async/await: the page `async_await`, with the feature `async`
-//! 10. [Coming from sockets, from ibverbs, from UCX](coming_from)
-//! 11. [Testing without hardware](testing)
-//! 12. [Devices](hardware): what was tested on which, and how to test yours
-//! 13. [Performance](performance), and [Scaling](scaling): what many connections cost
+//! 5. [Transfers](transfers): many pieces, one end
+//! 6. [Landing places](landing): large messages in your own memory
+//! 7. [Calls](calls): requests with a deadline, and one end for each
+//! 8. [Stopping](stopping): five ways, and what each one leaves
+//! 9. [Errors and reasons](errors): cause and cure of each
+//! 10. [Security](security): who may connect, and who reads along
+//! 11. [A reactor in another loop](embedding), and other things in a reactor's loop
+//! 12. async/await: the page `async_await`, with the feature `async`
+//! 13. [Coming from sockets, from ibverbs, from UCX](coming_from)
+//! 14. [Testing without hardware](testing)
+//! 15. [Devices](hardware): what was tested on which, and how to test yours
+//! 16. [Performance](performance), and [Scaling](scaling): what many connections cost
+//! 17. [Peers of the same host](same_host): shared memory
+//! 18. [Writing a provider](writing_a_provider) of your own
 //!
 //! Behind it: [the architecture](architecture), [the wire](wire).
 
@@ -23,14 +28,20 @@
 #[doc = "[security.md]: self::security"]
 #[doc = "[testing.md]: self::testing"]
 #[doc = "[wire.md]: self::wire"]
+#[doc = "[writing-a-provider.md]: self::writing_a_provider"]
 #[doc = ""]
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
 #[cfg(feature = "async")]
+#[doc = "[calls.md]: self::calls"]
 #[doc = "[stopping.md]: self::stopping"]
 #[doc = ""]
 #[doc = include_str!("../docs/guide/async.md")]
 pub mod async_await {}
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/calls.md")]
+pub mod calls {}
 #[doc = include_str!("../docs/guide/coming-from.md")]
 pub mod coming_from {}
 #[doc = "[guide/stopping.md]: self::stopping"]
@@ -46,6 +57,8 @@ pub mod flow_control {}
 #[doc = ""]
 #[doc = include_str!("../docs/hardware.md")]
 pub mod hardware {}
+#[doc = include_str!("../docs/guide/landing.md")]
+pub mod landing {}
 #[doc = "[connections.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[latency.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[scaling.md#cost-of-a-connection]: self::scaling#cost-of-a-connection"]
@@ -57,8 +70,14 @@ pub mod hardware {}
 #[doc = "\n**Echoes per second by connections, logarithmic**\n"]
 #[doc = include_str!("../docs/connections.svg")]
 pub mod performance {}
+#[doc = "[transfers.md]: self::transfers"]
+#[doc = ""]
 #[doc = include_str!("../docs/guide/remote-memory.md")]
 pub mod remote_memory {}
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/same-host.md")]
+pub mod same_host {}
 #[doc = "[mesh.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = ""]
 #[doc = include_str!("../docs/scaling.md")]
@@ -71,10 +90,15 @@ pub mod security {}
 #[doc = include_str!("../docs/guide/stopping.md")]
 pub mod stopping {}
 #[doc = "[architecture.md]: self::architecture"]
+#[doc = "[writing-a-provider.md]: self::writing_a_provider"]
 #[doc = ""]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
 #[doc = include_str!("../docs/loop.md")]
 pub mod the_loop {}
+#[doc = include_str!("../docs/guide/transfers.md")]
+pub mod transfers {}
 #[doc = include_str!("../docs/wire.md")]
 pub mod wire {}
+#[doc = include_str!("../docs/writing-a-provider.md")]
+pub mod writing_a_provider {}

@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-use rdma_transport::slab::Key;
-
 /// Bits of a slot in a connection's name and in a work request id.
 pub(crate) const SLOT_BITS: u32 = 24;
 /// Bits of a generation in a connection's name and in a work request id.
@@ -80,35 +78,37 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name {
-            key: Key,
-            reactor: ReactorTag,
+            key: rdma_transport::slab::Key,
+            reactor: $crate::id::ReactorTag,
         }
 
         impl $name {
-            pub(crate) const fn new(reactor: ReactorTag, key: Key) -> Self {
+            pub(crate) const fn new(reactor: $crate::id::ReactorTag, key: rdma_transport::slab::Key) -> Self {
                 Self { key, reactor }
             }
 
             /// The key in the tables of a reactor; `None` if the name is another reactor's.
             #[inline]
-            pub(crate) fn key(self, reactor: ReactorTag) -> Option<Key> {
+            pub(crate) fn key(self, reactor: $crate::id::ReactorTag) -> Option<rdma_transport::slab::Key> {
                 (self.reactor == reactor).then_some(self.key)
             }
         }
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 write!(f, concat!($prefix, "#{}"), self.key)
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(self, f)
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(self, f)
             }
         }
     };
 }
+
+pub(crate) use name;
 
 name!(
     /// Names one listener.
@@ -121,15 +121,6 @@ name!(
 name!(
     /// Names one registration of a descriptor. The name is stale once the registration was taken back.
     IoId, "io"
-);
-name!(
-    /// Names one datagram endpoint.
-    EndpointId, "endpoint"
-);
-name!(
-    /// Names one peer of one endpoint. The name is stale when the peer was forgotten, its group was left, or the endpoint is
-    /// gone.
-    PeerId, "peer"
 );
 
 /// The kind of a send.
@@ -179,6 +170,33 @@ impl SendId {
 impl fmt::Debug for SendId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}#{}", self.kind, self.sequence)
+    }
+}
+
+/// Name of a message past one buffer that the peer of a connection offers ([`crate::Handler::on_offer`]). Names are used again
+/// when a message has arrived or was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OfferId(pub(crate) u32);
+
+/// Name of a transfer of a list ([`crate::Context::transfer`]), on one connection.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(u64);
+
+impl TransferId {
+    pub(crate) const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The position among all transfers of the connection, from 0.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Transfer#{}", self.0)
     }
 }
 
@@ -249,6 +267,8 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
+    use rdma_transport::slab::Key;
+
     use super::*;
 
     #[test]

@@ -5,11 +5,13 @@
 //! - [`Context`] has the operations of a callback: connect, listen, send, close, set timers.
 //! - [`Message`] is a received message, in the registered buffer that it arrived in.
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
-//! - [`datagram`] has unreliable datagrams and multicast groups, on devices that have them.
+//! - `datagram` has unreliable datagrams and multicast groups, on devices that have them (feature `datagram`).
 //! - [`stream`] has ordered bytes instead of messages, for programs that know sockets.
+//! - [`broadcast`] has one message for many connections, with a decision for each slow one.
 //! - `aio` has connections as futures, for async/await (feature `async`).
+//! - `threaded` has a reactor on a thread of its own, whose connections are futures for tasks of any thread (feature `tokio`).
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
-//! - [`Remote`] has the operations of other threads.
+//! - [`ReactorHandle`] has the operations of other threads.
 //! - [`Reactors`] is a group of reactors, each with a thread of its own, among which connections are spread.
 //!
 //! | feature | brings |
@@ -17,7 +19,10 @@
 //! | `verbs`, on by default | RDMA devices, through libibverbs and librdmacm, which are loaded when the first device is wanted |
 //! | `rdma-sys` | the same, linked with the libraries when the program is built |
 //! | `async` | `aio` |
+//! | `tokio` | `aio::drive` and `threaded` |
 //! | `tls`, `psk` | authenticated and encrypted connections: `Security` |
+//! | `keylog` | `Tls::log_keys`: secrets of connections in the file that `SSLKEYLOGFILE` names, for debugging |
+//! | `datagram` | `datagram`, and `Context::datagrams` |
 //! | `bytes` | `DetachedMessage` as `bytes::Bytes` |
 //! | `serde` | [`Stats`] for serde |
 //!
@@ -28,41 +33,55 @@
 pub mod aio;
 mod api;
 mod backoff;
+pub mod broadcast;
+pub mod call;
 mod config;
 mod conn;
+#[cfg(feature = "datagram")]
 pub mod datagram;
+#[cfg(not(feature = "datagram"))]
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "no program opens an endpoint")]
+mod datagram;
 mod device;
 mod driver;
 mod error;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzz;
 pub mod guide;
 mod id;
 mod limits;
+mod log_limit;
 mod memory;
 mod options;
+mod prometheus;
+mod providers;
 mod seam;
 mod security;
 mod stats;
 pub mod stream;
+#[cfg(feature = "tokio")]
+pub mod threaded;
 mod turn;
 
-pub use crate::api::context::{Context, DatagramHandler, Datagrams};
+pub use crate::api::context::Context;
+#[cfg(feature = "datagram")]
+pub use crate::api::context::{DatagramHandler, Datagrams};
+pub use crate::api::handle::{HandleError, ReactorHandle};
 pub use crate::api::handler::{ConnectRequest, Decision, Handler};
 pub use crate::api::message::{DetachedMessage, Message, SendBuffer, SendError};
-pub use crate::api::remote::{Remote, RemoteError};
 pub use crate::backoff::Backoff;
-pub use crate::config::{Config, Framing, ProviderChoice, Wait};
+pub use crate::config::{CompletionSettings, Config, Framing, LargeMessageSettings, ProviderChoice, Timeouts, Wait};
 pub use crate::conn::frame::Immediate;
 pub use crate::conn::greeting::MAX_USER_PRIVATE_DATA;
-pub use crate::datagram::{Datagram, EndpointOptions, Origin};
+#[cfg(feature = "datagram")]
+pub use crate::datagram::{Datagram, EndpointId, EndpointOptions, Origin, PeerId};
 pub use crate::driver::DeviceEvent;
+pub use crate::driver::choose::open as open_providers;
 pub use crate::driver::group::{Place, Reactors};
 pub use crate::error::{
     Blocked, ConnectError, DisconnectReason, Error, Outcome, PeerViolation, RejectReason, SendErrorKind, Side,
 };
-pub use crate::id::{ConnectionId, EndpointId, IoId, ListenerId, PeerId, SendId, SendKind, TimerId};
+pub use crate::id::{ConnectionId, IoId, ListenerId, OfferId, SendId, SendKind, TimerId, TransferId};
+pub use crate::memory::landing::Offered;
+pub use crate::memory::list::{Piece, Transfer, TransferEnd, TransferOptions, TransferOutcome};
 pub use crate::memory::material::{PreparedRegion, RegionMaker};
 pub use crate::memory::region::{Lent, Region, RegionOptions, RemoteRegion};
 pub use crate::options::{ConnectOptions, ListenOptions};
@@ -70,6 +89,8 @@ pub use crate::seam::poller::{
     Clock, Edge, Entropy, Interest, MioPoller, Poller, Readiness, SystemClock, system_entropy,
 };
 pub use crate::seam::wake::Wake;
+#[cfg(feature = "tls")]
+pub use crate::security::names::PeerName;
 #[cfg(feature = "psk")]
 pub use crate::security::psk::Psk;
 #[cfg(feature = "tls")]

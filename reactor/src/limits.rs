@@ -6,7 +6,7 @@ use crate::security::channel::TAG;
 pub(crate) const HEADER_LEN: usize = 8;
 
 /// Longest payload of a message of the reactor's own, bytes.
-pub(crate) const MAX_CONTROL: usize = 28;
+pub(crate) const MAX_CONTROL: usize = 36;
 
 /// Alignment of buffers in memory, bytes: a line of the cache.
 pub(crate) const BUFFER_ALIGN: usize = 64;

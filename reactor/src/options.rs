@@ -11,6 +11,8 @@ use crate::security::{Security, SecurityError};
 pub(crate) struct Service {
     retries: Retries,
     read_depth: ReadDepth,
+    /// The program knows that the peer has the extensions of the embedded provider.
+    pub(crate) extensions: bool,
 }
 
 impl Service {
@@ -104,6 +106,15 @@ impl ConnectOptions {
         self
     }
 
+    /// With [`Framing::Raw`] on the embedded provider: the program knows that the peer has the extensions of RFC 7306, which are writes
+    /// with immediate data and atomics. MPA cannot negotiate them, and a peer that lacks them ends the connection. Elsewhere this has
+    /// no effect: devices have the operations or not, and with [`Framing::Credits`] the greetings agree. Default: false.
+    #[must_use]
+    pub const fn extensions(mut self, of_peer: bool) -> Self {
+        self.service.extensions = of_peer;
+        self
+    }
+
     /// How the connection is secured. Default: as [`crate::Config::security`] says.
     #[must_use]
     pub fn security(mut self, security: Security) -> Self {
@@ -158,6 +169,13 @@ impl ListenOptions {
         self
     }
 
+    /// Connect requests that wait for this side before the system refuses more (`rdma_listen`(3), `listen`(2)). Default: 1,024.
+    #[must_use]
+    pub const fn backlog(mut self, requests: u32) -> Self {
+        self.path.backlog = requests;
+        self
+    }
+
     /// Whether an IPv6 address takes IPv6 only or IPv4 too (`rdma_set_option`(3), `RDMA_OPTION_ID_AFONLY`). Default: as the
     /// system is set.
     #[must_use]
@@ -177,6 +195,13 @@ impl ListenOptions {
     #[must_use]
     pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
         self.service.read_depth = depth;
+        self
+    }
+
+    /// As [`ConnectOptions::extensions`], for every peer of this listener.
+    #[must_use]
+    pub const fn extensions(mut self, of_peers: bool) -> Self {
+        self.service.extensions = of_peers;
         self
     }
 

@@ -46,17 +46,11 @@ pub struct TurnStats {
     pub wakes: u64,
     /// Completions polled in the turns of those wake-ups.
     pub wake_completions: u64,
-    /// Total time from those edges to the first callback.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
-    pub wake_time: Duration,
-    /// Longest time from such an edge to the first callback.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
-    pub wake_time_max: Duration,
     /// Messages and sends taken from other threads.
-    pub remote_commands: u64,
+    pub handle_commands: u64,
     /// Largest number of such messages and sends taken in one turn. A large number means that the reactor's thread was
     /// held up before.
-    pub remote_commands_max: u64,
+    pub handle_commands_max: u64,
     /// Callbacks that panicked, see [`crate::Config::contain_panics`].
     pub panics: u64,
 }
@@ -93,12 +87,17 @@ pub struct ConnectionStats {
     pub connected: u64,
     /// Connections that came up and ended.
     pub disconnected: u64,
+    /// Connections that this side closed and that ended before everything was sent, see
+    /// [`crate::DisconnectReason::Local`].
+    pub cut_off: u64,
     /// Outgoing connections that did not come up.
     pub connect_errors: u64,
     /// Connections whose peer was not accepted in the handshake that secures them.
     pub insecure: u64,
     /// Incoming connections that were refused or did not come up.
     pub refused: u64,
+    /// Incoming connections that were not up yet and gave way to new ones: see [`crate::Config::max_pending`].
+    pub evicted: u64,
     /// Connect requests handed over to other reactors of the group.
     pub handed_over: u64,
     /// Connect requests taken over from other reactors of the group.
@@ -107,8 +106,12 @@ pub struct ConnectionStats {
     pub pings: u64,
     /// Connections given up for silence.
     pub keepalive_timeouts: u64,
-    /// Connections whose device had not flushed their work requests within [`crate::Config::flush_timeout`].
+    /// Connections whose device had not flushed their work requests within [`crate::Timeouts::flush`].
     pub unflushed: u64,
+    /// Queue pairs that a device has not destroyed when their connection or endpoint ended, and shared receive queues that it has not
+    /// destroyed when nothing else was left on it. Their buffers, and the regions that their operations used, are lost until the
+    /// reactor's device is gone.
+    pub undestroyed: u64,
 }
 
 /// Counters of messages and datagrams.
@@ -125,7 +128,7 @@ pub struct MessageStats {
     /// Payload bytes received.
     pub bytes_received: u64,
     /// Registrations of memory for messages past one buffer. Where those are of about one length, the memory of the first
-    /// ones is kept for the others ([`crate::Config::transfer_cache`]), and this number stays as it is.
+    /// ones is kept for the others ([`crate::LargeMessageSettings::cache`]), and this number stays as it is.
     pub large_registrations: u64,
     /// Datagrams sent.
     pub datagrams_sent: u64,
@@ -141,7 +144,7 @@ pub struct MessageStats {
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
     /// Sends from other threads that were dropped, because the connection was not open or did not take them.
-    pub remote_sends_dropped: u64,
+    pub handle_sends_dropped: u64,
 }
 
 /// Levels of memory, now.
@@ -151,6 +154,13 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Regions registered.
     pub regions: usize,
+    /// Registrations that a device has not given back, of regions and of buffers, since the reactor's start. Their memory is
+    /// never freed, and never lent as a slice if a peer may write it.
+    pub unreleased: usize,
+    /// Times that a device has not taken a remote key back, since the reactor's start: when [`crate::Context::revoke`] was called, when
+    /// the rights of peers had lasted for [`crate::RegionOptions::lifetime`], when their connection ended, or when a peer took the key
+    /// back itself. Peers may go on using such a region until it is deregistered, and its memory is never lent as a slice meanwhile.
+    pub unrevoked: usize,
     /// Pooled buffers.
     pub pool_buffers: usize,
     /// Pooled buffers that nobody holds.
@@ -161,7 +171,7 @@ pub struct MemoryStats {
     pub shared_unclaimed: usize,
     /// Bytes of messages past one buffer that are being fetched or were fetched and kept.
     pub fetched_bytes: usize,
-    /// Bytes registered and kept for messages past one buffer to come, see [`crate::Config::transfer_cache`].
+    /// Bytes registered and kept for messages past one buffer to come, see [`crate::LargeMessageSettings::cache`].
     pub kept_bytes: usize,
     /// Bytes of messages past one buffer that peers are to fetch.
     pub copied_bytes: usize,

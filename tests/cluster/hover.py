@@ -35,7 +35,7 @@ driver = subprocess.Popen(
 def call(method, path, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)["value"]
 
 
@@ -68,7 +68,7 @@ def check(text, source, target):
 
 
 try:
-    for _ in range(100):
+    for _ in range(1200):
         try:
             if call("GET", "/status")["ready"]:
                 break

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The manifests of examples/cluster against the schemas of Kubernetes (the package kubernetes-validate), and their command
+# The manifests of examples/tools/cluster against the schemas of Kubernetes (the package kubernetes-validate), and their command
 # line, run by hand: four ranks with the environment of an Indexed Job, in a namespace where the name of rank 0 is known.
 . "$(dirname "$0")/lib.sh"
 venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 
 install() {
     [ -x "$venv/bin/kubernetes-validate" ] && return
-    mkdir -p "${venv%/*}" && python3 -m venv "$venv" && timeout 300 "$venv/bin/pip" install -q kubernetes-validate pyyaml
+    mkdir -p "${venv%/*}" && python3 -m venv "$venv" && timeout 900 "$venv/bin/pip" install -q kubernetes-validate pyyaml
 }
 
 validate() { # FILE: strictly, so that a field that no version has is an error
-    timeout 60 "$venv/bin/kubernetes-validate" --strict "$1" || return
+    timeout 900 "$venv/bin/kubernetes-validate" --strict "$1" || return
     # A validator that finds nothing wrong with a wrong field shows nothing.
     sed 's/completionMode/completionMood/' "$1" >"$out/wrong.yaml"
-    ! timeout 60 "$venv/bin/kubernetes-validate" --strict "$out/wrong.yaml"
+    ! timeout 900 "$venv/bin/kubernetes-validate" --strict "$out/wrong.yaml"
 }
 
 # The words of the container's command line, one a line.
@@ -43,7 +43,7 @@ run() { # FILE
         local line=("${all[@]//\$(NODE_NAME)/node-$rank}" "${quick[@]}" -p "$port")
         [ $rank = 0 ] && line+=(--json "$out/$name.json")
         # shellcheck disable=SC2016
-        JOB_COMPLETION_INDEX=$rank PATH=${mesh%/*}:$PATH timeout 120 unshare --mount sh -c \
+        JOB_COMPLETION_INDEX=$rank PATH=${mesh%/*}:$PATH timeout 900 unshare --mount sh -c \
             'mount --bind "$0" /etc/hosts && exec "$@"' "$out/hosts" "${line[@]}" &
         ranks+=($!)
     done
@@ -52,7 +52,7 @@ run() { # FILE
 }
 
 shown 'Kubernetes: the validator' install
-for file in examples/cluster/*.yaml; do
+for file in examples/tools/cluster/*.yaml; do
     shown "Kubernetes: the schema takes ${file##*/}" validate "$file"
     shown "Kubernetes: the command line of ${file##*/}" run "$file"
 done

@@ -13,10 +13,10 @@ many() {
     hosts=$(printf ',127.0.0.1%.0s' $(seq "$ranks"))
     rm -f "$out"/many.*
     for ((rank = 1; rank < ranks; rank++)); do
-        timeout 600 "$mesh" --hosts "${hosts:1}" --rank $rank -p "$port" "${few[@]}" &
+        timeout 1500 "$mesh" --hosts "${hosts:1}" --rank $rank -p "$port" "${few[@]}" &
         others+=($!)
     done
-    timeout 600 "$mesh" --hosts "${hosts:1}" --rank 0 -p "$port" "${few[@]}" --json "$out/many.json" --html "$out/many.html" \
+    timeout 1500 "$mesh" --hosts "${hosts:1}" --rank 0 -p "$port" "${few[@]}" --json "$out/many.json" --html "$out/many.html" \
         --svg "$out/many.svg" >"$out/many.table" || status=1
     for rank in "${others[@]}"; do wait "$rank" || status=1; done
     [ $status = 0 ] && whole many "$ranks"

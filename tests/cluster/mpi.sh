@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Eight ranks by the mpirun of Open MPI and of MPICH, oversubscribed on this machine, by the lines of examples/cluster.
+# Eight ranks by the mpirun of Open MPI and of MPICH, oversubscribed on this machine, by the lines of examples/tools/cluster.
 . "$(dirname "$0")/lib.sh"
 
-# line NAME: the mpirun line of an engine in examples/cluster/README.md.
-line() { sed -n "s/^\(mpi[a-z]*\.$1 .*rdma-mesh\)\(.*\)$/\1\2/p" examples/cluster/README.md | head -n 1; }
+# line NAME: the mpirun line of an engine in examples/tools/cluster/README.md.
+line() { sed -n "s/^\(mpi[a-z]*\.$1 .*rdma-mesh\)\(.*\)$/\1\2/p" examples/tools/cluster/README.md | head -n 1; }
 
 by_mpi() {
     local name=$1 command
     shift
     command=$(line "$name")
-    [ -n "$command" ] || { echo "no line of $name in examples/cluster/README.md"; return 1; }
+    [ -n "$command" ] || { echo "no line of $name in examples/tools/cluster/README.md"; return 1; }
     echo "$command"
     rm -f "$out/$name.json"
     # The words up to the program are the engine's; the hosts of the example are this machine here.
@@ -17,7 +17,7 @@ by_mpi() {
     read -ra words <<<"${command%%rdma-mesh*}"
     local port
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    timeout 120 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$port" --json "$out/$name.json" && whole "$name" 8
+    timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$port" --json "$out/$name.json" && whole "$name" 8
 }
 
 shown 'Open MPI: 8 ranks' by_mpi openmpi --allow-run-as-root --oversubscribe

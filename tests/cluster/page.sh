@@ -8,14 +8,14 @@ run_ranks() {
     local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank
     rm -f "$out"/page.*
     for rank in 4 3 2 1; do
-        timeout 120 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" -p "$port" &
+        timeout 900 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" -p "$port" &
     done
-    timeout 120 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" -p "$port" \
+    timeout 900 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" -p "$port" \
         --json "$out/page.json" --html "$out/page.html" && wait && whole page 5
 }
 
 hover() {
-    timeout 120 python3 tests/cluster/hover.py "$out/page.html" "$out/page.json"
+    timeout 900 python3 tests/cluster/hover.py "$out/page.html" "$out/page.json"
 }
 
 shown 'Page: five ranks' run_ranks

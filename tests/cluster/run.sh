@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All that is known of rdma-mesh on clusters, on this machine: real engines, set up and taken down; see examples/cluster.
+# All that is known of rdma-mesh on clusters, on this machine: real engines, set up and taken down; see examples/tools/cluster.
 cd "$(dirname "$0")" || exit 1
 failed=0
 for part in slurm mpi kubernetes page; do
-    timeout -k 10 240 "./$part.sh" || failed=1
+    timeout -k 10 1800 "./$part.sh" || failed=1
 done
 exit $failed

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm of one machine: munge, a controller and two nodes on the loopback, in a folder of their own. Four ranks, started
-# by srun and by the batch script of examples/cluster. Everything is taken down again.
+# by srun and by the batch script of examples/tools/cluster. Everything is taken down again.
 . "$(dirname "$0")/lib.sh"
 work=$(mktemp -d) && chmod 755 "$work"
 export SLURM_CONF=$work/slurm.conf PATH=$PATH:/usr/sbin
@@ -22,7 +22,7 @@ trap take_down EXIT
 start_munge() {
     dd if=/dev/urandom of="$work/munge.key" bs=128 count=1 2>/dev/null
     chmod 600 "$work/munge.key"
-    timeout 20 munged --force --socket "$work/munge.socket" --key-file "$work/munge.key" --log-file "$work/munge.log" \
+    timeout 900 munged --force --socket "$work/munge.socket" --key-file "$work/munge.key" --log-file "$work/munge.log" \
         --pid-file "$work/munge.pid" --seed-file "$work/munge.seed"
 }
 
@@ -67,7 +67,7 @@ C
 
 start() {
     settings && start_munge && slurmctld -c && slurmd -N n1 && slurmd -N n2 || return
-    for _ in $(seq 100); do
+    for _ in $(seq 1200); do
         [ "$(sinfo -h -o %T 2>/dev/null)" = idle ] && [ "$(sinfo -h -o %D)" = 2 ] && return
         sleep 0.1
     done
@@ -78,27 +78,32 @@ start() {
 
 by_srun() {
     rm -f "$out/srun.json"
-    timeout 120 srun -N2 -n4 "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/srun.json" && whole srun 4 n1 n2
+    timeout 900 srun -N2 -n4 "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/srun.json" && whole srun 4 n1 n2
 }
 
 by_batch() {
     rm -f "$out/mesh.json"
     # The script is the one that users copy; it takes the program and its options from the environment.
-    MESH=$mesh MESH_OPTIONS="${quick[*]} -p $(free_ports 1)" timeout 120 \
-        sbatch --wait -N2 --ntasks-per-node=2 --chdir="$out" --output="$work/batch.out" examples/cluster/mesh.sbatch
+    MESH=$mesh MESH_OPTIONS="${quick[*]} -p $(free_ports 1)" timeout 900 \
+        sbatch --wait -N2 --ntasks-per-node=2 --chdir="$out" --output="$work/batch.out" examples/tools/cluster/mesh.sbatch
     local status=$?
     cat "$work/batch.out"
     [ $status = 0 ] && whole mesh 4 n1 n2
 }
 
-# A rank that dies ends no other, as long as Slurm lets them live.
+# A rank that dies ends no other, as long as Slurm lets them live. It is killed once rank 0 says that the pairs measure.
 with_a_dead_rank() {
-    rm -f "$out/dead.json"
+    rm -f "$out"/dead.*
     # shellcheck disable=SC2016
-    timeout 120 srun -N2 -n4 --kill-on-bad-exit=0 sh -c '
-        if [ "$SLURM_PROCID" = 2 ]; then exec timeout --foreground -s KILL 4 "$@"; fi; exec "$@"' sh \
-        "$mesh" "${quick[@]}" -n 10000000 --silence 3 -p "$(free_ports 1)" --json "$out/dead.json"
-    # By then rank 2 has been killed in the middle of three seconds of latency, or later.
+    PROGRESS=$out/dead.progress timeout 900 srun -N2 -n4 --kill-on-bad-exit=0 sh -c '
+        case $SLURM_PROCID in
+            0) exec "$@" 2>"$PROGRESS" ;;
+            2) "$@" & rank=$!
+               until grep -q latency "$PROGRESS" 2>/dev/null; do sleep 0.1; done
+               kill -KILL $rank; wait $rank ;;
+            *) exec "$@" ;;
+        esac' sh \
+        "$mesh" "${quick[@]}" -n 10000000 --silence 20 -p "$(free_ports 1)" --json "$out/dead.json"
     jq -e '(.good | not) and (.ranks[2].gone | test("has ended")) and all(.ranks[0,1,3]; .gone == null)
         and all(.pairs[] | select(.a != 2 and .b != 2); .broken == null)' "$out/dead.json"
 }

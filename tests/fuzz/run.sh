@@ -2,6 +2,10 @@
 # Runs fuzz targets: run.sh SECONDS [TARGET...], all of them without names. `JOBS` targets run at a time (2). New inputs go to
 # target/fuzz/corpus, and a finding to target/fuzz/artifacts; `run.sh minimise [TARGET...]` brings what adds coverage into the
 # corpora that are checked in. A finding fails.
+#
+#   RUNS=10000000    a target ends after so many executions, too; with 0 seconds only then
+#   SANITIZER=none   without AddressSanitizer, which takes several times as long
+#   FLAGS=...        for "cargo fuzz build": with --no-trace-compares tapes take half the time
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 what=${1:?"run.sh SECONDS|minimise [TARGET...]"}
@@ -11,9 +15,12 @@ tests/tools.sh nightly cargo-fuzz
 # Instrumented code is slow to link: what makes the release fast is left out.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
 fuzz=(cargo "+$toolchain" fuzz)
-options=(--fuzz-dir tests/fuzz --target-dir target/fuzz --features libfuzzer)
+sanitizer=${SANITIZER:-address}
+options=(--fuzz-dir tests/fuzz --target-dir "target/fuzz/$sanitizer" --features libfuzzer --sanitizer "$sanitizer")
+programs=target/fuzz/$sanitizer/x86_64-unknown-linux-gnu/release
 all=$(ls tests/fuzz/targets | sed "s,[.]rs$,,")
-"${fuzz[@]}" build "${options[@]}"
+# shellcheck disable=SC2086
+"${fuzz[@]}" build "${options[@]}" ${FLAGS:-}
 
 # Longest input of a target, octets.
 longest() {
@@ -22,6 +29,7 @@ longest() {
         startup | programs) echo 600 ;;
         greeting | message | headers) echo 128 ;;
         script) echo 200 ;;
+        hostile) echo 100 ;;
         *) echo 300 ;;
     esac
 }
@@ -33,15 +41,14 @@ one() {
         # Only what no input in front of it covers stays; the regression inputs stay in any case.
         local fresh=target/fuzz/minimised/$target
         rm -rf "$fresh" && mkdir -p "$fresh"
-        "target/fuzz/x86_64-unknown-linux-gnu/release/$target" -merge=1 -max_len="$(longest "$target")" "$fresh" "$kept" "$own" \
+        "$programs/$target" -merge=1 -max_len="$(longest "$target")" "$fresh" "$kept" "$own" \
             > "$log" 2>&1
         find "$kept" -type f ! -name 'finding-*' -delete
         cp "$fresh"/* "$kept"/
         return
     fi
-    if ! "target/fuzz/x86_64-unknown-linux-gnu/release/$target" -max_total_time="$what" -max_len="$(longest "$target")" \
-        -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 -artifact_prefix="target/fuzz/artifacts/$target/" \
-        "$own" "$kept" > "$log" 2>&1; then
+    if ! "$programs/$target" -max_total_time="$what" -runs="${RUNS:--1}" -max_len="$(longest "$target")" -timeout=20 \
+        -rss_limit_mb=3000 -print_final_stats=1 -artifact_prefix="target/fuzz/artifacts/$target/" "$own" "$kept" > "$log" 2>&1; then
         tail -n 40 "$log" >&2
         echo "$target: a finding, see target/fuzz/artifacts/$target" >&2
         return 1
@@ -49,5 +56,5 @@ one() {
     echo "$target: $(sed -n 's/stat::number_of_executed_units: *//p' "$log") executions, $(grep -o 'cov: [0-9]*' "$log" | tail -n 1)"
 }
 export -f one longest
-export what
+export what programs
 printf '%s\n' "${@:-$all}" | tr ' ' '\n' | xargs -P "${JOBS:-2}" -I{} bash -c 'one {}'

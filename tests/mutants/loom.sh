@@ -5,4 +5,4 @@
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
 export RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=3
-report "$(found -p rdma-reactor --lib interleavings)"
+report "$(found -p rdma-transport -p rdma-reactor --lib interleavings)"

@@ -1,11 +1,14 @@
 //! A server under `ProviderChoice::Auto` that listens on an unspecified address, and a client.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use rdma_reactor::{Config, ConnectionId, ProviderChoice, Reactor};
+use rdma_reactor::transport::Provider;
+use rdma_reactor::{Config, ConnectionId, ProviderChoice, Reactor, open_providers, system_entropy};
 
 use crate::conformance::Setup;
 use crate::conformance::harness::{Pair, Probe};
+use crate::loopback::{Loopback, Network};
+use crate::parts::reactor_on_all;
 
 /// A server on an unspecified address, and a client.
 #[must_use]
@@ -49,4 +52,48 @@ pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
 /// When it is on none.
 pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
     reactor.context().device(conn).expect("it is on a device").to_owned()
+}
+
+/// The address of the server in the network of [`with_loopback`].
+pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+
+/// A server and a client, each on a provider within this process first, and then on those that `config` asks for.
+///
+/// # Panics
+/// When the system lacks something.
+#[must_use]
+pub fn with_loopback(config: &Config) -> Pair {
+    let network = Network::default();
+    let reactor = |address: IpAddr| {
+        let mine = Loopback::new(&network, address).expect("descriptors");
+        let mut providers: Vec<Box<dyn Provider>> = open_providers(config, system_entropy()).expect("providers");
+        providers.insert(0, Box::new(mine));
+        reactor_on_all(providers, config.clone())
+    };
+    let mut p =
+        Pair::new(&Setup::iwarp(), config.clone().provider(ProviderChoice::Iwarp), Probe::echo(), Probe::default());
+    (p.server, p.client) = (reactor(IN_PROCESS), reactor([192, 0, 2, 8].into()));
+    p
+}
+
+/// Listens on each address, connects to it, and looks which device carries the connection.
+///
+/// # Panics
+/// When it is another one, or messages of any size are not echoed.
+pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
+    let mut connections = Vec::new();
+    for (ip, device) in devices {
+        let listener = p.server.context().listen(SocketAddr::new(*ip, 0)).expect("listening");
+        p.address = p.server.context().local_address(listener).expect("its address");
+        let conn = p.connect();
+        assert_eq!(device_of(&mut p.client, conn), *device, "the connection to {ip}");
+        connections.push(conn);
+    }
+    echo(&mut p, &connections);
+    for conn in connections {
+        let received = p.c.received;
+        p.client.context().send(conn, &[7; 200_000]).expect("room");
+        p.until("a message past one buffer is back", |p| p.c.received == received + 1);
+    }
+    p.finish();
 }

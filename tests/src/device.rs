@@ -11,12 +11,9 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ProviderChoice};
 
-use crate::conformance::harness::now;
+use crate::conformance::harness::{PATIENCE, now};
 
-/// Longest time of anything in this file.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Settings of both processes. The queues are small, and a silent peer is given up after 3 s.
+/// Settings of both processes. The queues are small, and a silent peer is given up after 6 s.
 #[must_use]
 pub fn config() -> Config {
     Config::default()
@@ -24,9 +21,10 @@ pub fn config() -> Config {
         .buffer_size(4096)
         .receive_depth(16)
         .send_depth(16)
-        .completion_queue(2048)
-        .connect_timeout(Duration::from_secs(5))
-        .keepalive(Duration::from_secs(1), Duration::from_secs(3))
+        .completions(|c| c.queue = 2048)
+        .timeouts(|t| t.connect = PATIENCE)
+        .timeouts(|t| t.handshake = PATIENCE)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(6)))
 }
 
 /// A software device of the kernel, found by the variables that `tests/vm/run.sh` sets.
@@ -112,7 +110,7 @@ impl Device {
     pub fn add(self) {
         let (device, netdev) = (self.variable("DEV"), self.variable("NETDEV"));
         run("rdma", &format!("link add {device} type {} netdev {netdev}", self.kind));
-        let until = now() + LIMIT;
+        let until = now() + PATIENCE;
         while !self.is_active() {
             assert!(now() < until, "{device} does not come up");
             std::thread::sleep(Duration::from_millis(10));
@@ -178,10 +176,10 @@ impl Peer {
     pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         let words: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
         let mut peer = Self::start(program, &format!("serve {}", words.join(" ")));
-        let until = now() + LIMIT;
+        let until = now() + PATIENCE;
         while peer.count("listening ") < addresses.len() {
             assert!(now() < until, "the peer does not listen");
-            let line = peer.lines.recv_timeout(LIMIT).expect("the peer listens");
+            let line = peer.lines.recv_timeout(PATIENCE).expect("the peer listens");
             peer.said.push(line);
         }
         let listening = peer.said.iter().map(|line| line["listening ".len()..].parse().expect("an address")).collect();

@@ -2,18 +2,20 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use rdma_transport::cm::{ListenOptions, PathOptions};
+use rdma_transport::cq::CqAttr;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{
     Access, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceId, DisconnectCause, Drive, MemoryRegion, Provider,
     QpAttr, QpId, SendFlags, SendOp, SrqId, Station, WcOpcode, WcStatus, WorkCompletion,
 };
 
+use crate::patience::PATIENCE;
+
 /// Attempts to connect.
 const TRIES: u32 = 5;
-/// Longest wait.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Number of work requests of each queue.
 pub const DEPTH: u32 = 128;
 /// All access rights.
@@ -85,7 +87,7 @@ impl End {
     /// # Panics
     /// When that fails.
     pub fn listen(&mut self, address: SocketAddr) -> (CmId, SocketAddr) {
-        let listener = self.station.provider().listen(address, 16).expect("a listener");
+        let listener = self.station.provider().listen(address, &ListenOptions::default()).expect("a listener");
         let port = self.station.provider().local_address(listener).expect("an address").port();
         (listener, SocketAddr::new(address.ip(), port))
     }
@@ -95,18 +97,27 @@ impl End {
     /// # Panics
     /// When that fails.
     pub fn equip(&mut self, id: CmId, device: DeviceId) {
-        let cq = self.cq.unwrap_or_else(|| self.station.provider().create_cq(device, 16 * DEPTH).expect("a queue"));
+        let cq = self
+            .cq
+            .unwrap_or_else(|| self.station.provider().create_cq(device, &CqAttr::new(16 * DEPTH)).expect("a queue"));
         self.cq = Some(cq);
         if self.region.is_none() {
             let region = self.station.expose(device, ALL).expect("a region");
             self.station.use_key(region.local_key);
             self.region = Some(region);
         }
-        let attr =
-            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0, max_recv_sge: 0 };
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: 0,
+            max_recv_sge: 0,
+            srq: None,
+        };
         let provider = self.station.provider();
         self.qp = match self.srq {
-            Some(srq) => provider.create_qp_with_srq(id, &attr, srq).expect("a queue pair"),
+            Some(srq) => provider.create_qp(id, &QpAttr { srq: Some(srq), ..attr }).expect("a queue pair"),
             None => provider.create_qp(id, &attr).expect("a queue pair"),
         };
         (self.id, self.device) = (id, device);
@@ -252,7 +263,7 @@ impl Pair {
         let (listener, listening) = pair.passive.listen(address);
         pair.join(listener, through(listening), depth);
         #[allow(clippy::disallowed_methods)]
-        pair.passive.station.provider().destroy_id(listener, Instant::now());
+        pair.passive.station.provider().destroy_id(listener, Instant::now()).unwrap();
         pair
     }
 
@@ -283,7 +294,12 @@ impl Pair {
     /// port from a list of its own, and TCP, over which siw connects, has that port in use.
     #[allow(clippy::disallowed_methods)]
     fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
-        let id = self.active.station.provider().resolve(to, Instant::now() + PATIENCE).expect("an id");
+        let id = self
+            .active
+            .station
+            .provider()
+            .resolve(to, &PathOptions::default(), Instant::now() + PATIENCE)
+            .expect("an id");
         let device = self.until("address", |pair| {
             let event = pair.active.take_event(|kind| matches!(kind, CmEventKind::Resolved { .. }))?;
             if let CmEventKind::Resolved { device } = event.kind { Some(device) } else { None }
@@ -305,7 +321,7 @@ impl Pair {
         });
         if asked.is_none() {
             println!("{to}: the port that the connection manager has chosen is in use, another one is tried");
-            self.active.station.provider().destroy_id(id, Instant::now());
+            self.active.station.provider().destroy_id(id, Instant::now()).unwrap();
         }
         asked
     }
@@ -397,7 +413,7 @@ impl Pair {
         self.disconnected(Side::Active);
         self.disconnected(Side::Passive);
         let (from, to) = self.ends(by);
-        from.station.provider().destroy_id(id, Instant::now());
-        to.station.provider().destroy_id(other, Instant::now());
+        from.station.provider().destroy_id(id, Instant::now()).unwrap();
+        to.station.provider().destroy_id(other, Instant::now()).unwrap();
     }
 }

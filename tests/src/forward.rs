@@ -1,6 +1,6 @@
 //! A provider in front of another one, which can lack features, have other limits, write down its calls, and fail.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -9,20 +9,28 @@ use std::time::Instant;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth, Retries,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
+    Retries,
 };
+use rdma_reactor::transport::cq::{CqAttr, Notify};
 use rdma_reactor::transport::event::{DeviceEvent, DeviceEventKind};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
-use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
+use rdma_reactor::transport::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
+use rdma_reactor::transport::slab::Key;
+use rdma_reactor::transport::srq::SrqAttr;
 use rdma_reactor::transport::wc::WorkCompletion;
 use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
 use rdma_reactor::transport::{Access, Error, Result};
 use rdma_reactor::{Config, Reactor};
 
-use crate::gate::{Call, Failure, Gate, Said};
-use crate::parts::{embedded, reactor_on};
+use crate::gate::{Call, Failure, Gate, Said, Unresolved};
+use crate::parts::{embedded, reactor_on, reactor_on_all};
 
 /// A setting that has arrived at the provider.
 #[derive(Clone, Debug)]
@@ -73,15 +81,17 @@ pub struct Forward {
     record: Record,
     /// The keys of regions that may be read into.
     sinks: BTreeSet<u32>,
+    /// The addresses of regions.
+    places: BTreeMap<Key, u64>,
     first_listener: Option<CmId>,
-    /// The peer and the deadline of a connection that is to go on under another id.
-    diverted: Option<(SocketAddr, Instant)>,
     /// Ids of connections and listeners that were not destroyed, and which of them have a queue pair.
     ids: Vec<(CmId, bool)>,
     /// What the device has said and nobody has heard.
     said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
     /// Completion queues, and whether they have failed.
     queues: Vec<(CqId, bool)>,
+    /// The address that a peer which connects seems to have.
+    seen_as: fn(SocketAddr) -> SocketAddr,
 }
 
 impl Forward {
@@ -92,6 +102,31 @@ impl Forward {
     #[must_use]
     pub fn reactor(config: Config, lacks: Features, gate: &Gate) -> Reactor {
         Self::open(config, |capabilities| capabilities.features.remove(lacks), gate.clone(), Record::default())
+    }
+
+    /// A provider whose device has that name.
+    ///
+    /// # Panics
+    /// As [`Forward::reactor`].
+    #[must_use]
+    pub fn named(device: &str) -> Self {
+        let mut provider = Self::gated(Box::new(embedded()), Gate::default());
+        provider.info.name = device.into();
+        provider
+    }
+
+    /// A reactor on a device behind each of these gates. The providers are told apart by the names of their devices: `forward0`,
+    /// `forward1`, ...
+    ///
+    /// # Panics
+    /// As [`Forward::reactor`].
+    #[must_use]
+    pub fn reactor_on_each(config: Config, gates: &[Gate]) -> Reactor {
+        let provider = |(nth, gate): (usize, &Gate)| {
+            let provider = Self { gate: gate.clone(), ..Self::named(&format!("forward{nth}")) };
+            Box::new(provider) as Box<dyn Provider>
+        };
+        reactor_on_all(gates.iter().enumerate().map(provider).collect(), config)
     }
 
     /// A reactor on a device that reads into open sinks only, as irdma and cxgb4 do on iWARP.
@@ -120,19 +155,15 @@ impl Forward {
     #[must_use]
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
-        let (record, sinks, said) = Default::default();
-        Self {
-            inner,
-            info,
-            gate,
-            record,
-            sinks,
-            first_listener: None,
-            diverted: None,
-            ids: Vec::new(),
-            said,
-            queues: Vec::new(),
-        }
+        let (record, sinks, places, said, ids, queues) = Default::default();
+        let seen_as = |peer| peer;
+        Self { inner, info, gate, record, sinks, places, first_listener: None, ids, said, queues, seen_as }
+    }
+
+    /// Has each peer that connects seem to have another address.
+    #[must_use]
+    pub fn seen_as(self, seen_as: fn(SocketAddr) -> SocketAddr) -> Self {
+        Self { seen_as, ..self }
     }
 
     fn open(config: Config, limits: impl FnOnce(&mut Capabilities), gate: Gate, record: Record) -> Reactor {
@@ -157,15 +188,15 @@ impl Forward {
     }
 
     /// Counts a call that posts `chain`, and lets it fail if it is to fail; `post` takes what is posted then.
-    fn post<W>(
+    fn post<W, T>(
         &mut self,
         (call, name, queue): (Call, &'static str, &'static str),
         chain: &[W],
-        post: impl FnOnce(&mut dyn Provider, &[W]) -> std::result::Result<(), PostError>,
-    ) -> std::result::Result<(), PostError> {
+        post: impl FnOnce(&mut dyn Provider, &[W]) -> std::result::Result<T, PostError>,
+    ) -> std::result::Result<T, PostError> {
         let Some(failure) = self.gate.pass(call) else { return post(&mut *self.inner, chain) };
         let posted = match failure {
-            Failure::Errno(_) | Failure::Full => 0,
+            Failure::Errno(_) | Failure::Full | Failure::Panic => 0,
             Failure::LastErrno(_) | Failure::LastFull => chain.len().saturating_sub(1),
         };
         if posted > 0 {
@@ -226,11 +257,23 @@ impl Forward {
         if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
+    /// Counts a call that takes a region or its remote key back, and fails it if it is to fail.
+    fn taken_back(&self, call: Call, region: MrId) -> Result<()> {
+        let result = self.pass(call, "ibv_dereg_mr");
+        if let Some(&place) = self.places.get(&region.0) {
+            self.gate.note_taken_back(place, result.is_ok());
+        }
+        result
+    }
+
     fn registered(&self, region: MemoryRegion) -> MemoryRegion {
         self.gate.note(|objects| objects.regions += 1);
         region
     }
 }
+
+/// The provider inside is the embedded one.
+const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness and extensions";
 
 // SAFETY: calls are forwarded to the provider inside, and answers are passed on as they are. A call that fails here is not
 // forwarded, so nothing is posted, registered or destroyed by it, and of a chain just the part is posted that the error names.
@@ -242,46 +285,40 @@ unsafe impl Provider for Forward {
         let there = !self.gate.is_unplugged() || !self.ids.is_empty();
         (device == DeviceId(0) && there).then_some(&self.info)
     }
-    fn cm_channel(&self) -> RawFd {
-        self.inner.cm_channel()
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
     }
-    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
-        self.pass(Call::CompletionChannel, "ibv_create_comp_channel")?;
-        self.inner.completion_channel(device)
+    fn channel(&self, channel: Channel) -> Result<RawFd> {
+        if matches!(channel, Channel::Completions(_)) {
+            self.pass(Call::CompletionChannel, "ibv_create_comp_channel")?;
+        }
+        self.inner.channel(channel)
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        self.gate.pass(Call::Progress);
         self.inner.progress(now, drive)
     }
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_with(address, backlog, &ListenOptions::default())
-    }
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.inner.local_address(id)
-    }
-    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        self.resolve_with(peer, &PathOptions::default(), deadline)
-    }
-    fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
         self.record.note(Asked::Listen(options.clone()));
         if let Some(failure) = self.gate.pass(Call::Listen) {
             return Err(Error::Listen { address, source: failure.system() });
         }
         self.plugged("rdma_listen")?;
-        let listener = self.inner.listen_with(address, backlog, options)?;
+        let listener = self.inner.listen(address, options)?;
         self.first_listener.get_or_insert(listener);
         Ok(self.opened(listener))
     }
-    fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
+        self.inner.local_address(id)
+    }
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
         self.pass(Call::Resolve, "rdma_resolve_addr")?;
         self.plugged("rdma_resolve_addr")?;
-        if self.gate.takes_diversion() {
-            self.diverted = Some((peer, deadline));
-        }
-        let id = self.inner.resolve_with(peer, options, deadline)?;
+        let id = self.inner.resolve(peer, options, deadline)?;
         Ok(self.opened(id))
     }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -306,9 +343,16 @@ unsafe impl Provider for Forward {
         self.pass(Call::Disconnect, "rdma_disconnect")?;
         self.inner.disconnect(id, now)
     }
-    fn destroy_id(&mut self, id: CmId, now: Instant) {
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
+        let equipped = self.ids.contains(&(id, true));
         self.closed(id);
-        self.inner.destroy_id(id, now);
+        let destroyed = if equipped { self.pass(Call::DestroyQp, "ibv_destroy_qp") } else { Ok(()) };
+        if destroyed.is_ok() {
+            return self.inner.destroy_id(id, now);
+        }
+        // The id is gone, and the peer is told.
+        self.inner.disconnect(id, now)?;
+        destroyed
     }
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         self.pass(Call::NextCmEvent, "rdma_get_cm_event")?;
@@ -316,41 +360,34 @@ unsafe impl Provider for Forward {
         if let Some(event) = self.said.0.pop_front() {
             return Ok(Some(event));
         }
-        if let Some(id) = self.first_listener
-            && self.gate.takes_move()
-        {
-            self.inner.destroy_id(id, now);
+        if let Some(id) = self.first_listener.filter(|_| self.gate.takes_move()) {
+            self.inner.destroy_id(id, now)?;
             return Ok(Some(CmEvent { id, kind: CmEventKind::AddressChange }));
         }
         let mut event = self.inner.next_cm_event(now)?;
-        while let Some(CmEvent { kind: CmEventKind::Established { private_data, .. }, .. }) = &event
-            && private_data.is_empty()
-            && self.gate.loses_beginnings()
+        while matches!(&event, Some(CmEvent { kind: CmEventKind::Established { private_data, .. }, .. })
+            if private_data.is_empty() && self.gate.loses_beginnings())
         {
             event = self.inner.next_cm_event(now)?;
         }
-        match event {
-            Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
+        match &mut event {
+            Some(CmEvent { id, kind: CmEventKind::ConnectRequest { peer, .. } }) => {
+                *peer = (self.seen_as)(*peer);
+                let id = *id;
                 self.opened(id);
             }
-            Some(CmEvent { id, kind: CmEventKind::Resolved { .. } }) => {
-                if let Some((peer, deadline)) = self.diverted.take() {
-                    let to = self.inner.resolve(peer, deadline)?;
-                    return Ok(Some(CmEvent { id, kind: CmEventKind::Moved { to: self.opened(to) } }));
+            Some(CmEvent { kind: kind @ CmEventKind::Resolved { .. }, .. }) => match self.gate.takes_unresolved() {
+                Some(Unresolved::Failed) => {
+                    *kind = CmEventKind::ConnectFailed(ConnectFailure::Unreachable("no device leads there".into()));
                 }
-            }
+                Some(Unresolved::Silent) => event = None,
+                None => {}
+            },
             _ => {}
         }
         Ok(event)
     }
-    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        self.pass_memory(memory.len())?;
-        self.inner.register(device, memory, access).map(|region| self.registered(region))
-    }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.inner.device_at(address)
-    }
-    fn register_range(
+    fn register(
         &mut self,
         device: DeviceId,
         memory: &Arc<Memory>,
@@ -359,37 +396,31 @@ unsafe impl Provider for Forward {
     ) -> Result<MemoryRegion> {
         self.record.note(Asked::Register(access));
         self.pass_memory(range.len())?;
-        let region = self.inner.register_range(device, memory, range, access)?;
+        self.gate.watch(memory);
+        let place = memory.as_ptr() as u64 + range.start as u64;
+        let region = self.inner.register(device, memory, range, access)?;
+        self.places.insert(region.id.0, place);
         if access.contains(Access::READ_SINK) {
             self.sinks.insert(region.local_key.0);
         }
         Ok(self.registered(region))
     }
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.pass(Call::Deregister, "ibv_dereg_mr")?;
+        self.taken_back(Call::Deregister, region)?;
+        self.places.remove(&region.0);
         self.inner.deregister(region)?;
         self.gate.note(|objects| objects.regions -= 1);
         Ok(())
     }
-    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
-        self.pass(Call::Restrict, "ibv_bind_mw")?;
-        self.inner.restrict(region, qp)
-    }
-    fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.pass(Call::Invalidate, "ibv_dereg_mr")?;
-        self.inner.invalidate(region)
-    }
-    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        self.create_cq_on(device, entries, 0)
-    }
-    fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        let CqAttr { entries, vector, .. } = *attr;
         if vector >= self.info.capabilities.completion_vectors {
             let range = "below the device's completion_vectors";
             return Err(Error::OutOfRange { what: "completion vector", value: vector.into(), range });
         }
         self.record.note(Asked::CompletionQueue(entries, vector));
         self.pass(Call::CreateCq, "ibv_create_cq")?;
-        let cq = self.inner.create_cq(device, entries)?;
+        let cq = self.inner.create_cq(device, &CqAttr::new(entries))?;
         self.gate.note(|objects| objects.completion_queues += 1);
         self.queues.push((cq, false));
         Ok(cq)
@@ -401,48 +432,29 @@ unsafe impl Provider for Forward {
         self.queues.retain(|&(queue, _)| queue != cq);
         Ok(())
     }
-    fn has_failed(&self, cq: CqId) -> bool {
-        self.queues.contains(&(cq, true))
-    }
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         self.record.note(Asked::QueuePair(*attr));
         self.pass(Call::CreateQp, "rdma_create_qp")?;
         self.equipped(id);
         self.inner.create_qp(id, attr)
     }
-    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
-        self.pass(Call::CreateSrq, "ibv_create_srq")?;
-        let srq = self.inner.create_srq(device, max_wr)?;
-        self.gate.note(|objects| objects.shared_queues += 1);
-        Ok(srq)
-    }
-    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
-        self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
-        self.inner.destroy_srq(srq)?;
-        self.gate.note(|objects| objects.shared_queues -= 1);
-        Ok(())
-    }
-    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
-        self.record.note(Asked::QueuePair(*attr));
-        self.pass(Call::CreateQp, "rdma_create_qp")?;
-        self.equipped(id);
-        self.inner.create_qp_with_srq(id, attr, srq)
-    }
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         let what = (Call::PostRecv, "ibv_post_recv", "receive");
         self.post(what, chain, |inner, chain| inner.post_recv(qp, chain))
     }
-    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        let what = (Call::PostSrqRecv, "ibv_post_srq_recv", "shared receive");
-        self.post(what, chain, |inner, chain| inner.post_srq_recv(srq, chain))
-    }
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
         if self.info.capabilities.features.contains(Features::OPEN_READ_SINKS) {
             let mut reads = chain.iter().filter(|wr| matches!(wr.op, SendOp::Read(_)));
             let open = |wr: &SendWr| wr.sges.as_slice().iter().all(|sge| self.sinks.contains(&sge.local_key().0));
             assert!(reads.all(open), "a Read into a region that is no sink");
         }
         let what = (Call::PostSend, "ibv_post_send", "send");
+        let mut chain = chain.to_vec();
+        for wr in chain.iter_mut().filter(|wr| wr.op == SendOp::Send) {
+            let Some(key) = self.gate.takes_key() else { break };
+            wr.op = SendOp::SendInvalidate(key);
+        }
+        let chain = &chain[..];
         self.post(what, chain, |inner, chain| inner.post_send(qp, chain))
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
@@ -453,34 +465,140 @@ unsafe impl Provider for Forward {
             out.truncate(before);
             return Ok(0);
         }
-        if polled > 0
-            && let Some(last) = out.last_mut()
-            && let Some(failure) = self.gate.takes_completion()
-        {
-            (last.status, last.vendor_error) = (failure.status, failure.vendor_error);
+        if let Some(last) = out.last_mut().filter(|_| polled > 0) {
+            if let Some(failure) = self.gate.takes_completion() {
+                (last.status, last.vendor_error) = (failure.status, failure.vendor_error);
+            }
         }
         Ok(polled)
     }
-    fn req_notify(&mut self, cq: CqId) -> Result<()> {
+    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
         self.pass(Call::ReqNotify, "ibv_req_notify_cq")?;
-        self.inner.req_notify(cq)
-    }
-    fn next_device_event(&mut self) -> Option<DeviceEvent> {
-        self.hear();
-        self.said.1.pop_front()
+        self.inner.req_notify(cq, notify)
     }
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         self.pass(Call::NextCompletionEvent, "ibv_get_cq_event")?;
         self.inner.next_completion_event(device)
     }
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        Some(self)
+    }
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        Some(self)
+    }
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        Some(self)
+    }
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        Some(self)
+    }
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        None
+    }
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        None
+    }
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        Some(self)
+    }
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        None
+    }
+    fn paths(&self) -> Option<&dyn Paths> {
+        None
+    }
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        Some(self)
+    }
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        self.inner.immediate_sends()
+    }
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        self.inner.shared_memory()
+    }
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        Some(self)
+    }
+}
+
+impl SharedReceives for Forward {
+    fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
+        self.pass(Call::CreateSrq, "ibv_create_srq")?;
+        let srq = self.inner.shared_receives().expect(HAS_ROLES).create_srq(device, attr)?;
+        self.gate.note(|objects| objects.shared_queues += 1);
+        Ok(srq)
+    }
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
+        let destroyed = self.inner.shared_receives().expect(HAS_ROLES).destroy_srq(srq);
+        // A queue pair that the device has kept still uses it.
+        destroyed.inspect_err(|_| self.gate.note_failed(Call::DestroySrq))?;
+        self.gate.note(|objects| objects.shared_queues -= 1);
+        Ok(())
+    }
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let what = (Call::PostSrqRecv, "ibv_post_srq_recv", "shared receive");
+        self.post(what, chain, |inner, chain| inner.shared_receives().expect(HAS_ROLES).post_srq_recv(srq, chain))
+    }
+}
+
+impl RemoteKeys for Forward {
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool> {
+        self.pass(Call::Restrict, "ibv_bind_mw")?;
+        self.inner.remote_keys().expect(HAS_ROLES).restrict(region, qp)
+    }
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.taken_back(Call::Invalidate, region)?;
+        self.inner.remote_keys().expect(HAS_ROLES).invalidate(region)
+    }
+}
+
+impl Liveness for Forward {
     fn last_heard(&self, qp: QpId) -> Option<Instant> {
-        self.inner.last_heard(qp)
+        self.inner.liveness().expect(HAS_ROLES).last_heard(qp)
     }
     fn has_unread(&self, qp: QpId) -> bool {
-        self.inner.has_unread(qp)
+        self.inner.liveness().expect(HAS_ROLES).has_unread(qp)
     }
+}
+
+impl Extensions for Forward {
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
         self.pass(Call::EnableExtensions, "ibv_modify_qp")?;
-        self.inner.enable_extensions(qp)
+        self.inner.extensions().expect(HAS_ROLES).enable_extensions(qp)
+    }
+}
+
+impl ForeignMemory for Forward {
+    /// Stands in for memory of a device, which the reactor cannot look at: any memory does.
+    fn register_dmabuf(
+        &mut self,
+        device: DeviceId,
+        _: std::os::fd::BorrowedFd<'_>,
+        _: u64,
+        len: usize,
+        _: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.pass(Call::Register, "ibv_reg_dmabuf_mr")?;
+        let memory = Arc::new(Memory::new(len).expect("memory"));
+        let region = self.inner.register(device, &memory, 0..len, access)?;
+        Ok(self.registered(region))
+    }
+}
+
+impl Adapter for Forward {
+    fn has_failed(&self, cq: CqId) -> bool {
+        self.queues.contains(&(cq, true))
+    }
+    fn acknowledgements(&self) -> u64 {
+        0
+    }
+}
+
+impl DeviceEvents for Forward {
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        self.hear();
+        self.said.1.pop_front()
     }
 }

@@ -39,18 +39,28 @@ impl Authority {
         self.0.pem()
     }
 
+    /// The certificate and the key of a new identity of both roles that this authority has signed, PEM.
+    ///
+    /// # Panics
+    /// When no certificate can be made.
+    #[must_use]
+    pub fn certify(&self, name: &str) -> (String, String) {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        params.serial_number = Some(SerialNumber::from(7));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = key();
+        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// An identity of both roles that this authority has signed.
     ///
     /// # Panics
     /// When no certificate can be made.
     #[must_use]
     pub fn identity(&self, name: &str) -> TlsIdentity {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-        params.serial_number = Some(SerialNumber::from(7));
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let key = key();
-        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
-        TlsIdentity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes()).expect("an identity")
+        let (certificate, key) = self.certify(name);
+        TlsIdentity::from_pem(certificate.as_bytes(), key.as_bytes()).expect("an identity")
     }
 
     /// TLS in both directions with a new identity, for peers of that name.

@@ -1,5 +1,5 @@
-//! A program whose connections live through everything once, and check it: messages, memory that the peer writes and reads,
-//! messages past one buffer in both directions, timers, and a close. Others are asked for an echo over and over.
+//! A program whose connections live through everything once, and check it: messages, memory that the peer writes and reads, a list of
+//! transfers, messages past one buffer in both directions, which land in the program's memory on one side, timers, and a close. Others are asked for an echo over and over.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,8 +8,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Handler, Immediate,
-    Message, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, TimerId, Wait,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Failure, Handler,
+    Immediate, Message, Offered, Outcome, Piece, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, TimerId,
+    Transfer, TransferEnd, TransferId, TransferOptions, Wait,
 };
 
 /// Length of a message past one buffer, bytes.
@@ -19,6 +20,8 @@ const PART: usize = 8;
 /// Pause before an end and between two echoes.
 const PAUSE: Duration = Duration::from_millis(5);
 const TOLD: u32 = 77;
+/// Time for a list.
+const WITHIN: Duration = Duration::from_secs(10);
 
 /// Settings for nodes that run such programs on virtual time: small queues and buffers, and short times.
 #[must_use]
@@ -27,15 +30,15 @@ pub fn config() -> Config {
     Config::default()
         .wait(Wait::Event)
         .buffer_size(1024)
-        .max_message(64 * 1024)
+        .large_messages(|l| l.max_message = 64 * 1024)
         .receive_depth(8)
         .send_depth(8)
-        .connect_timeout(ms(3_000))
-        .handshake_timeout(ms(2_000))
-        .close_timeout(ms(1_000))
-        .flush_timeout(ms(50))
-        .transfer_timeout(ms(2_000))
-        .keepalive(ms(1_000), ms(3_000))
+        .timeouts(|t| t.connect = ms(3_000))
+        .timeouts(|t| t.handshake = ms(2_000))
+        .timeouts(|t| t.close = ms(1_000))
+        .timeouts(|t| t.flush = ms(50))
+        .timeouts(|t| t.transfer = ms(2_000))
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(1_000), ms(3_000)))
 }
 
 /// What a connection is for. The side that opens the connection decides, and tells the other in its private data.
@@ -84,6 +87,7 @@ enum Want {
     Offer,
     Write,
     Read,
+    List,
     Large,
     Bye,
     Ask,
@@ -100,6 +104,12 @@ struct Talk {
     /// Sends that were accepted and have not completed.
     sends: BTreeSet<SendId>,
     read: Option<SendId>,
+    /// The list that has not ended.
+    list: Option<TransferId>,
+    /// The bytes of a message that the peer fetches.
+    source: Option<Region>,
+    /// The message that has not landed, and its place.
+    landing: Option<(Offered, Region)>,
     region: Option<Region>,
     remote: Option<RemoteRegion>,
     told: bool,
@@ -116,6 +126,9 @@ impl Talk {
             wants: VecDeque::new(),
             sends: BTreeSet::new(),
             read: None,
+            list: None,
+            source: None,
+            landing: None,
             region: None,
             remote: None,
             told: false,
@@ -188,6 +201,16 @@ impl Program {
     /// Does what a connection is about to do, as far as there is room.
     fn act(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(want) = self.with(conn, |talk| talk.wants.front().copied()) {
+            if matches!(want, Want::List) {
+                match self.list(cx, conn) {
+                    Ok(list) => self.with(conn, |talk| {
+                        talk.wants.pop_front();
+                        talk.list = Some(list);
+                    }),
+                    Err(error) => return self.give_up(cx, conn, &error.to_string()),
+                }
+                continue;
+            }
             match self.try_one(cx, conn, want) {
                 Ok(send) => self.with(conn, |talk| {
                     talk.wants.pop_front();
@@ -205,6 +228,18 @@ impl Program {
                 Err(error) => return self.give_up(cx, conn, &error.to_string()),
             }
         }
+    }
+
+    /// Reads the bytes of the peer once more, from the last one to the first, as a list.
+    fn list(&self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<TransferId, SendErrorKind> {
+        self.with(conn, |talk| {
+            let remote = talk.remote.expect("it has come");
+            let piece = |at: usize| Piece::new(at, remote.part((PART + at) as u64, 1).expect("inside"));
+            let region = talk.region.as_mut().expect("it was registered");
+            region.copy_from(0, &[0; PART]).expect("nobody has it");
+            let list = (0..PART).rev().map(piece).collect();
+            cx.transfer(conn, Transfer::Read(&mut [region]), list, &TransferOptions::within(WITHIN))
+        })
     }
 
     fn try_one(&self, cx: &mut Context<'_>, conn: ConnectionId, want: Want) -> Result<SendId, SendErrorKind> {
@@ -226,11 +261,30 @@ impl Program {
                 let remote = part(talk, PART as u64);
                 cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
             }
+            Want::List => unreachable!("a list is no send"),
+            // In one direction it is offered, and without memory for that it is copied, as in the other one.
+            Want::Large if talk.opened_here => {
+                let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+                talk.source = talk.source.take().or_else(|| cx.register_vec(conn, pattern(LARGE), &readable).ok());
+                match &talk.source {
+                    Some(source) => cx.offer(conn, source, 0..LARGE, u64::from(TOLD)),
+                    None => cx.send(conn, &pattern(LARGE)),
+                }
+            }
             Want::Large => cx.send(conn, &pattern(LARGE)),
             Want::Bye => cx.send(conn, b"b"),
             Want::Ask => cx.send(conn, &[&b"p"[..], &talk.echoes.to_le_bytes()].concat()),
             Want::Echo(number) => cx.send(conn, &[&b"p"[..], &number.to_le_bytes()].concat()),
         }
+    }
+
+    /// What was read from the peer is right.
+    fn check_read(&self, conn: ConnectionId) {
+        self.with(conn, |talk| {
+            let mut bytes = [0; PART];
+            talk.region.as_ref().expect("it was registered").copy_to(0, &mut bytes);
+            assert_eq!(bytes[..], pattern(PART)[..], "what was read from the peer");
+        });
     }
 
     fn want(&self, cx: &mut Context<'_>, conn: ConnectionId, wants: &[Want]) {
@@ -242,6 +296,7 @@ impl Program {
         let mut book = self.0.borrow_mut();
         let talk = book.talks.remove(&conn).expect("a connection ends once");
         assert!(talk.sends.is_empty(), "{conn}: {} sends never completed", talk.sends.len());
+        assert!(talk.list.is_none() && talk.landing.is_none(), "{conn}: {:?}, {:?}", talk.list, talk.landing);
         let Talk { kind, opened_here, done, .. } = talk;
         book.ended.push(Ended { kind, opened_here, done, how });
     }
@@ -326,12 +381,37 @@ impl Handler for Program {
             talk.read == Some(send) && outcome.is_sent()
         });
         if read {
-            self.with(conn, |talk| {
-                let mut bytes = [0; PART];
-                talk.region.as_ref().expect("it was registered").copy_to(0, &mut bytes);
-                assert_eq!(bytes[..], pattern(PART)[..], "what was read from the peer");
-            });
+            self.check_read(conn);
+            self.want(cx, conn, &[Want::List]);
+        }
+    }
+
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {
+        assert_eq!(self.with(conn, |talk| talk.list.take()), Some(transfer), "it ends once");
+        if end.is_done() {
+            self.check_read(conn);
             self.want(cx, conn, &[Want::Large]);
+        }
+    }
+
+    fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
+        if !self.with(conn, |talk| talk.opened_here) {
+            assert!(offer.tag.is_none_or(|tag| tag == u64::from(TOLD)), "{offer:?}");
+            // Without memory or a place, it comes by on_recv.
+            let Ok(mut place) = cx.register(conn, LARGE, &RegionOptions::new()) else { return };
+            if cx.land(conn, offer.id, &mut place, 0).is_ok() {
+                self.with(conn, |talk| talk.landing = Some((offer, place)));
+            }
+        }
+    }
+
+    fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {
+        let (landing, place) = self.with(conn, |talk| talk.landing.take()).expect("it ends once");
+        assert_eq!(landing, offer);
+        let bytes = place.bytes().expect("it is not lent any more");
+        if result.is_ok() {
+            assert!(bytes == pattern(LARGE), "the bytes of a large message");
+            self.pause(cx, conn);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Two devices that cost next to nothing: a message is in the peer's receive, and has completed on both sides, when its post
 //! returns. What a reactor costs on them is the cost of the reactor alone.
 //!
-//! The embedded provider is behind each of them, for the connection manager and the regions. The devices do sends only, and have
-//! one connection. Credits see to it that each message finds a receive.
+//! The embedded provider is behind each of them, for the connection manager and the regions. The devices do sends, and for
+//! reactors writes and reads without any check of keys, and have one connection. Credits see to it that each message finds a receive.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -14,20 +14,27 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Token};
 use rdma_reactor::transport::caps::Features;
-use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam};
+use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_reactor::transport::cq::{CqAttr, Notify};
 use rdma_reactor::transport::datagram::DatagramSource;
 use rdma_reactor::transport::iwarp::{Iwarp, TcpNet};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
-use rdma_reactor::transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId};
+use rdma_reactor::transport::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
 use rdma_reactor::transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_reactor::transport::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use rdma_reactor::transport::{Access, Error, Result};
-use rdma_reactor::{Config, Reactor};
+use rdma_reactor::{Clock, Config, Reactor};
 
-use crate::parts::{embedded, reactor_on};
+use crate::parts::{embedded, reactor_with};
 
 /// The end of a connection at one device.
 #[derive(Debug)]
@@ -36,6 +43,8 @@ struct End {
     cq: Option<CqId>,
     receives: VecDeque<RecvWr>,
     completions: VecDeque<WorkCompletion>,
+    /// Completions that the next call of progress brings, if this device sends each message back.
+    echoes: Option<VecDeque<WorkCompletion>>,
     armed: bool,
     /// The device rings when there is an event; the reactor sleeps on the other one.
     bell: (UnixStream, UnixStream),
@@ -48,7 +57,7 @@ impl End {
             end.set_nonblocking(true).expect("it does not block");
         }
         let (receives, completions) = Default::default();
-        Self { qp: None, cq: None, receives, completions, armed: false, bell }
+        Self { qp: None, cq: None, receives, completions, echoes: None, armed: false, bell }
     }
 
     fn complete(&mut self, wr_id: u64, opcode: WcOpcode, status: WcStatus, byte_len: u32) {
@@ -56,10 +65,26 @@ impl End {
         let source = DatagramSource::default();
         let (vendor_error, immediate, invalidated) = (0, None, None);
         let wc = WorkCompletion { wr_id, qp, status, opcode, vendor_error, byte_len, immediate, invalidated, source };
+        match &mut self.echoes {
+            Some(echoes) => echoes.push_back(wc),
+            None => self.arrive(wc),
+        }
+    }
+
+    fn arrive(&mut self, wc: WorkCompletion) {
         self.completions.push_back(wc);
         if std::mem::take(&mut self.armed) {
             (&self.bell.0).write_all(&[1]).expect("room for one octet");
         }
+    }
+
+    /// Moves the completions of the messages that were sent back to the queue; `false` if this device sends nothing back.
+    fn echo(&mut self) -> bool {
+        let Some(echoes) = &mut self.echoes else { return false };
+        let mut echoes = std::mem::take(echoes);
+        echoes.drain(..).for_each(|wc| self.arrive(wc));
+        self.echoes = Some(echoes);
+        true
     }
 
     fn flush(&mut self) {
@@ -87,6 +112,18 @@ fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
     Some(len)
 }
 
+/// Copies between the entries of an operation and the peer's memory, which is memory of this process.
+fn place(local: &[Sge], mut remote: u64, reads: bool) {
+    for entry in local {
+        let peer = ptr::with_exposed_provenance_mut::<u8>(remote as usize);
+        let (from, to) = if reads { (peer, entry.address()) } else { (entry.address(), peer) };
+        // SAFETY: the entries name memory that is the devices' until the operation is done. The peer's address is that of a region of
+        // this process, inside which the reactor has checked the operation to be, and no region overlaps another one.
+        unsafe { ptr::copy_nonoverlapping(from, to, entry.len()) };
+        remote += entry.len() as u64;
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Null {
@@ -94,29 +131,62 @@ pub struct Null {
     info: DeviceInfo,
     side: usize,
     ends: Arc<Mutex<[End; 2]>>,
-    channel: RawFd,
+    channel: Poll,
 }
 
 impl Null {
-    /// Makes two reactors, each on a device of its own, for one connection between them.
+    /// Makes two devices, for one connection between them.
     ///
     /// # Panics
-    /// When the system has no descriptors left, or a setting is out of its range.
+    /// When the system has no descriptors left.
     #[must_use]
-    pub fn reactors(config: &Config) -> [Reactor; 2] {
+    pub fn pair() -> [Self; 2] {
         let ends = Arc::new(Mutex::new([End::new(), End::new()]));
         [0, 1].map(|side| {
             let inner = embedded();
             let mut info = inner.device(DeviceId(0)).expect("its device").clone();
-            info.capabilities.features = Features::empty();
-            let channel = lock(&ends)[side].bell.1.as_raw_fd();
-            let provider = Self { inner, info, side, ends: Arc::clone(&ends), channel };
-            reactor_on(provider, config.clone())
+            info.capabilities.features = Features::SOLICITED_EVENTS;
+            // One descriptor for the sockets of connections that come up, and for the bell.
+            let channel = Poll::new().expect("a descriptor");
+            let sockets = inner.channel(Channel::Completions(DeviceId(0))).expect("its channel");
+            for descriptor in [sockets, lock(&ends)[side].bell.1.as_raw_fd()] {
+                let mut source = SourceFd(&descriptor);
+                channel.registry().register(&mut source, Token(0), Interest::READABLE).expect("a descriptor");
+            }
+            Self { inner, info, side, ends: Arc::clone(&ends), channel }
         })
+    }
+
+    /// Makes two reactors, each on a device of its own, for one connection between them, and the mirror of the first one.
+    ///
+    /// # Panics
+    /// When the system has no descriptors left, or a setting is out of its range.
+    #[must_use]
+    pub fn reactors(config: &Config, clock: impl Fn() -> Box<dyn Clock>) -> ([Reactor; 2], Mirror) {
+        let pair = Self::pair().map(Self::with_one_sided);
+        let mirror = Mirror(Arc::clone(&pair[0].ends));
+        (pair.map(|provider| reactor_with(vec![Box::new(provider)], config.clone(), clock())), mirror)
+    }
+
+    /// Adds reads and writes, which check no key: that is not for the suite of the contract.
+    fn with_one_sided(mut self) -> Self {
+        self.info.capabilities.features |= Features::READ | Features::WRITE;
+        self
     }
 
     fn unsupported(&self, feature: &'static str) -> Error {
         Error::Unsupported { provider: self.name(), feature }
+    }
+}
+
+/// Lets the first of two devices send each message back itself: as the peer would, and not before its next call of progress.
+#[derive(Debug)]
+pub struct Mirror(Arc<Mutex<[End; 2]>>);
+
+impl Mirror {
+    /// Puts the mirror up. The peer has no part in the connection from now on.
+    pub fn up(&self) {
+        lock(&self.0)[0].echoes = Some(VecDeque::new());
     }
 }
 
@@ -139,26 +209,29 @@ unsafe impl Provider for Null {
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
         (device == DeviceId(0)).then_some(&self.info)
     }
-    fn cm_channel(&self) -> RawFd {
-        self.inner.cm_channel()
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
     }
-    fn completion_channel(&self, _: DeviceId) -> Result<RawFd> {
-        Ok(self.channel)
+    fn channel(&self, channel: Channel) -> Result<RawFd> {
+        match channel {
+            Channel::ConnectionManager => self.inner.channel(channel),
+            Channel::Completions(_) => Ok(self.channel.as_raw_fd()),
+        }
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
-        self.inner.progress(now, drive)
+        !lock(&self.ends)[self.side].echo() && self.inner.progress(now, drive)
     }
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.inner.listen(address, backlog)
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        self.inner.listen(address, options)
     }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         self.inner.local_address(id)
     }
-    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        self.inner.resolve(peer, deadline)
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.inner.resolve(peer, options, deadline)
     }
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         self.inner.connect(id, param)
@@ -173,32 +246,29 @@ unsafe impl Provider for Null {
         lock(&self.ends)[self.side].flush();
         self.inner.disconnect(id, now)
     }
-    fn destroy_id(&mut self, id: CmId, now: Instant) {
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
         let end = &mut lock(&self.ends)[self.side];
         (end.qp, end.cq) = (None, None);
         end.receives.clear();
-        self.inner.destroy_id(id, now);
+        self.inner.destroy_id(id, now)
     }
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         self.inner.next_cm_event(now)
     }
-    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        self.inner.register(device, memory, access)
-    }
-    fn register_range(
+    fn register(
         &mut self,
         device: DeviceId,
         memory: &Arc<Memory>,
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.inner.register_range(device, memory, range, access)
+        self.inner.register(device, memory, range, access)
     }
     fn deregister(&mut self, region: MrId) -> Result<()> {
         self.inner.deregister(region)
     }
-    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        self.inner.create_cq(device, entries)
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        self.inner.create_cq(device, attr)
     }
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
         self.inner.destroy_cq(cq)
@@ -216,21 +286,39 @@ unsafe impl Provider for Null {
         lock(&self.ends)[self.side].receives.extend(chain);
         Ok(())
     }
-    fn post_send(&mut self, _: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+    fn post_send(&mut self, _: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
         let mut ends = lock(&self.ends);
         let [own, peer] = both(&mut ends, self.side);
         for (posted, wr) in chain.iter().enumerate() {
-            if wr.op != SendOp::Send {
-                return Err(PostError { posted, error: self.unsupported("operation but to send") });
+            match wr.op {
+                SendOp::Send => {}
+                SendOp::Write(to) if self.info.capabilities.features.contains(Features::WRITE) => {
+                    place(wr.sges.as_slice(), to.address, false);
+                    if wr.flags.contains(SendFlags::SIGNALED) {
+                        own.complete(wr.wr_id, WcOpcode::Write, WcStatus::Success, 0);
+                    }
+                    continue;
+                }
+                SendOp::Read(from) if self.info.capabilities.features.contains(Features::READ) => {
+                    place(wr.sges.as_slice(), from.address, true);
+                    if wr.flags.contains(SendFlags::SIGNALED) {
+                        own.complete(wr.wr_id, WcOpcode::Read, WcStatus::Success, 0);
+                    }
+                    continue;
+                }
+                _ => {
+                    return Err(PostError { posted, error: self.unsupported("operation but to send") });
+                }
             }
-            let receive = peer.receives.pop_front().expect("credits are given for receives that are posted");
-            let len = copy(wr.sges.as_slice(), receive.sges.as_slice()).expect("messages fit the receives");
-            peer.complete(receive.wr_id, WcOpcode::Recv, WcStatus::Success, len as u32);
             if wr.flags.contains(SendFlags::SIGNALED) {
                 own.complete(wr.wr_id, WcOpcode::Send, WcStatus::Success, 0);
             }
+            let taker = if own.echoes.is_some() { &mut *own } else { &mut *peer };
+            let receive = taker.receives.pop_front().expect("credits are given for receives that are posted");
+            let len = copy(wr.sges.as_slice(), receive.sges.as_slice()).expect("messages fit the receives");
+            taker.complete(receive.wr_id, WcOpcode::Recv, WcStatus::Success, len as u32);
         }
-        Ok(())
+        Ok(Posted::of(!own.completions.is_empty()))
     }
     fn poll_cq(&mut self, _: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let completions = &mut lock(&self.ends)[self.side].completions;
@@ -238,7 +326,7 @@ unsafe impl Provider for Null {
         out.extend(completions.drain(..count));
         Ok(count)
     }
-    fn req_notify(&mut self, _: CqId) -> Result<()> {
+    fn req_notify(&mut self, _: CqId, _: Notify) -> Result<()> {
         lock(&self.ends)[self.side].armed = true;
         Ok(())
     }
@@ -246,5 +334,44 @@ unsafe impl Provider for Null {
         let end = &mut lock(&self.ends)[self.side];
         let rung = (&end.bell.1).read(&mut [0]).is_ok();
         Ok(end.cq.filter(|_| rung))
+    }
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        None
+    }
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        None
+    }
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        None
+    }
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        None
+    }
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        None
+    }
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        None
+    }
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        None
+    }
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        None
+    }
+    fn paths(&self) -> Option<&dyn Paths> {
+        None
+    }
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        None
+    }
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        None
+    }
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        None
+    }
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        None
     }
 }

@@ -195,7 +195,7 @@ impl Connection {
             return if reset { Ok(()) } else { Err("data before the SYN".to_owned()) };
         };
         // The place in the stream; negative for a probe or a repeated SYN.
-        let place = i64::from(sequence.wrapping_add(u32::from(syn)).wrapping_sub(first).cast_signed());
+        let place = i64::from(sequence.wrapping_add(u32::from(syn)).wrapping_sub(first) as i32);
         if fin {
             direction.fin = Some(usize::try_from(place + data.len() as i64).map_err(|_| "FIN before the stream")?);
         }

@@ -1,10 +1,13 @@
 //! A peer that is nothing but a socket. It sends the octets of a test to the embedded provider.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use rdma_transport::cm::ListenOptions;
+use rdma_transport::cq::CqAttr;
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use rdma_transport::iwarp::wire::mpa::fpdu_len;
 use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c};
@@ -15,8 +18,7 @@ use rdma_transport::{
     QpId, RecvWr, WorkCompletion,
 };
 
-/// Longest wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::patience::PATIENCE;
 
 /// The provider, with a listener.
 #[derive(Debug)]
@@ -56,8 +58,8 @@ impl Target {
             }
         };
         let mut iwarp = Iwarp::new(config, net, Box::new(entropy)).expect("settings");
-        let cq = iwarp.create_cq(DeviceId(0), 4096).expect("a completion queue");
-        let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), 128).expect("a port");
+        let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(4096)).expect("a completion queue");
+        let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), &ListenOptions::default()).expect("a port");
         let address = iwarp.local_address(listener).expect("an address");
         Self { iwarp, cq, address, now: Instant::now(), events: Vec::new() }
     }
@@ -111,8 +113,8 @@ impl Target {
     pub fn region(&mut self, len: usize, access: Access) -> Region {
         let memory = Arc::new(Memory::new(len + 2 * MARGIN).expect("memory"));
         let base = memory.as_ptr() as u64 + MARGIN as u64;
-        let inner = self.iwarp.register_range(DeviceId(0), &memory, MARGIN..MARGIN + len, access).expect("a region");
-        let whole = self.iwarp.register(DeviceId(0), &memory, Access::REMOTE_READ).expect("a region");
+        let inner = self.iwarp.register(DeviceId(0), &memory, MARGIN..MARGIN + len, access).expect("a region");
+        let whole = self.iwarp.register(DeviceId(0), &memory, 0..memory.len(), Access::REMOTE_READ).expect("a region");
         Region { stag: inner.remote_key.0, base, len, inner, whole, total: memory.len() }
     }
 
@@ -158,6 +160,7 @@ impl Target {
             max_recv_wr: 8,
             max_inline: 0,
             max_recv_sge: 0,
+            srq: None,
         };
         let qp = self.iwarp.create_qp(id, &attr).expect("a queue pair");
         for wr_id in 0..receives as u64 {
@@ -254,6 +257,8 @@ pub fn fpdu_read(msn: u32, read: &ReadRequest, crc: bool) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Peer {
     stream: TcpStream,
+    /// Octets that the socket has not taken yet.
+    unsent: VecDeque<u8>,
     /// FPDUs carry a CRC.
     pub crc: bool,
     /// The target's end.
@@ -269,12 +274,24 @@ impl Peer {
         let stream = TcpStream::connect(address).expect("a connection");
         stream.set_nonblocking(true).expect("non-blocking");
         stream.set_nodelay(true).expect("no delay");
-        Self { stream, crc, id: None }
+        Self { stream, unsent: VecDeque::new(), crc, id: None }
     }
 
-    /// Sends as many octets as fit into the socket. It is no error if the target has closed already.
+    /// Sends octets. Those that the socket has no room for follow while something is read. It is no error if the target has
+    /// closed already.
     pub fn send(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes);
+        self.unsent.extend(bytes);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match self.stream.write(self.unsent.make_contiguous()) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.unsent.clear(),
+            }
+        }
     }
 
     /// Reads exactly `len` octets.
@@ -284,6 +301,7 @@ impl Peer {
     pub fn read(&mut self, target: &mut Target, len: usize) -> Vec<u8> {
         let (mut bytes, mut at) = (vec![0; len], 0);
         target.until("octets", |_| {
+            self.flush();
             match self.stream.read(&mut bytes[at..]) {
                 Ok(0) if at < len => panic!("the end after {at} of {len} octets"),
                 Ok(n) => at += n,
@@ -325,11 +343,14 @@ impl Peer {
     /// # Panics
     /// When octets come instead.
     pub fn ended(&mut self, target: &mut Target) {
-        target.until("end", |_| match self.stream.read(&mut [0]) {
-            Ok(0) => Some(()),
-            Ok(_) => panic!("octets behind the end"),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(_) => Some(()),
+        target.until("end", |_| {
+            self.flush();
+            match self.stream.read(&mut [0]) {
+                Ok(0) => Some(()),
+                Ok(_) => panic!("octets behind the end"),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+                Err(_) => Some(()),
+            }
         });
     }
 
@@ -341,7 +362,7 @@ impl Peer {
                 target.events.iter().any(|e| e.id == id && matches!(e.kind, CmEventKind::Disconnected(_))).then_some(())
             });
             target.events.retain(|event| event.id != id);
-            target.iwarp.destroy_id(id, target.now);
+            target.iwarp.destroy_id(id, target.now).unwrap();
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Steady states: two reactors in one thread take turns, and do one thing again and again. The cost of a turn depends
 //! only on the code, because the octets of one side are in the socket when the other side looks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rdma_reactor::call::{Calls, Incoming};
 use rdma_reactor::{
-    Access, Config, ConnectionId, Context, Handler, Message, Outcome, ProviderChoice, Reactor, Region, RegionOptions,
-    RemoteRegion, SecurityMode, SendId, TimerId,
+    Access, Clock, Config, ConnectionId, Context, Handler, Message, Outcome, Piece, ProviderChoice, Reactor, Region,
+    RegionOptions, RemoteRegion, SecurityMode, SendId, SystemClock, TimerId, Transfer, TransferEnd, TransferId,
+    TransferOptions, Wait,
 };
 
 use crate::identities::security;
@@ -15,6 +17,9 @@ const SIZE: usize = 64;
 /// Lengths of a message in three buffers and of one that is fetched, at default settings.
 const EAGER: usize = 20_000;
 const OFFERED: usize = 300_000;
+/// Number of blocks that a list has, and that there is memory for: lists go round it.
+const BLOCKS: usize = 10_000;
+const IN_MEMORY: usize = 64;
 static LARGE: [u8; OFFERED] = [7; OFFERED];
 
 /// The thing that is done again and again.
@@ -22,12 +27,16 @@ static LARGE: [u8; OFFERED] = [7; OFFERED];
 pub enum Work {
     /// The client sends 64 bytes, the server sends them back.
     RoundTrip,
-    /// The same, with a client whose reactor runs while the server does: [`crate::tasks`].
+    /// The client calls the server with 64 bytes, which answers with the same bytes.
+    Call,
+    /// The round trip, with a client whose reactor runs while the server does: [`crate::tasks`].
     Runs,
     /// The same, with a client that is a task.
     TaskRuns,
     /// The client is a task of an executor of others.
     Task,
+    /// So many tasks send 64 bytes on one connection, one after another: [`crate::tasks`].
+    Senders(usize),
     /// The client sends a message in three buffers, the server sends it back.
     Eager,
     /// The client sends a message that is offered and fetched, the server sends it back.
@@ -36,6 +45,13 @@ pub enum Work {
     Stream,
     /// The client writes 64 bytes to the server's memory, 16 writes at a time.
     Write,
+    /// The client writes, or reads, a block of so many bytes of lists of 10,000.
+    Blocks {
+        /// Length of a block, bytes.
+        len: usize,
+        /// The blocks are read.
+        reads: bool,
+    },
     /// A timer fires, and is set again.
     Timer,
     /// Nothing.
@@ -44,7 +60,24 @@ pub enum Work {
 
 impl Work {
     const fn is_round_trip(self) -> bool {
-        matches!(self, Self::RoundTrip | Self::Eager | Self::Offered)
+        matches!(self, Self::RoundTrip | Self::Call | Self::Eager | Self::Offered)
+    }
+
+    /// Its messages are more than payloads.
+    const fn has_frames(self) -> bool {
+        self.is_one_sided() || matches!(self, Self::Call)
+    }
+
+    const fn is_one_sided(self) -> bool {
+        matches!(self, Self::Write | Self::Blocks { .. })
+    }
+
+    /// Length of the regions of both sides, bytes.
+    const fn memory(self) -> usize {
+        match self {
+            Self::Blocks { len, .. } => len * IN_MEMORY,
+            _ => SIZE,
+        }
     }
 
     const fn payload(self) -> &'static [u8] {
@@ -80,25 +113,52 @@ struct Program {
     /// Number of times that are begun and not done.
     under_way: u64,
     done: u64,
+    /// Number of times after which the reactor stops.
+    stops_at: u64,
     blocked: bool,
     local: Option<Region>,
     remote: Option<RemoteRegion>,
+    /// The list, unless it is on its way.
+    list: Vec<Piece>,
+    calls: Calls,
 }
 
 impl Program {
-    const fn new(work: Work, echoes: bool) -> Self {
+    fn new(work: Work, echoes: bool) -> Self {
         let (conn, local, remote) = (None, None, None);
         let (payload, round_trips) = (work.payload(), work.is_round_trip());
-        Self { work, payload, round_trips, echoes, conn, left: 0, under_way: 0, done: 0, blocked: false, local, remote }
+        Self {
+            work,
+            payload,
+            round_trips,
+            echoes,
+            conn,
+            left: 0,
+            under_way: 0,
+            done: 0,
+            stops_at: 0,
+            blocked: false,
+            local,
+            remote,
+            list: Vec::new(),
+            calls: Calls::new(),
+        }
     }
 
     fn pump(&mut self, cx: &mut Context<'_>) {
         let Some(conn) = self.conn else { return };
+        if let Work::Blocks { reads, .. } = self.work {
+            return self.move_blocks(cx, conn, reads);
+        }
         let most = if self.work == Work::Write { 16 } else { u64::MAX };
         while self.left > 0 && !self.blocked && self.under_way < most {
             let begun = match (self.work, &self.local, &self.remote) {
-                (Work::Write, Some(local), Some(remote)) => cx.write(conn, *remote, local, 0..SIZE),
-                _ => cx.send(conn, self.payload),
+                (Work::Write, Some(local), Some(remote)) => cx.write(conn, *remote, local, 0..SIZE).map(drop),
+                (Work::Call, ..) => {
+                    call(&mut self.calls, cx, conn, self.payload);
+                    Ok(())
+                }
+                _ => cx.send(conn, self.payload).map(drop),
             };
             self.blocked = begun.is_err();
             if !self.blocked {
@@ -111,11 +171,83 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Begins a list of what is left, unless one is on its way.
+    fn move_blocks(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reads: bool) {
+        let Some(local) = self.local.as_mut().filter(|_| self.left > 0 && self.under_way == 0) else { return };
+        let mut list = std::mem::take(&mut self.list);
+        list.truncate(usize::try_from(self.left).unwrap_or(BLOCKS));
+        (self.left, self.under_way) = (self.left - list.len() as u64, list.len() as u64);
+        let options = TransferOptions::within(Duration::from_secs(600));
+        let begun = match reads {
+            true => cx.transfer(conn, Transfer::Read(&mut [local]), list, &options),
+            false => cx.transfer(conn, Transfer::Write(&[local]), list, &options),
+        };
+        begun.expect("an open connection");
+    }
+}
+
+/// Longest time of a call.
+const WITHIN: Duration = Duration::from_secs(600);
+
+fn call(calls: &mut Calls, cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) {
+    calls.call(cx, conn, payload, WITHIN, ()).expect("an open connection");
+}
+
+impl Program {
+    #[cold]
+    #[inline(never)]
+    fn deadline(&mut self, cx: &mut Context<'_>, timer: TimerId) {
+        self.calls.on_timer(cx, timer);
+    }
+
+    /// Handles a message that is more than a payload.
+    #[inline(never)]
+    fn framed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if self.work == Work::Call {
+            return match self.calls.on_recv(cx, conn, message) {
+                Some(Incoming::Request { id, payload }) => {
+                    self.done += 1;
+                    self.calls.answer(cx, id, &payload).expect("its caller waits");
+                }
+                Some(Incoming::Answer { payload, .. }) => {
+                    self.done += 1;
+                    if self.left > 0 {
+                        self.left -= 1;
+                        call(&mut self.calls, cx, conn, &payload);
+                    }
+                }
+                other => panic!("{other:?}"),
+            };
+        }
+        self.remote = RemoteRegion::from_bytes(&message);
+        if let (Work::Blocks { len, .. }, Some(remote)) = (self.work, self.remote) {
+            let block = |nth: usize| {
+                let at = nth % IN_MEMORY * len;
+                Piece::new(at, remote.part(at as u64, len as u64).expect("inside"))
+            };
+            self.list = (0..BLOCKS).map(block).collect();
+        }
+    }
+}
+
 impl Handler for Program {
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: TransferId, end: TransferEnd) {
+        assert!(end.is_done(), "{:?}", end.outcome);
+        self.done += std::mem::take(&mut self.under_way);
+        self.list = end.pieces;
+        self.list.resize(BLOCKS, self.list[0]);
+        if let Work::Blocks { reads, .. } = self.work {
+            self.move_blocks(cx, conn, reads);
+        }
+    }
+
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.conn = Some(conn);
-        if self.work == Work::Write {
-            let region = cx.register(conn, SIZE, &RegionOptions::new().allow(Access::REMOTE_WRITE)).expect("memory");
+        if self.work.is_one_sided() {
+            let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let options = if self.echoes { RegionOptions::new().allow(access) } else { RegionOptions::new() };
+            let region = cx.register(conn, self.work.memory(), &options).expect("memory");
             if self.echoes {
                 cx.send(conn, &region.remote().to_bytes()).expect("room");
             }
@@ -124,11 +256,13 @@ impl Handler for Program {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        if self.work == Work::Write {
-            self.remote = RemoteRegion::from_bytes(&message);
-            return;
+        if self.work.has_frames() {
+            return self.framed(cx, conn, message);
         }
         self.done += 1;
+        if self.done == self.stops_at {
+            cx.stop();
+        }
         if self.round_trips {
             if self.echoes {
                 cx.send(conn, &message).expect("room for an answer");
@@ -153,7 +287,10 @@ impl Handler for Program {
         self.pump(cx);
     }
 
-    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        if self.work == Work::Call {
+            return self.deadline(cx, timer);
+        }
         self.done += 1;
         cx.set_timer(Duration::ZERO, 0);
     }
@@ -192,7 +329,24 @@ impl Steady {
     /// The same, on devices that cost next to nothing.
     #[must_use]
     pub fn on_null(work: Work, looks_at: Side) -> Self {
-        Self::between(work, looks_at, Null::reactors(&Config::default()))
+        Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0)
+    }
+
+    /// Does `times` round trips of a reactor that runs and spins on such a device, which sends each message back itself.
+    ///
+    /// # Panics
+    /// When the system has no descriptors left.
+    pub fn alone(times: u64, config: Config) {
+        let config = config.wait(Wait::Spin(Duration::from_secs(60)));
+        let (reactors, mirror) = Null::reactors(&config, || Box::new(Steps::new()));
+        let mut steady = Self::between(Work::RoundTrip, Side::Client, reactors);
+        steady.repeat(10);
+        mirror.up();
+        let (reactor, program) = &mut steady.client;
+        (program.left, program.stops_at) = (1, program.done + times);
+        program.pump(&mut reactor.context());
+        program.left = times - 1;
+        measured_turns(reactor, program);
     }
 
     fn between(work: Work, looks_at: Side, [client, server]: [Reactor; 2]) -> Self {
@@ -203,7 +357,7 @@ impl Steady {
         let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
         let address = server.local_address(listener).expect("it listens");
         steady.client.0.context().connect(address).expect("connecting");
-        while steady.client.1.conn.is_none() || (work == Work::Write && steady.client.1.remote.is_none()) {
+        while steady.client.1.conn.is_none() || (work.is_one_sided() && steady.client.1.remote.is_none()) {
             steady.turn();
         }
         if work == Work::Timer {
@@ -215,7 +369,7 @@ impl Steady {
     /// Does the work `times` times, or a few times more.
     pub fn repeat(&mut self, times: u64) {
         let end = self.client.1.done + times;
-        if self.work.is_round_trip() || matches!(self.work, Work::Stream | Work::Write) {
+        if self.work.is_round_trip() || self.work.is_one_sided() || self.work == Work::Stream {
             let (reactor, program) = &mut self.client;
             let at_once = if self.work.is_round_trip() { 1 } else { times };
             let rest = times - at_once;
@@ -242,6 +396,32 @@ impl Steady {
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);
+}
+
+/// Takes turns of a side that is alone, until it is done. Only instructions in this function count.
+#[inline(never)]
+fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
+    reactor.run(program).expect("turns");
+}
+
+/// A clock that gets on by half a microsecond each time that it is read, which is about what a round trip on such devices takes.
+#[derive(Debug)]
+pub struct Steps(Instant);
+
+impl Steps {
+    /// Makes a clock.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, clippy::new_without_default, reason = "a point in time to count from")]
+    pub fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for Steps {
+    fn now(&mut self) -> Instant {
+        self.0 += Duration::from_nanos(500);
+        self.0
+    }
 }
 
 fn turn(reactor: &mut Reactor, program: &mut Program) {

@@ -1,18 +1,20 @@
-//! The round trip of [`crate::steady`], with a client that is a task, in the loops that a task can be in.
+//! The round trip of [`crate::steady`], with a client that is a task, in the loops that a task can be in; and many tasks that send on
+//! one connection.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context as Task, Wake, Waker};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rdma_reactor::aio::AsyncReactor;
-use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Remote, Wait};
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, ReactorHandle, Wait};
 
 const SIZE: usize = 64;
 
@@ -54,9 +56,9 @@ fn server() -> (Reactor, SocketAddr) {
 
 /// A server in a thread of its own, until it is told to stop.
 #[allow(clippy::disallowed_methods, reason = "the server of a client that sleeps")]
-fn serving() -> (JoinHandle<()>, Remote, SocketAddr) {
+fn serving() -> (JoinHandle<()>, ReactorHandle, SocketAddr) {
     let (mut server, address) = server();
-    let remote = server.remote();
+    let remote = server.handle();
     (thread::spawn(move || server.run(&mut Echo).expect("turns")), remote, address)
 }
 
@@ -141,7 +143,7 @@ pub fn round_trips(times: u64) {
 }
 
 /// Does what an executor does: polls the task that was woken, waits for something to be asked for, and takes a turn. Only
-/// instructions in this function, and in the two above, count.
+/// instructions in functions with such a name count.
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
     let mut cx = Task::from_waker(waker);
@@ -151,5 +153,78 @@ fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut 
         assert!(task.poll(&mut cx).is_pending(), "it asks for ever");
     }
     drop(asked);
+    net.turn(Duration::ZERO).expect("a turn");
+}
+
+/// Receives every message.
+struct Sink;
+
+impl Handler for Sink {}
+
+/// The tasks that were woken, in order.
+type Woken = Arc<Mutex<VecDeque<usize>>>;
+
+/// The waker of a task among others.
+struct Ring {
+    task: usize,
+    woken: Woken,
+}
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.task);
+    }
+}
+
+/// Tasks that send on one connection, each with its waker.
+type Senders = Vec<(Pin<Box<dyn Future<Output = ()>>>, Waker)>;
+
+/// Has so many tasks send `times` messages on one connection, or a few more, beside the first one of each.
+///
+/// # Panics
+/// Without a loopback device.
+pub fn sends(tasks: usize, times: u64) {
+    let (mut server, address) = server();
+    let net = AsyncReactor::new(config()).expect("a reactor");
+    let mut connect = Box::pin(net.connect(address));
+    let conn = loop {
+        if let Poll::Ready(conn) = connect.as_mut().poll(&mut Task::from_waker(Waker::noop())) {
+            break conn.expect("a connection");
+        }
+        net.turn(Duration::ZERO).expect("a turn");
+        server.turn(&mut Sink, Duration::ZERO).expect("a turn");
+    };
+    let (sent, woken) = (Rc::new(Cell::new(0)), Woken::default());
+    let mut senders: Senders = (0..tasks)
+        .map(|task| {
+            let (conn, sent) = (conn.clone(), Rc::clone(&sent));
+            let sends: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
+                loop {
+                    conn.send(&[7; SIZE]).await.expect("it is open");
+                    sent.set(sent.get() + 1);
+                }
+            });
+            (sends, Waker::from(Arc::new(Ring { task, woken: Arc::clone(&woken) })))
+        })
+        .collect();
+    senders.iter().for_each(|(_, waker)| waker.wake_by_ref());
+    while sent.get() < tasks as u64 + times {
+        measured_turn_of_senders(&net, &woken, &mut senders);
+        server.turn(&mut Sink, Duration::ZERO).expect("a turn");
+    }
+}
+
+/// Does what an executor does: polls the tasks that were woken, and takes a turn.
+#[inline(never)]
+fn measured_turn_of_senders(net: &AsyncReactor, woken: &Woken, senders: &mut Senders) {
+    let called = std::mem::take(&mut *woken.lock().unwrap_or_else(PoisonError::into_inner));
+    for task in called {
+        let (sends, waker) = &mut senders[task];
+        assert!(sends.as_mut().poll(&mut Task::from_waker(waker)).is_pending(), "it sends for ever");
+    }
     net.turn(Duration::ZERO).expect("a turn");
 }

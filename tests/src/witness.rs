@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     Config, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message,
-    Outcome, Reactor, Remote, SendErrorKind, SendId, TimerId,
+    Outcome, Reactor, ReactorHandle, SendErrorKind, SendId, TimerId,
 };
 
-use crate::conformance::harness::{now, open_descriptors};
+use crate::conformance::harness::{PATIENCE, now, open_descriptors};
 use crate::device::Device;
 
 /// Private data by which both ends of a witness's connection know it; a byte with the number of the watched reactor follows.
@@ -24,9 +24,7 @@ const MARK: &[u8] = b"a witness";
 /// Time between an echo and the next question.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Time until everything is given back.
-const GIVEN_BACK: Duration = Duration::from_secs(30);
-/// Longest wait for anything else.
-const LIMIT: Duration = Duration::from_secs(60);
+const GIVEN_BACK: Duration = Duration::from_secs(120);
 /// A witness stands still if it has heard nothing for so long and for so many turns of the watched reactors. A slow machine
 /// takes few turns in that time.
 const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
@@ -107,10 +105,10 @@ struct Asker {
 impl Asker {
     fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some((number, next)) = self.asked.get(&conn) else { return };
-        if let Err(error) = cx.send(conn, &next.to_le_bytes())
-            && !self.leaves
-        {
-            self.tally.object(*number, format!("message {next} was not taken: {error}"));
+        if let Err(error) = cx.send(conn, &next.to_le_bytes()) {
+            if !self.leaves {
+                self.tally.object(*number, format!("message {next} was not taken: {error}"));
+            }
         }
     }
 }
@@ -139,10 +137,7 @@ impl Handler for Asker {
     }
 
     fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        if let Some((number, _)) = self.asked.get(&conn)
-            && !outcome.is_sent()
-            && !self.leaves
-        {
+        if let Some((number, _)) = self.asked.get(&conn).filter(|_| !outcome.is_sent() && !self.leaves) {
             self.tally.object(*number, format!("{send:?}: {outcome:?}"));
         }
     }
@@ -157,9 +152,7 @@ impl Handler for Asker {
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        if let Some((number, next)) = self.asked.remove(&conn)
-            && !self.leaves
-        {
+        if let Some((number, next)) = self.asked.remove(&conn).filter(|_| !self.leaves) {
             self.tally.object(number, format!("the connection has ended before message {next}: {reason}"));
         }
     }
@@ -217,7 +210,7 @@ impl Watched {
 pub struct Witness {
     thread: Option<JoinHandle<()>>,
     /// The way to stop it; it has a descriptor.
-    remote: Option<Remote>,
+    remote: Option<ReactorHandle>,
     tally: Arc<Tally>,
     address: SocketAddr,
     /// What was open before, if that is to be compared.
@@ -258,7 +251,7 @@ impl Witness {
         let (ready, started) = channel();
         let asker = Asker { tally: Arc::clone(&tally), asked: BTreeMap::new(), leaves: false };
         let thread = std::thread::spawn(move || live(asker, device, config, &ready));
-        let (remote, address) = started.recv_timeout(LIMIT).expect("the witness listens");
+        let (remote, address) = started.recv_timeout(PATIENCE).expect("the witness listens");
         let seen = vec![(0, now(), 0); usize::from(reactors)];
         Self { thread: Some(thread), remote: Some(remote), tally, address, baseline: None, excused: Vec::new(), seen }
     }
@@ -329,7 +322,7 @@ impl Witness {
 
     /// Begins to close the witness's connections. The watched reactors have to take turns until that [has happened](Self::is_over).
     pub fn leave(&self) {
-        self.remote.iter().for_each(Remote::stop);
+        self.remote.iter().for_each(ReactorHandle::stop);
     }
 
     /// Whether the witness has gone.
@@ -340,14 +333,14 @@ impl Witness {
 }
 
 /// The witness's thread.
-fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(Remote, SocketAddr)>) {
+fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(ReactorHandle, SocketAddr)>) {
     let mut reactor = Reactor::new(config).expect("the witness's reactor");
     let listener = reactor.context().listen(device.address()).expect("listening");
     let address = reactor.context().local_address(listener).expect("it listens");
-    ready.send((reactor.remote(), address)).expect("the test waits");
+    ready.send((reactor.handle(), address)).expect("the test waits");
     reactor.run(&mut asker).expect("the witness's run");
     asker.leaves = true;
-    reactor.shutdown(&mut asker, LIMIT).expect("the witness's end");
+    reactor.shutdown(&mut asker, PATIENCE).expect("the witness's end");
 }
 
 /// The reactors that were watched are gone when a witness is dropped, so nothing may be left.

@@ -22,7 +22,7 @@ fn a_wildcard_listener_serves_the_device_and_the_loopback() {
         let any = SocketAddr::from(([0, 0, 0, 0], 0));
         let setup = Setup { provider: ProviderChoice::Auto, address: any, ..Setup::adapter() };
         let mut p = Pair::new(&setup, setup.config(), Probe::echo(), Probe::default());
-        let both = p.server.provider_name() == "verbs+iwarp";
+        let both = p.server.provider_name().contains('+');
         println!("provider {}", p.server.provider_name());
         let mut connections = Vec::new();
         p.address.set_ip(Setup::adapter().address.ip());

@@ -168,6 +168,39 @@ fn thousand_tasks_share_a_reactor() {
     });
 }
 
+/// A task that sends all the time leaves as much to the others as it has itself. `aio_fair.rs` has other executors.
+#[test]
+fn tasks_that_run_share_a_connection() {
+    run("tasks_that_run", config(), |net, listener| async move {
+        let (here, there) = pair(&net, &listener).await;
+        let receive = async { while there.recv().await.is_ok() {} };
+        let share = async {
+            for tasks in [2, 10, 100, 1000] {
+                let (begun, all) = (Cell::new(0), Cell::new(0_u64));
+                let counts: Vec<_> = (0..tasks).map(|_| Cell::new(0_u64)).collect();
+                let (here, begun, all) = (&here, &begun, &all);
+                let send = |count| async move {
+                    here.send(&[7; 64]).await.unwrap();
+                    begun.set(begun.get() + 1);
+                    while all.get() < tasks * 50 {
+                        here.send(&[7; 64]).await.unwrap();
+                        // The task that came first had the window for itself.
+                        if begun.get() == tasks {
+                            Cell::set(count, Cell::get(count) + 1);
+                            all.set(all.get() + 1);
+                        }
+                    }
+                };
+                let mut senders: FuturesUnordered<_> = counts.iter().map(send).collect();
+                while senders.next().await.is_some() {}
+                let (least, most) = (counts.iter().min().unwrap().get(), counts.iter().max().unwrap().get());
+                assert!(most - least <= most / 10, "{tasks} tasks: {least} to {most} messages");
+            }
+        };
+        with_server(share, receive).await;
+    });
+}
+
 #[test]
 fn the_end_of_a_message_is_awaited_whatever_the_setting() {
     run("end of a message", config().quiet_sends(true), |net, listener| async move {
@@ -218,7 +251,8 @@ fn an_end_is_told_with_its_reason() {
         assert_eq!(here.send(b"late").await, Err(SendErrorKind::Closed));
         assert_eq!(there.recv().await.unwrap()[..], b"last words"[..]);
         assert_eq!(there.recv().await.unwrap_err(), DisconnectReason::Closed);
-        assert_eq!((there.closed().await, here.closed().await), (DisconnectReason::Closed, DisconnectReason::Local));
+        assert_eq!(there.closed().await, DisconnectReason::Closed);
+        assert_eq!(here.closed().await, DisconnectReason::Local { complete: true });
         // The last handle that is dropped closes.
         let (here, there) = pair(&net, &listener).await;
         let second = here.clone();
@@ -246,7 +280,7 @@ fn a_drained_reactor_accepts_nobody() {
         let (here, _there) = pair(&net, &listener).await;
         net.with(|cx| cx.drain(Duration::from_secs(60)));
         assert!(listener.accept().await.is_none());
-        assert_eq!(here.closed().await, DisconnectReason::Local);
+        assert_eq!(here.closed().await, DisconnectReason::Local { complete: true });
     });
 }
 
@@ -443,7 +477,8 @@ fn a_host_by_name_several_addresses_and_sends_that_do_not_wait() {
             assert_eq!(&first.recv().await.unwrap().detach()[..], b"no waiting");
         }
         host.abort();
-        assert_eq!((host.closed().await, second.closed().await), (DisconnectReason::Local, DisconnectReason::Lost));
+        assert_eq!(host.closed().await, DisconnectReason::Local { complete: false });
+        assert_eq!(second.closed().await, DisconnectReason::Lost);
     });
 }
 

@@ -1,9 +1,11 @@
 //! Futures on virtual time, over a network that is slow in all ways, each of them dropped at random while it waits. What a
-//! future says of its cancellation holds: nothing is lost, nothing comes twice, and nothing is left over.
+//! future says of its cancellation holds: nothing is lost, nothing comes twice, and nothing is left over. Several tasks send and receive
+//! on each connection: each has its turn, whatever the others do.
 //!
 //! `AIO_WORLDS=100` sets the number of worlds (default: 10000), and `AIO_SEED=7` runs that one only.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -16,11 +18,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use rdma_reactor::aio::{AsyncReactor, Connection, Listener};
-use rdma_reactor::{Config, DisconnectReason, SendErrorKind};
+use rdma_reactor::{Config, DisconnectReason, SendErrorKind, SendId};
 use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
 use rdma_reactor_tests::sim::quiet::reactor;
 use rdma_reactor_tests::sim::rng::Rng;
+use rdma_reactor_tests::sim::seeds::each_world;
 use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::trace::Trace;
 
@@ -90,21 +93,97 @@ impl Fate {
     }
 }
 
-/// The content of a message of a client.
-fn content(client: u8, number: u32, len: usize) -> Vec<u8> {
-    let mut bytes = vec![client; len.max(5)];
-    bytes[1..5].copy_from_slice(&number.to_le_bytes());
+/// Those that wait to send on an end of a connection messages that need the same: the number of each by arrival, and how many of those
+/// that came later have sent theirs since.
+#[derive(Clone, Default)]
+struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
+
+impl Line {
+    /// Sends a message beside those of other tasks. Each of these may have its turn together with this one and be polled first, and once
+    /// more if this one is refused then, because the reactor has sent a grant since the room was counted.
+    async fn send(&self, conn: &Connection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
+        let mut place = InLine { line: self, number: None };
+        let mut send = pin!(conn.send(message));
+        poll_fn(|task| {
+            let sent = send.as_mut().poll(task);
+            let (arrivals, waiting) = &mut *self.0.borrow_mut();
+            match (&sent, place.number) {
+                (Poll::Pending, None) => {
+                    *arrivals += 1;
+                    place.number = Some(*arrivals);
+                    waiting.insert(*arrivals, 0);
+                }
+                (Poll::Ready(Ok(_)), number) => {
+                    for overtaken in waiting.range_mut(..number.unwrap_or(u64::MAX)).map(|(_, overtaken)| overtaken) {
+                        *overtaken += 1;
+                        assert!(*overtaken <= 2 * others, "{overtaken} messages have overtaken one, of {others} tasks");
+                    }
+                }
+                _ => {}
+            }
+            sent
+        })
+        .await
+    }
+}
+
+/// A message that waits.
+struct InLine<'a> {
+    line: &'a Line,
+    number: Option<u64>,
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.line.0.borrow_mut().1.remove(&number);
+        }
+    }
+}
+
+/// The numbers of tasks on each connection: those that send questions, those that receive answers, and those that answer.
+#[derive(Clone, Copy)]
+struct Tasks {
+    ask: u8,
+    hear: u8,
+    answer: u8,
+}
+
+/// The content of a message of a task of a client.
+fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![client; len.max(6)];
+    bytes[1] = task;
+    bytes[2..6].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
+/// Those that wait on an end of a connection: with messages that fit one buffer of the peer, and with longer ones.
+#[derive(Clone)]
+struct Lines {
+    buffer: usize,
+    lines: [Line; 2],
+}
+
+impl Lines {
+    fn new(net: &AsyncReactor, conn: &Connection) -> Self {
+        let buffer = net.with(|cx| cx.buffer_size(conn.id())).unwrap_or(usize::MAX);
+        Self { buffer, lines: Default::default() }
+    }
+
+    fn of(&self, len: usize) -> &Line {
+        &self.lines[usize::from(len > self.buffer)]
+    }
+}
+
 /// Sends back what comes on a connection, until its end.
-async fn echo(conn: Connection, fate: Fate) -> DisconnectReason {
+async fn echo(conn: Connection, lines: Lines, others: usize, fate: Fate) -> DisconnectReason {
     loop {
         let message = match fate.insist(|| conn.recv()).await {
             Ok(message) => message,
             Err(reason) => return reason,
         };
-        match fate.insist(|| conn.send(&message)).await {
+        let line = lines.of(message.len());
+        match fate.insist(|| line.send(&conn, &message, others)).await {
             Ok(_) => {}
             // The rest is received, and then the reason.
             Err(SendErrorKind::Closed) => {}
@@ -114,7 +193,7 @@ async fn echo(conn: Connection, fate: Fate) -> DisconnectReason {
 }
 
 /// Serves everybody.
-async fn serve(listener: Listener, fate: Fate) {
+async fn serve(net: AsyncReactor, listener: Listener, tasks: Tasks, fate: Fate) {
     let mut echoes: FuturesUnordered<Pin<Box<dyn Future<Output = DisconnectReason>>>> = FuturesUnordered::new();
     let next = || fate.insist(|| listener.accept());
     let mut accept = Box::pin(next());
@@ -126,13 +205,16 @@ async fn serve(listener: Listener, fate: Fate) {
             accept.as_mut().poll(task)
         });
         let conn = accepted.await.expect("the reactor is not drained");
-        echoes.push(Box::pin(echo(conn, fate.clone())));
+        let lines = Lines::new(&net, &conn);
+        for _ in 0..tasks.answer {
+            echoes.push(Box::pin(echo(conn.clone(), lines.clone(), tasks.answer.into(), fate.clone())));
+        }
         accept.set(next());
     }
 }
 
-/// Connects, and gets an answer to each of its messages, in order.
-async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, fate: Fate) {
+/// Connects, and gets one answer to each of its messages; in order, if one task answers and one receives.
+async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: Tasks, fate: Fate) {
     let conn = loop {
         match fate.insist(|| net.connect(SERVER.into())).await {
             Ok(conn) => break conn,
@@ -140,27 +222,51 @@ async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, fate: F
             Err(_) => fate.insist(|| net.sleep(Duration::from_millis(5))).await,
         }
     };
-    let lens: Vec<_> = (0..messages).map(|_| fate.draw(|rng| rng.skewed(5..=longest)) as usize).collect();
-    let send = async {
-        for (number, &len) in (0..).zip(&lens) {
-            let content = content(client, number, len);
-            fate.insist(|| conn.send(&content)).await.expect("it is open");
-            if fate.draw(|rng| rng.chance(100)) {
-                fate.insist(|| net.sleep(Duration::from_micros(700))).await;
+    let lens: Vec<_> = (0..messages).map(|_| fate.draw(|rng| rng.skewed(6..=longest)) as usize).collect();
+    let lines = Lines::new(&net, &conn);
+    let send = |task: u8| {
+        let (conn, fate, lens, lines, net) = (&conn, &fate, &lens, &lines, &net);
+        async move {
+            for (number, &len) in (0..).zip(lens) {
+                let content = content(client, task, number, len);
+                let line = lines.of(content.len());
+                fate.insist(|| line.send(conn, &content, tasks.ask.into())).await.expect("it is open");
+                if fate.draw(|rng| rng.chance(100)) {
+                    fate.insist(|| net.sleep(Duration::from_micros(700))).await;
+                }
             }
         }
     };
-    let receive = async {
-        for (number, &len) in (0..).zip(&lens) {
-            let answer = fate.insist(|| conn.recv()).await.expect("an answer");
-            assert!(answer[..] == content(client, number, len), "client {client}: answer {number}");
+    // The numbers of the messages of each task that have no answer yet.
+    let open: Vec<_> = (0..tasks.ask).map(|_| (0..messages).collect::<VecDeque<_>>()).collect();
+    let open = RefCell::new(open);
+    let left = Cell::new(u32::from(tasks.ask) * messages);
+    let receive = |_| {
+        let (conn, fate, lens, open, left) = (&conn, &fate, &lens, &open, &left);
+        async move {
+            while left.get() > 0 {
+                left.set(left.get() - 1);
+                let answer = fate.insist(|| conn.recv()).await.expect("an answer");
+                let (task, number) = (answer[1], u32::from_le_bytes(answer[2..6].try_into().expect("four bytes")));
+                let open = &mut open.borrow_mut()[usize::from(task)];
+                let at = open.iter().position(|&open| open == number);
+                let at = at.unwrap_or_else(|| panic!("client {client}: task {task} has answer {number} twice"));
+                assert!(at == 0 || tasks.answer > 1 || tasks.hear > 1, "client {client}: task {task}, answer {number}");
+                open.remove(at);
+                assert!(
+                    answer[..] == content(client, task, number, lens[number as usize]),
+                    "client {client}: {number}"
+                );
+            }
         }
     };
-    futures_util::future::join(send, receive).await;
+    let all_sent = join_all((0..tasks.ask).map(send));
+    futures_util::future::join(all_sent, join_all((0..tasks.hear).map(receive))).await;
+    assert!(open.borrow().iter().all(VecDeque::is_empty), "client {client}: {open:?}");
     if fate.draw(|rng| rng.chance(500)) {
         conn.close();
         let reason = fate.insist(|| conn.closed()).await;
-        assert!(matches!(reason, DisconnectReason::Local), "{reason}");
+        assert!(matches!(reason, DisconnectReason::Local { .. }), "{reason}");
     }
 }
 
@@ -230,18 +336,21 @@ fn world(seed: u64) -> u64 {
             .buffer_size(buffer)
             .receive_depth(fate.draw(|rng| rng.skewed(5..=16)) as u32)
             .send_depth(fate.draw(|rng| rng.skewed(2..=16)) as u32)
-            .completions_per_turn(fate.draw(|rng| rng.skewed(1..=64)) as u32)
-            .keepalive(Duration::from_secs(20), Duration::from_secs(60))
+            .completions(|c| c.per_turn = fate.draw(|rng| rng.skewed(1..=64)) as u32)
+            .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(20), Duration::from_secs(60)))
     };
     let [server, client] = [0, 1].map(|node| AsyncReactor::from(reactor(node, &fabric, config())));
     let listener = server.listen(SocketAddr::from(SERVER)).expect("a listener");
     let clients = fate.draw(|rng| rng.range(1..=4)) as u8;
+    let some = |most| fate.draw(|rng| if rng.chance(300) { rng.range(2..=most) } else { 1 }) as u8;
+    let tasks = Tasks { ask: some(6), hear: some(3), answer: some(4) };
     let asking = (0..clients).map(|number| {
-        let (messages, longest) = fate.draw(|rng| (rng.skewed(1..=60) as u32, u64::from(buffer) * rng.range(1..=3)));
-        ask(client.clone(), number, messages, longest, fate.clone())
+        let most = 60 / u64::from(tasks.ask);
+        let (messages, longest) = fate.draw(|rng| (rng.skewed(1..=most) as u32, u64::from(buffer) * rng.range(1..=3)));
+        ask(client.clone(), number, messages, longest, tasks, fate.clone())
     });
     let asking: Vec<_> = asking.collect();
-    let serving = serve(listener, fate.clone());
+    let serving = serve(server.clone(), listener, tasks, fate.clone());
     let mut nodes = [Node::new(server, serving), Node::new(client, async { _ = join_all(asking).await })];
     for _ in 0..STEPS {
         step(&fabric, &mut nodes);
@@ -257,16 +366,8 @@ fn world(seed: u64) -> u64 {
 
 #[test]
 fn futures_may_be_dropped_whenever_they_wait() {
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
-    let seeds = match number("AIO_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("AIO_WORLDS").unwrap_or(10_000),
-    };
     let mut dropped = 0;
-    for seed in seeds.clone() {
-        let run = std::panic::catch_unwind(|| world(seed));
-        dropped += run.unwrap_or_else(|_| panic!("world {seed}: run it alone with AIO_SEED={seed}"));
-    }
-    println!("{} worlds, {dropped} futures dropped", seeds.end - seeds.start);
-    assert!(dropped >= seeds.end - seeds.start, "{dropped} futures dropped are too few");
+    let worlds = each_world("AIO", |seed| dropped += world(seed));
+    println!("{worlds} worlds, {dropped} futures dropped");
+    assert!(dropped >= worlds, "{dropped} futures dropped are too few");
 }

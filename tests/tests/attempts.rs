@@ -9,7 +9,7 @@ use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::cm::ConnectFailure;
 
-/// The default of [`Config::connect_timeout`], ms.
+/// The default of [`Timeouts::connect`], ms.
 const TIMEOUT: u64 = 10_000;
 
 /// A server that takes nobody, and says why.
@@ -54,7 +54,7 @@ fn nobody_listens() {
     assert_eq!(nodes[1].reactor.stats().connections.current, 0);
 }
 
-/// Row 12. A connect that is never answered, by the host or by a process that stands still, ends after `connect_timeout`.
+/// Row 12. A connect that is never answered, by the host or by a process that stands still, ends after `Timeouts::connect`.
 #[test]
 fn nobody_answers() {
     for stops in [false, true] {
@@ -110,11 +110,11 @@ fn connections_are_limited_in_number() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == MOST as usize + 1);
 }
 
-/// Row 24. A handshake that its client does not finish gives its place up after `handshake_timeout`, also when it had the only
+/// Row 24. A handshake that its client does not finish gives its place up after `Timeouts::handshake`, also when it had the only
 /// one.
 #[test]
 fn an_unfinished_handshake_gives_its_place_up() {
-    let limited = Config::default().max_pending(1).handshake_timeout(Duration::from_millis(50));
+    let limited = Config::default().max_pending(1).timeouts(|t| t.handshake = Duration::from_millis(50));
     let (fabric, mut nodes, attempts) = pair(limited, Box::<Attempts>::default());
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");

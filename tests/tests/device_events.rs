@@ -63,9 +63,7 @@ impl World {
         let (end, first) = (lock(&self.fabric).now() + PATIENCE, self.steps);
         while self.open(Kind::Life) > 0 || at.is_some_and(|at| self.steps <= first + at + 1) {
             assert!(lock(&self.fabric).now() < end && self.steps < first + STEPS, "{what}: {:#?}", self.programs);
-            if let Some(at) = at
-                && (at..at + 2).contains(&(self.steps - first))
-            {
+            if at.is_some_and(|at| (at..at + 2).contains(&(self.steps - first))) {
                 self.gate.say(said);
                 lock(&self.fabric).ring(0);
             }
@@ -351,12 +349,13 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
         purge,
         extensions: true,
         overtaking: false,
+        keeps: 0,
     };
     let inner = Iwarp::new(IwarpConfig::default(), SimNet::new(0, Arc::clone(fabric)), entropy(0));
     let inner = inner.expect("default settings");
     let provider = HardwareProvider::new(inner, 0, Arc::clone(fabric), options, Rng::new(0, "hardware"));
     let parts = Parts {
-        provider: Box::new(provider),
+        providers: vec![Box::new(provider)],
         poller: Box::new(SimPoller::new(0, Arc::clone(fabric))),
         clock: Box::new(SimClock(Arc::clone(fabric))),
     };

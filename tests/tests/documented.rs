@@ -1,10 +1,13 @@
 //! Public functions of the reactor that take more than one argument have an example, or name the place of one that calls them. Each
-//! error has a row in the guide.
+//! error has a row in the guide. The page on providers shows files as they are, and its numbers are true.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rdma_reactor_tests::contract;
+use rdma_reactor_tests::mutant::Defect;
+use rdma_transport::conformance::CASES;
 use syn::visit::{self, Visit};
 use syn::{
     Attribute, Expr, FnArg, ImplItemFn, Item, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
@@ -206,4 +209,55 @@ fn an_error_without_a_row_is_found() {
     let page =
         "## `E`: errors\n\n| variant | cause |\n|---|---|\n| `A` | `C` |\n| `B`, `D` | |\n\n## More\n\n| `C` | |\n";
     assert_eq!(rows(page, "## `E`"), ["A", "B", "D"]);
+}
+
+/// A file of this workspace.
+fn file(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).expect("a file")
+}
+
+/// The blocks of a page whose first line is this.
+fn blocks<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
+    let blocks = page.split("```").skip(1).step_by(2);
+    blocks.filter_map(|block| block.strip_prefix(head)?.strip_prefix('\n')).collect()
+}
+
+#[test]
+fn the_page_on_providers_shows_files_as_they_are() {
+    let (page, loopback) = (file("docs/writing-a-provider.md"), file("tests/src/loopback.rs"));
+    let shown = blocks(&page, "rs");
+    assert!(shown.len() > 5, "the page walks through the file");
+    for block in shown {
+        assert!(loopback.contains(block), "not in loopback.rs:\n{block}");
+    }
+    let pass = file("tests/src/pass.rs");
+    let whole = &pass[pass.find("use ").expect("its first line")..];
+    let lacks = |line: &&str| line.trim_start().starts_with("fn adapter(");
+    assert_eq!(whole.lines().filter(lacks).count(), 1, "the compiler has nothing else to complain of");
+    let rest: String = whole.lines().filter(|line| !lacks(line)).map(|line| format!("{line}\n")).collect();
+    assert_eq!(blocks(&page, "rust,compile_fail,E0046"), [format!("{rest}# fn main() {{}}\n")]);
+}
+
+#[test]
+fn the_numbers_on_providers_are_true() {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.trim().is_empty();
+    let lines = |path: &str| file(path).lines().filter(is_code).count();
+    let [null, loopback] = ["tests/src/null.rs", "tests/src/loopback.rs"].map(lines);
+    assert!(loopback <= 400, "{loopback} lines of code");
+    let (cases, excused) = (CASES.len(), contract::NULL.deviations.len());
+    assert!(contract::IN_PROCESS.deviations.is_empty());
+    for (path, claim) in [
+        ("docs/writing-a-provider.md", format!("`tests/src/null.rs` does that, in {null} lines of code")),
+        ("docs/writing-a-provider.md", format!("process, in {loopback} lines of code, that fails no case")),
+        ("docs/writing-a-provider.md", format!("the {excused} of the {cases}\n  cases of the suite")),
+        ("docs/testing.md", format!("has {cases} cases")),
+        ("docs/testing.md", format!("one of {} defects", Defect::ALL.len())),
+    ] {
+        assert!(file(path).contains(&claim), "{path} does not say: {claim}");
+    }
+    let architecture = file("docs/architecture.md");
+    for row in contract::KERNEL {
+        let claim = format!("`Deviation` of `{}`", row.case);
+        assert!(architecture.contains(&claim), "the table of siw and rxe does not say: {claim}");
+    }
 }

@@ -1,5 +1,5 @@
 //! Immediate data and atomics of the embedded provider. They are offered in the greeting, and never sent to a peer that
-//! has not agreed in its own greeting.
+//! has not agreed in its own greeting. Raw framing has no greeting: there the program says whether its peer has them.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,16 +9,18 @@ use rdma_reactor::transport::Features;
 use rdma_reactor::transport::iwarp::wire::mpa::fpdu_len;
 use rdma_reactor::transport::iwarp::wire::{Header, Opcode};
 use rdma_reactor::{
-    Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion,
-    SendErrorKind,
+    Config, ConnectOptions, ConnectionId, Context, Framing, Handler, Message, ProviderChoice, Reactor, Region,
+    RegionOptions, RemoteRegion, SendErrorKind,
 };
+use rdma_reactor_tests::patience::PATIENCE;
 
 /// Length of the greeting, and below it the offset of its features.
 const GREETING: usize = 20;
 const FEATURES: usize = 7;
 /// What this version offers: the extensions, that it joins messages in several buffers, that it wants to hear of parts that were
-/// fetched, and that it ends a connection when it gets a goodbye.
-const OFFERED: u8 = 0b1111;
+/// fetched, that it ends a connection when it gets a goodbye, that it understands when its peer waits for memory, and tags and refusals
+/// of offers.
+const OFFERED: u8 = 0b1100_1111;
 
 #[derive(Default)]
 struct Client {
@@ -33,23 +35,25 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is nothing but a socket, and answers with `features`.
+/// A peer that is nothing but a socket, and answers with `features`; with raw framing there is no greeting that could have them.
 struct Peer {
     stream: TcpStream,
 }
 
 impl Peer {
-    fn accept(listener: &TcpListener, features: u8) -> Self {
+    fn accept(listener: &TcpListener, features: Option<u8>) -> Self {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut request = [0; 24 + GREETING];
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut request = vec![0; 24 + features.map_or(0, |_| GREETING)];
         stream.read_exact(&mut request).unwrap();
-        assert_eq!((&request[24..28], request[24 + FEATURES]), (&b"RDXR"[..], OFFERED));
         // The reply is the request, with a Write as the first message.
-        let mut reply = request;
+        let mut reply = request.clone();
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");
         reply[22] &= 0xbf;
-        reply[24 + FEATURES] = features;
+        if let Some(features) = features {
+            assert_eq!((&request[24..28], request[24 + FEATURES]), (&b"RDXR"[..], OFFERED));
+            reply[24 + FEATURES] = features;
+        }
         stream.write_all(&reply).unwrap();
         Self { stream }
     }
@@ -64,15 +68,23 @@ impl Peer {
     }
 }
 
-#[allow(clippy::disallowed_methods)]
 fn connected(features: u8, config: Config) -> (Reactor, Client, Peer, ConnectionId) {
+    connected_with(Some(features), config, ConnectOptions::new())
+}
+
+#[allow(clippy::disallowed_methods)]
+fn connected_with(
+    features: Option<u8>,
+    config: Config,
+    options: ConnectOptions,
+) -> (Reactor, Client, Peer, ConnectionId) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut reactor = Reactor::new(config.provider(ProviderChoice::Iwarp)).unwrap();
     let mut client = Client::default();
     let peer = listener.local_addr().unwrap();
     let answers = std::thread::spawn(move || Peer::accept(&listener, features));
-    reactor.context().connect(peer).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
+    reactor.context().connect_with(peer, options).unwrap();
+    let end = Instant::now() + PATIENCE;
     while client.conn.is_none() {
         assert!(Instant::now() < end, "not connected");
         reactor.turn(&mut client, Some(Duration::from_millis(10))).unwrap();
@@ -123,11 +135,47 @@ fn with_the_peers_word() {
     assert_eq!([peer.opcode(), peer.opcode(), peer.opcode()], [Opcode::Write, Opcode::Send, Opcode::AtomicRequest]);
 }
 
+#[test]
+fn with_raw_framing_the_program_knows() {
+    for known in [false, true] {
+        let options = ConnectOptions::new().framing(Framing::Raw).extensions(known);
+        let (mut reactor, mut client, mut peer, conn) = connected_with(None, Config::default(), options);
+        let mut cx = reactor.context();
+        let has = cx.capabilities(conn).unwrap().features;
+        assert_eq!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), known, "{has:?}");
+        let local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+        let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
+        let written = cx.write_with_immediate(conn, remote, &local, 0..8, 9);
+        assert_eq!(matches!(written, Err(SendErrorKind::Unsupported { .. })), !known, "{written:?}");
+        cx.send(conn, b"a message").unwrap();
+        for _ in 0..10 {
+            reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
+        }
+        // The first message comes before those of the program.
+        let wanted = if known {
+            &[Opcode::Write, Opcode::Write, Opcode::Immediate, Opcode::Send][..]
+        } else {
+            &[Opcode::Write, Opcode::Send]
+        };
+        wanted.iter().for_each(|&opcode| assert_eq!(peer.opcode(), opcode, "{known}"));
+    }
+}
+
+/// With a greeting, the peer decides, whatever the program says.
+#[test]
+fn with_a_greeting_the_peer_knows() {
+    let options = ConnectOptions::new().extensions(true);
+    let (mut reactor, _, _peer, conn) = connected_with(Some(0), Config::default(), options);
+    let has = reactor.context().capabilities(conn).unwrap().features;
+    assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
+}
+
 /// Only the message that is marked solicits an event, not a write, and not the reactor's own messages meanwhile.
 #[test]
 fn the_next_message_solicits_an_event() {
     for features in [0, 1] {
-        let config = Config::default().keepalive(Duration::from_millis(50), Duration::from_secs(600));
+        let config = Config::default()
+            .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(50), Duration::from_secs(600)));
         let (mut reactor, mut client, mut peer, conn) = connected(features, config);
         let mut cx = reactor.context();
         cx.send(conn, b"nothing is asked for").unwrap();

@@ -30,7 +30,7 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
 fn a_dead_peer_is_given_up_beside_a_flood() {
     const TIMEOUT: Duration = Duration::from_millis(30);
     let config = Config::default().receive_depth(FLOOD).send_depth(FLOOD).buffer_size(256);
-    let config = config.keepalive(Duration::from_millis(10), TIMEOUT);
+    let config = config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(10), TIMEOUT));
     let floods: [fn() -> Box<dyn Handler>; 2] = [|| Box::new(Flood), || Box::<EmptyWrites>::default()];
     for flood in floods {
         let fabric = network(3);
@@ -58,7 +58,8 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
 
 #[test]
 fn a_flood_leaves_its_neighbour_alone() {
-    let deep = Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions_per_turn(4096).buffer_size(256);
+    let deep =
+        Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions(|c| c.per_turn = 4096).buffer_size(256);
     // With the default share of a turn, for the default windows and for deep ones.
     for (name, config) in [("default", Config::default()), ("deep", deep)] {
         let ((alone, none), (beside, deferred)) = (p99(&config, false), p99(&config, true));

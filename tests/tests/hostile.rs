@@ -25,7 +25,7 @@ fn no_tape_disturbs_an_honest_peer() {
     let (mut connected, mut messages, mut answered) = (0, 0, 0);
     let count = tapes.end - tapes.start;
     for number in tapes {
-        let outcome = std::panic::catch_unwind(|| play(&tape(number)));
+        let outcome = std::panic::catch_unwind(|| play(&tape(number), 1));
         let Ok(outcome) = outcome else { panic!("again by HOSTILE_TAPE={number}") };
         connected += outcome.connected;
         messages += outcome.messages;

@@ -1,50 +1,29 @@
-//! The processor time of a reactor that has little to do. It is measured for the reactor's thread, so that a busy
-//! machine makes no difference.
-#![allow(clippy::disallowed_methods, reason = "threads and time are what is measured")]
+//! The cost of a reactor that has little to do, on virtual time. There, time passes within a turn only with looks at the clock and
+//! calls of the provider, so busy polling and needless work show as time that turns take.
 
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
-use rdma_reactor::{
-    Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind, TimerId, Wait,
-};
-use rdma_reactor_tests::conformance::harness::with_watchdog;
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Stats, TimerId, Wait};
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::poller::virtual_ns;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor};
+use rdma_reactor_tests::sim::swarm::MS;
+use rdma_reactor_tests::sim::tcp::address;
 
-/// Processor time of this thread.
-fn processor_time() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the scheduler's account of this thread");
-    Duration::from_nanos(text.split(' ').next().and_then(|word| word.parse().ok()).expect("a number"))
-}
+const WAITS: [Wait; 2] = [Wait::Event, Wait::Adaptive];
 
 fn config(wait: Wait) -> Config {
-    Config::default().provider(ProviderChoice::Iwarp).wait(wait).receive_depth(8).send_depth(4).buffer_size(64)
+    Config::default().wait(wait).receive_depth(8).send_depth(4).buffer_size(64)
 }
 
-/// A program that counts its connections and messages, echoes if it is told to, and sends one message per `pace`.
-struct Count {
-    echo: bool,
-    up: usize,
+/// A server that echoes, or a client that sends one message per `pace`.
+struct Program {
     pace: Option<Duration>,
     conn: Option<ConnectionId>,
-    messages: u32,
 }
 
-impl Count {
-    const fn new(echo: bool, pace: Option<Duration>) -> Self {
-        Self { echo, up: 0, pace, conn: None, messages: 0 }
-    }
-}
-
-fn sends(cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) {
-    let result = cx.send(conn, payload);
-    // The peer may have ended its time already, and reads no more.
-    assert!(matches!(result, Ok(_) | Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)), "{result:?}");
-}
-
-impl Handler for Count {
+impl Handler for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.up += 1;
         self.conn = Some(conn);
         if let Some(pace) = self.pace {
             cx.set_timer(pace, 0);
@@ -52,90 +31,134 @@ impl Handler for Count {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        self.messages += 1;
-        if self.echo {
-            sends(cx, conn, &message);
+        if self.pace.is_none() {
+            cx.send(conn, &message).expect("room for an echo");
         }
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let (Some(pace), Some(conn)) = (self.pace, self.conn) {
             cx.set_timer(pace, 0);
-            sends(cx, conn, b"tick");
+            cx.send(conn, b"tick").expect("one at a time");
         }
     }
 }
 
-/// Measures the processor time of both sides while `connections` connections are open for `time`, one of them with a
-/// message per `pace`.
-fn measure(wait: Wait, connections: usize, time: Duration, pace: Option<Duration>) -> ([Duration; 2], u32) {
-    let mut server = Reactor::new(config(wait)).expect("a reactor");
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-    let address = server.context().local_address(listener).expect("it listens");
-    let (tell, told) = mpsc::channel();
-    let run = move |mut reactor: Reactor, mut handler: Count, tell: mpsc::Sender<()>| {
-        while handler.up < connections {
-            reactor.turn(&mut handler, None).expect("a turn");
+/// A server and its client.
+struct World {
+    fabric: Shared,
+    nodes: [Node; 2],
+    /// Time within the turns of each, ns.
+    busy: [u64; 2],
+}
+
+impl World {
+    /// Connects the two so many times; the client sends a message per `pace` on one of the connections.
+    fn new(wait: Wait, connections: usize, pace: Option<Duration>) -> Self {
+        let fabric = network(2);
+        let program = |pace| Box::new(Program { pace, conn: None });
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config(wait)), program(None)),
+            Node::new(reactor(1, &fabric, config(wait)), program(None)),
+        ];
+        if connections == 1 {
+            nodes[1].handler = program(pace);
         }
-        // Connections come up at once; their last messages are not what is measured.
-        let mut until = |span: Duration| {
-            let end = std::time::Instant::now() + span;
-            while let left = end.saturating_duration_since(std::time::Instant::now())
-                && !left.is_zero()
-            {
-                reactor.turn(&mut handler, left).expect("a turn");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        for _ in 0..connections {
+            nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        }
+        let mut world = Self { fabric, nodes, busy: [0; 2] };
+        while world.nodes.iter().any(|node| node.reactor.stats().connections.connected < connections as u64) {
+            world.step();
+        }
+        world
+    }
+
+    fn now(&self) -> u64 {
+        lock(&self.fabric).now()
+    }
+
+    /// Gives each node that is due a turn in which it may sleep. A sleep ends at once, and time passes here.
+    fn step(&mut self) {
+        let (now, mut idle) = (self.now(), true);
+        let mut next = lock(&self.fabric).next();
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            let due = node.reactor.next_deadline().map(virtual_ns);
+            if node.more || lock(&self.fabric).is_runnable(index, true) || due.is_some_and(|due| due <= now) {
+                lock(&self.fabric).seen(index);
+                let from = lock(&self.fabric).now();
+                let turn = node.reactor.turn(&mut *node.handler, None).expect("a turn");
+                // Only a turn that finds nothing to do has come to its sleep.
+                node.more = turn.more || turn.progressed;
+                self.busy[index] += lock(&self.fabric).now() - from;
+                idle = false;
             }
-        };
-        until(Duration::from_millis(300));
-        let before = processor_time();
-        until(time);
-        let taken = processor_time() - before;
-        tell.send(()).expect("somebody waits");
-        (taken, handler.messages, reactor)
-    };
-    let ready = tell.clone();
-    let server = thread::spawn(move || run(server, Count::new(true, None), ready));
-    let mut client = Reactor::new(config(wait)).expect("a reactor");
-    for _ in 0..connections {
-        client.context().connect(address).expect("a peer");
+            next = next.into_iter().chain(due).min();
+        }
+        if idle {
+            let next = next.expect("the keepalive is due at some time");
+            lock(&self.fabric).advance(next.max(now + 1));
+        }
     }
-    let client = thread::spawn(move || run(client, Count::new(false, pace), tell));
-    (0..2).for_each(|_| told.recv_timeout(Duration::from_secs(60)).expect("both sides are done"));
-    let (server, client) = (server.join().expect("the server"), client.join().expect("the client"));
-    ([server.0, client.0], client.1)
+
+    /// Lives for `time`, after as long a time that does not count; returns the share of it that the turns of each took, and the
+    /// counters at its beginning and at its end.
+    fn live(&mut self, time: Duration) -> ([f64; 2], [[Stats; 2]; 2]) {
+        let time = time.as_nanos() as u64;
+        let mut pass = || {
+            let end = self.now() + time;
+            self.busy = [0; 2];
+            while self.now() < end {
+                self.step();
+            }
+            (
+                self.busy.map(|busy| busy as f64 / time as f64),
+                [0, 1].map(|node: usize| self.nodes[node].reactor.stats()),
+            )
+        };
+        let (_, before) = pass();
+        let (busy, after) = pass();
+        assert!(lock(&self.fabric).violations.is_empty(), "{:?}", lock(&self.fabric).violations);
+        (busy, [before, after])
+    }
 }
 
+/// In a round of keepalive, each connection costs a question and an answer each way at most.
 #[test]
 fn a_thousand_idle_connections_take_next_to_nothing() {
-    with_watchdog("a_thousand_idle_connections_take_next_to_nothing", || {
-        rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
-        // Longer than a round of keepalive.
-        let time = Duration::from_secs(6);
-        for wait in [Wait::Event, Wait::Adaptive] {
-            let (taken, _) = measure(wait, 1000, time, None);
-            let percent = taken.map(|taken| 100.0 * taken.as_secs_f64() / time.as_secs_f64());
-            println!("{wait:?}: server {:.3} %, client {:.3} %", percent[0], percent[1]);
-            assert!(percent[0] < 1.0 && percent[1] < 1.0, "{wait:?}: {percent:?} % of a processor");
-        }
-    });
+    const CONNECTIONS: u64 = 1000;
+    for wait in WAITS {
+        let mut world = World::new(wait, CONNECTIONS as usize, None);
+        // The interval of the keepalive is 5 s.
+        let (busy, [before, after]) = world.live(Duration::from_secs(60));
+        println!("{wait:?}: {busy:?} of the time");
+        assert!(busy.iter().all(|&share| share < 0.01), "{wait:?}: {busy:?} of the time");
+        let messages = |stats: &[Stats; 2]| stats.iter().map(|stats| stats.completions.polled).sum::<u64>();
+        let turns = |stats: &[Stats; 2]| stats.iter().map(|stats| stats.turns.taken).sum::<u64>();
+        let (messages, turns) = (messages(&after) - messages(&before), turns(&after) - turns(&before));
+        println!("{wait:?}: {turns} turns, {messages} completions");
+        // Both sides of a message have a completion.
+        assert!(messages <= 12 * 8 * CONNECTIONS && turns <= messages, "{turns} turns, {messages} completions");
+    }
 }
 
 #[test]
 fn rare_messages_take_what_sleeping_takes() {
-    with_watchdog("rare_messages_take_what_sleeping_takes", || {
-        let (time, pace) = (Duration::from_secs(5), Duration::from_millis(10));
-        // The two measurements follow each other, and other work of the machine disturbs one of them now and then.
-        let found = (0..3).find(|_| {
-            let [event, adaptive] = [Wait::Event, Wait::Adaptive].map(|wait| {
-                let (taken, messages) = measure(wait, 1, time, Some(pace));
-                assert!(messages > 100, "{messages} echoes in {time:?}");
-                let each = taken.map(|taken| taken.as_secs_f64() / f64::from(messages) * 1e6);
-                println!("{wait:?}: server {:.1} us, client {:.1} us per message", each[0], each[1]);
-                each[0] + each[1]
-            });
-            // The ratio should be 1.1; the rest is noise.
-            adaptive < 1.3 * event
-        });
-        assert!(found.is_some(), "more than asleep, each time");
-    });
+    // The part of 10 s that the turns take, with a message per 10 ms.
+    let busy = |wait| {
+        let mut world = World::new(wait, 1, Some(Duration::from_nanos(10 * MS)));
+        let (busy, [before, after]) = world.live(Duration::from_secs(10));
+        let echoes = after[0].messages.sent - before[0].messages.sent;
+        assert!((990..=1000).contains(&echoes), "{echoes} echoes");
+        println!("{wait:?}: {busy:?} of the time");
+        busy
+    };
+    let [event, adaptive] = WAITS.map(busy);
+    for node in 0..2 {
+        assert!(adaptive[node] < event[node] + 0.001, "{adaptive:?} of the time, and {event:?} asleep");
+    }
+    // Polling for the length of a wake-up or two would be noticed.
+    let spin = busy(Wait::Spin(Duration::from_micros(50)));
+    assert!((0..2).all(|node| spin[node] > event[node] + 0.001), "{spin:?} of the time, and {event:?} asleep");
 }

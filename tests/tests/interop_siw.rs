@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rdma_reactor_tests::ends::{ALL, End, Pair, Side};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
+use rdma_transport::srq::SrqAttr;
 use rdma_transport::verbs::Verbs;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, SendFlags, SendOp, WcOpcode, WcStatus};
@@ -408,7 +409,7 @@ fn invalidated() {
             assert_eq!(wc.invalidated, remotely.then_some(remote.key));
             pair.success(theirs, 2, WcOpcode::Send);
             if !remotely {
-                pair.end(ours).station.provider().invalidate(region.id).unwrap();
+                pair.end(ours).station.provider().remote_keys().unwrap().invalidate(region.id).unwrap();
             }
             let op = if remotely { SendOp::Write(remote) } else { SendOp::Read(remote) };
             pair.end(theirs).post(3, op, &[0..8], NONE);
@@ -493,7 +494,7 @@ fn rights_of_our_regions() {
 fn shared_receives() {
     const LEN: usize = 3000;
     let mut server = End::new(embedded(config(CrcPolicy::Require)), 1 << 20);
-    let srq = server.station.provider().create_srq(DeviceId(0), 64).unwrap();
+    let srq = server.station.provider().shared_receives().unwrap().create_srq(DeviceId(0), &SrqAttr::new(64)).unwrap();
     server.srq = Some(srq);
     let mut pair = Pair { active: End::new(kernel(), 1 << 20), passive: server };
     let (listener, address) = pair.passive.listen(SocketAddr::new(variable("RDMA_SIW_ADDR"), 0));
@@ -553,7 +554,7 @@ fn gone_in_the_middle() {
             }
             let end = pair.end(leaver);
             let id = end.id;
-            end.station.provider().destroy_id(id, std::time::Instant::now());
+            end.station.provider().destroy_id(id, std::time::Instant::now()).unwrap();
             let stayed = other(leaver);
             let wc = pair.completion(stayed, 1);
             // The whole message may have been handed over before.

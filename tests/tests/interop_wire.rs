@@ -42,7 +42,7 @@ fn expect(target: &mut Target, region: &Region, receives: usize, crc: bool, octe
         });
         assert_eq!(cause, DisconnectCause::PeerViolation(want.to_string()));
         assert!(target.completions().iter().all(|wc| wc.status == WcStatus::Flushed));
-        target.iwarp.destroy_id(id.unwrap(), target.now);
+        target.iwarp.destroy_id(id.unwrap(), target.now).unwrap();
         assert_eq!(target.inspect(region), before, "memory was touched");
     }
 }
@@ -160,6 +160,8 @@ fn a_peer_that_asks_and_never_reads() {
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
     let mut peer = Peer::open(target.address, false);
+    // Its time counts from when it is accepted.
+    target.until("a deadline of the handshake", |target| target.iwarp.next_deadline());
     for octet in request(&[0x10, 2, 0, 4]) {
         peer.send(&[octet]);
         target.now += Duration::from_millis(300);
@@ -226,9 +228,9 @@ fn regions_that_are_not_the_peers() {
     let writable = target.region(1000, Access::REMOTE_WRITE);
     let other = target.region(1000, REMOTE);
     let friend = target.connect(0, false);
-    target.iwarp.restrict(other.inner.id, rdma_transport::QpId(friend.id.unwrap().0)).unwrap();
+    target.iwarp.remote_keys().unwrap().restrict(other.inner.id, rdma_transport::QpId(friend.id.unwrap().0)).unwrap();
     let revoked = target.region(1000, REMOTE);
-    target.iwarp.invalidate(revoked.inner.id).unwrap();
+    target.iwarp.remote_keys().unwrap().invalidate(revoked.inner.id).unwrap();
     let gone = target.region(1000, REMOTE);
     target.iwarp.deregister(gone.inner.id).unwrap();
     for (at, read_cause) in [
@@ -564,7 +566,7 @@ fn terminates_and_ends_in_any_order() {
         }
         assert!(target.events.is_empty(), "once");
         target.completions();
-        target.iwarp.destroy_id(id, target.now);
+        target.iwarp.destroy_id(id, target.now).unwrap();
     }
     target.inspect(&region);
 }

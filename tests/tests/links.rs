@@ -171,9 +171,10 @@ fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
     for line in source.lines() {
         if let Some(definition) = line.strip_prefix("#[doc = \"[") {
             labels.extend(definition.split_once("]: ").map(|(label, _)| label.to_owned()));
-        } else if let Some(page) =
-            line.strip_prefix("#[doc = include_str!(\"../docs/").and_then(|rest| rest.split('"').next())
-            && page.ends_with(".md")
+        } else if let Some(page) = line
+            .strip_prefix("#[doc = include_str!(\"../docs/")
+            .and_then(|rest| rest.split('"').next())
+            .filter(|page| page.ends_with(".md"))
         {
             pages.push((page.to_owned(), std::mem::take(&mut labels)));
         }
@@ -236,7 +237,7 @@ fn sources(folder: &Path, all: &mut String) {
 fn names_on_the_page_of_faults_are_in_the_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut all = String::new();
-    ["reactor", "transport", "tests"].iter().for_each(|folder| sources(&root.join(folder), &mut all));
+    ["reactor", "transport", "examples", "tests"].iter().for_each(|folder| sources(&root.join(folder), &mut all));
     let words: BTreeSet<&str> = all.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
     let page = fs::read_to_string(root.join("docs/reliability.md")).expect("the page");
     let named = page.split('`').skip(1).step_by(2).filter(|name| name.contains('_'));

@@ -8,11 +8,12 @@ use rdma_reactor::{
     RemoteRegion, SendErrorKind, Stats,
 };
 use rdma_reactor_tests::conformance::violations::{greeting, message};
+use rdma_reactor_tests::floods::{Floods, Kind};
 use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::hostile::{Hostile, startup_frame};
 use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Server, Street};
-use rdma_reactor_tests::sim::quiet::Node;
+use rdma_reactor_tests::sim::quiet::{Node, reactor};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 
@@ -22,7 +23,10 @@ const US: u64 = 1_000;
 const TOLL: u64 = 2_000;
 
 fn config() -> Config {
-    Config::default().max_message(1 << 20).transfer_memory(8 << 20).max_memory(512 << 20)
+    Config::default()
+        .large_messages(|l| l.max_message = 1 << 20)
+        .large_messages(|l| l.memory = 8 << 20)
+        .max_memory(512 << 20)
 }
 
 /// The echoes take no longer than twice as long as they do alone. `act` is called every `pause` ns. Returns the counters of the
@@ -298,4 +302,34 @@ fn the_measurement_sees_a_delay() {
     };
     let (alone, beside) = (slow(u64::MAX), slow(MS / 10));
     assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
+}
+
+/// Four peers send messages without payload, immediates, questions or grants, as fast as their credits allow. An echo waits for
+/// their shares of two turns at most, and these cost next to nothing unless the program is called for them.
+#[test]
+fn floods_within_credits_delay_nobody_beyond_their_shares() {
+    const PEERS: u64 = 4;
+    /// `Config::fairness`, and the time that the server's program takes for a message.
+    const SHARE: (u64, u64) = (24, US);
+    let measure = |kind: Option<Kind>| {
+        let mut street = Street::echoing(&config());
+        lock(&street.fabric).toll = TOLL;
+        for kind in std::iter::repeat_n(kind, PEERS as usize).flatten() {
+            let number = street.nodes.len();
+            let mut node =
+                Node::new(reactor(number, &street.fabric, Floods::config(config())), Box::new(Floods::new(kind)));
+            Floods::connect(&mut node.reactor.context(), server()).expect("a peer");
+            street.nodes.push(node);
+        }
+        (street.p99(u64::MAX, |_| {}), street.stats())
+    };
+    let (alone, _) = measure(None);
+    for kind in Kind::ALL {
+        let (beside, stats) = measure(Some(kind));
+        println!("{kind:?}: p99 alone {alone} ns, beside them {beside} ns; {:?}", stats.completions);
+        let connections = stats.connections;
+        assert_eq!((connections.connected, connections.disconnected), (1 + PEERS, 0), "{kind:?}");
+        let shares = if kind == Kind::Data { 2 * PEERS * SHARE.0 * SHARE.1 } else { 0 };
+        assert!(beside <= 2 * alone + shares, "{kind:?}: p99 is {beside} ns, and {alone} ns alone");
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -43,7 +44,7 @@ fn a_forked_child_keeps_no_connection_alive() {
         for drops in [false, true] {
             let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
             let conn = p.connect();
-            let (reader, writer) = io::pipe().expect("a pipe");
+            let (reader, writer) = UnixStream::pair().expect("two sockets");
             // SAFETY: the child of this process with several threads calls `read` and `_exit` only, which may be called there.
             let child = unsafe { libc::fork() };
             if child == 0 {

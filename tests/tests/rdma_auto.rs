@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_reactor::{Config, ProviderChoice, Reactor};
-use rdma_reactor_tests::auto::{connect_to, device_of, echo, pair};
+use rdma_reactor_tests::auto::{IN_PROCESS, connect_to, device_of, each_where_it_belongs, echo, pair, with_loopback};
 use rdma_reactor_tests::conformance::harness::{Event, Probe, with_watchdog};
 use rdma_reactor_tests::device::{RXE, SIW};
 
@@ -42,6 +42,22 @@ fn each_address_is_listened_on_where_it_is() {
     });
 }
 
+/// A program puts its own provider in front of those of `Auto`: devices and the embedded one.
+#[test]
+fn three_providers_carry_each_what_is_theirs() {
+    with_watchdog("three_providers_carry_each_what_is_theirs", || {
+        let p = with_loopback(&Config::default().provider(ProviderChoice::Auto));
+        assert_eq!(p.server.provider_name(), "loopback+verbs+iwarp");
+        let devices = [
+            (RXE.address().ip(), RXE.name()),
+            (IN_PROCESS, "loopback0".to_owned()),
+            (SIW.address().ip(), SIW.name()),
+            ([127, 0, 0, 1].into(), "iwarp0".to_owned()),
+        ];
+        each_where_it_belongs(p, &devices);
+    });
+}
+
 /// An address that no device resolves in time is tried over TCP; here nobody has it, so that this fails, too, as it does there.
 #[test]
 fn what_does_not_resolve_in_time_is_tried_over_tcp() {
@@ -51,8 +67,8 @@ fn what_does_not_resolve_in_time_is_tried_over_tcp() {
         let nobody = format!("{network}.99:9").parse().expect("an address");
         let quick = Config::default()
             .provider(ProviderChoice::Auto)
-            .resolve_timeout(Duration::from_millis(50))
-            .connect_timeout(Duration::from_secs(20));
+            .timeouts(|t| t.resolve = Duration::from_millis(50))
+            .timeouts(|t| t.connect = Duration::from_secs(20));
         let mut client = Reactor::new(quick).expect("a reactor");
         let mut probe = Probe::default();
         client.context().connect(nobody).expect("connecting");

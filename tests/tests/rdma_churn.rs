@@ -52,7 +52,7 @@ fn churn(device: Device) {
     let mut first = (0, 0);
     while done.get() < cycles {
         let next = done.get() + cycles / 10;
-        p.until_within(Duration::from_secs(60), "cycles", |_| done.get() >= next.min(cycles));
+        p.until("cycles", |_| done.get() >= next.min(cycles));
         p.s.events.clear();
         p.c.events.clear();
         let now = (open_descriptors(), resident_kib().expect("/proc/self/status"));

@@ -14,7 +14,7 @@ use rdma_reactor::{
     ConnectError, ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor,
     SendErrorKind,
 };
-use rdma_reactor_tests::conformance::harness::{Event, Probe, now, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Probe, now, with_watchdog};
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
 use rdma_reactor_tests::witness::{Baseline, Witness};
 
@@ -28,7 +28,6 @@ const RISING: usize = 4;
 /// told of.
 const MESSAGES: usize = 2;
 const SIZE: usize = 1000;
-const SOON: Duration = Duration::from_secs(30);
 
 /// The load on the connections when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,9 +117,9 @@ impl Side {
     }
 
     fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
-        let deadline = now() + SOON;
+        let deadline = now() + PATIENCE;
         while !condition(self) {
-            assert!(now() < deadline, "not within {SOON:?}: {what}\n{:?}", self.probe);
+            assert!(now() < deadline, "not within {PATIENCE:?}: {what}\n{:?}", self.probe);
             self.turn();
         }
     }
@@ -224,7 +223,7 @@ impl Side {
         self.goes_on();
         self.witness.iter().for_each(Witness::leave);
         self.until("the neighbour has gone", |side| side.witness.as_ref().is_none_or(Witness::is_over));
-        self.reactor.shutdown(&mut self.probe, SOON).expect("the end");
+        self.reactor.shutdown(&mut self.probe, PATIENCE).expect("the end");
         assert_eq!((self.probe.live(), self.reactor.context().connections()), (0, 0));
         let (all, free) = self.reactor.pool_levels();
         assert_eq!(all, free, "buffers are missing");
@@ -407,7 +406,7 @@ fn removed(device: Device, load: Load) {
             assert_eq!(side.reactor.context().datagrams().send(endpoint, peer, b"late"), Err(SendErrorKind::Closed));
         }
         while removal.try_wait().expect("rdma").is_none() {
-            assert!(start.elapsed() < SOON, "the device is not released");
+            assert!(start.elapsed() < PATIENCE, "the device is not released");
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
@@ -433,7 +432,7 @@ fn removed(device: Device, load: Load) {
         // The device comes back, and the server listens again.
         device.add();
         let mut conn = side.connect(to[0]);
-        let deadline = now() + SOON;
+        let deadline = now() + PATIENCE;
         let mut tried = now();
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);

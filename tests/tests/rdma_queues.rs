@@ -22,7 +22,7 @@ fn each_vector_wakes_its_reactor(device: Device) {
     println!("{}: {vectors} completion vectors", device.kind());
     assert!(vectors > 1, "one vector proves nothing: the guest has two processors");
     for vector in 0..vectors {
-        let config = Setup::on(device).config().completion_vector(Some(vector)).wait(Wait::Event);
+        let config = Setup::on(device).config().completions(|c| c.vector = Some(vector)).wait(Wait::Event);
         let mut p = pair(device, config, Probe::echo());
         let conn = p.connect();
         for nth in 1..=200 {
@@ -58,9 +58,12 @@ struct Run {
 
 impl Run {
     fn new(device: Device, kept: bool) -> Self {
-        let config =
-            Setup::on(device).config().close_timeout(Duration::from_secs(60)).pool_idle(Duration::from_secs(600));
-        let mut pair = pair(device, if kept { config } else { config.transfer_cache(0) }, Probe::default());
+        let config = Setup::on(device)
+            .config()
+            .timeouts(|t| t.close = Duration::from_secs(60))
+            .timeouts(|t| t.pool_idle = Duration::from_secs(600));
+        let mut pair =
+            pair(device, if kept { config } else { config.large_messages(|l| l.cache = 0) }, Probe::default());
         (pair.s.large, pair.c.large) = (true, true);
         (pair.s.record_messages, pair.c.record_messages) = (false, false);
         let conn = pair.connect();

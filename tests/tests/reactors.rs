@@ -12,7 +12,8 @@ use rdma_reactor::{
     Config, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message, ProviderChoice,
     Reactor, Reactors,
 };
-use rdma_reactor_tests::conformance::harness::{now, with_watchdog};
+use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
+use rdma_reactor_tests::patience::{PATIENCE, TEST, patient};
 
 const REACTORS: usize = 4;
 const CONNECTIONS: usize = 1000;
@@ -58,11 +59,11 @@ impl Handler for Client {
 }
 
 fn config() -> Config {
-    Config::default().provider(ProviderChoice::Iwarp).receive_depth(8).send_depth(4).buffer_size(256)
+    patient(Config::default()).provider(ProviderChoice::Iwarp).receive_depth(8).send_depth(4).buffer_size(256)
 }
 
 fn until(reactor: &mut Reactor, client: &mut Client, what: &str, mut holds: impl FnMut(&Client) -> bool) {
-    let end = now() + Duration::from_secs(60);
+    let end = now() + PATIENCE;
     while !holds(client) {
         assert!(now() < end, "{what}: {} live, {} echoes", client.live.len(), client.echoes);
         reactor.turn(client, Duration::from_millis(5)).expect("a turn");
@@ -88,7 +89,7 @@ fn open(reactor: &mut Reactor, client: &mut Client, address: SocketAddr, loads: 
 
 #[test]
 fn a_thousand_connections_are_shared_evenly() {
-    with_watchdog("a_thousand_connections_are_shared_evenly", || {
+    with_watchdog_of(TEST, "a_thousand_connections_are_shared_evenly", || {
         rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
         let mut reactors: Vec<_> = (0..REACTORS).map(|_| Reactor::new(config()).expect("a reactor")).collect();
         let group = Reactors::of(&mut reactors);
@@ -134,7 +135,7 @@ fn a_thousand_connections_are_shared_evenly() {
             }
         }
 
-        group.drain_all(Duration::from_secs(20));
+        group.drain_all(PATIENCE);
         until(&mut reactor, &mut client, "draining", |client| client.live.is_empty());
         for (index, thread) in threads.into_iter().enumerate() {
             let stats = thread.join().expect("a thread").expect("its run");

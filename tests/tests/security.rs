@@ -6,13 +6,17 @@
 //! And the last word of a peer, on devices that tell of a connection's end before they tell of what came earlier.
 
 use std::cell::RefCell;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, PeerIdentity, Reactor,
-    SecurityError, SecurityMode, Wait,
+    RegionOptions, SecurityError, SecurityMode, SendErrorKind, Wait,
 };
+use rdma_reactor_tests::forward::Forward;
+use rdma_reactor_tests::gate::Gate;
 use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::sim::hardware::HardwareProvider;
 use rdma_reactor_tests::sim::middleman::{Attack, CLIENT, History, Hit, How, SERVER, live};
@@ -21,6 +25,7 @@ use rdma_reactor_tests::sim::quiet::{Node, entropy, network, parts, until};
 use rdma_reactor_tests::sim::rng::Rng;
 use rdma_reactor_tests::sim::swarm::{HardwareOptions, MS};
 use rdma_reactor_tests::sim::tcp::address;
+use rdma_transport::caps::Features;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
@@ -166,6 +171,7 @@ const HASTY: HardwareOptions = HardwareOptions {
     purge: 0,
     extensions: true,
     overtaking: false,
+    keeps: 0,
 };
 
 /// What the side that connects hears.
@@ -219,7 +225,7 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
         let iwarp = Iwarp::new(IwarpConfig::default(), SimNet::new(node, Arc::clone(&fabric)), entropy(node));
         let (iwarp, rng) = (iwarp.expect("default settings"), Rng::new(seed ^ node as u64, "hasty"));
         let mut parts = parts(node, &fabric);
-        parts.provider = Box::new(HardwareProvider::new(iwarp, node, Arc::clone(&fabric), HASTY, rng));
+        parts.providers = vec![Box::new(HardwareProvider::new(iwarp, node, Arc::clone(&fabric), HASTY, rng))];
         let reactor = Reactor::with_parts(config.clone(), parts).expect("settings in range");
         Node::new(reactor, Box::new(brief.clone()))
     };
@@ -248,5 +254,58 @@ fn the_last_word_is_heard_behind_the_end() {
             let heard = Heard { messages, end: Some(DisconnectReason::Closed), error: None };
             assert_eq!(*brief.heard.borrow(), heard, "{mode:?}, seed {seed}");
         }
+    }
+}
+
+/// Sends a large part of a device's memory, which cannot be sealed, and large messages before and behind it.
+#[derive(Default)]
+struct SendsDeviceMemory {
+    got: Vec<usize>,
+    ended: Option<DisconnectReason>,
+}
+
+impl Handler for SendsDeviceMemory {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        const LEN: usize = 1 << 20;
+        if cx.listener(conn).is_some() {
+            return;
+        }
+        let file = std::fs::File::open("/dev/null").expect("a descriptor");
+        let region = cx.register_dmabuf(conn, file.as_fd(), 0, 2 * LEN, &RegionOptions::new()).expect("a region");
+        for len in [LEN, LEN - 1] {
+            let sent = cx.send_region(conn, &region, 0..LEN);
+            assert!(matches!(sent, Err(SendErrorKind::Sealed)), "{sent:?}");
+            cx.send(conn, &vec![7; len]).expect("room");
+        }
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.got.push(message.len());
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.ended = Some(reason);
+    }
+}
+
+/// A send of memory that cannot be sealed is refused and leaves the connection as it was: the next large messages open.
+#[test]
+fn a_refused_region_leaves_the_next_message_whole() {
+    for mode in MODES {
+        let config = Config::default().security(security(mode));
+        let mut reactor = Forward::reactor(config, Features::empty(), &Gate::default());
+        let mut program = SendsDeviceMemory::default();
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let server = reactor.context().local_address(listener).expect("it listens");
+        reactor.context().connect(server).expect("connecting");
+        // A minute, if nothing happens.
+        for _ in 0..6_000 {
+            let copied = reactor.stats().memory.copied_bytes;
+            if (program.got.len() == 2 && copied == 0) || program.ended.is_some() {
+                break;
+            }
+            reactor.turn(&mut program, Duration::from_millis(10)).expect("a turn");
+        }
+        assert_eq!((program.got, program.ended), (vec![1 << 20, (1 << 20) - 1], None), "{mode:?}");
+        let memory = reactor.stats().memory;
+        assert_eq!(memory.copied_bytes, 0, "{memory:?}");
     }
 }

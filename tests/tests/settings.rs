@@ -16,8 +16,9 @@ use rdma_reactor::{
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
-use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
+use rdma_reactor_tests::sim::tcp::address;
 
 fn config() -> Config {
     Setup::iwarp().config()
@@ -123,7 +124,7 @@ fn options_out_of_range_are_refused() {
 #[test]
 fn queues_are_cut_to_the_device() {
     with_watchdog("queues_are_cut_to_the_device", || {
-        let settings = config().send_depth(100).receive_depth(200).max_inline(32).completion_queue(5000);
+        let settings = config().send_depth(100).receive_depth(200).max_inline(32).completions(|c| c.queue = 5000);
         let cases = [(4096, 256, 32_767, (102, 200, 32, 5000)), (16, 8, 1000, (16, 16, 8, 1000))];
         for (depth, inline, entries, expected) in cases {
             let (mut p, record) = recorded(settings.clone(), |capabilities| {
@@ -163,15 +164,18 @@ fn completion_vectors_are_spread_or_chosen() {
             vector
         };
         for wanted in [0, 3] {
-            assert_eq!(vector(4, config().completion_vector(Some(wanted))), wanted);
+            assert_eq!(vector(4, config().completions(|c| c.vector = Some(wanted))), wanted);
         }
-        assert_eq!(vector(1, config().completion_vector(Some(3))), 0, "there is no choice");
-        // Other tests make reactors meanwhile, so the numbers have gaps; the first 16 are on several of 4 vectors all the same.
-        let spread: std::collections::BTreeSet<u32> = (0..16).map(|_| vector(4, config())).collect();
-        assert!(spread.len() > 1 && spread.iter().all(|&vector| vector < 4), "{spread:?}");
+        assert_eq!(vector(1, config().completions(|c| c.vector = Some(3))), 0, "there is no choice");
+        // Other tests make reactors meanwhile, so the numbers have gaps.
+        let mut spread = std::collections::BTreeSet::new();
+        while spread.len() < 2 {
+            spread.insert(vector(4, config()));
+            assert!(spread.iter().all(|&vector| vector < 4), "{spread:?}");
+        }
 
         let (mut p, _) =
-            recorded(config().completion_vector(Some(4)), |capabilities| capabilities.completion_vectors = 4);
+            recorded(config().completions(|c| c.vector = Some(4)), |capabilities| capabilities.completion_vectors = 4);
         p.client.context().connect(p.address).expect("connecting");
         let error = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
         p.until("the error", |p| error(p) == 1);
@@ -193,7 +197,7 @@ fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
 fn sinks_of_reads_are_open_only_where_they_must_be() {
     with_watchdog("sinks_of_reads_are_open_only_where_they_must_be", || {
         for open in [true, false] {
-            let patient = config().pool_idle(Duration::from_secs(3600));
+            let patient = config().timeouts(|t| t.pool_idle = Duration::from_secs(3600));
             let (mut p, record) = recorded(patient, |capabilities| {
                 capabilities.features.set(Features::OPEN_READ_SINKS, open);
             });
@@ -228,7 +232,7 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
                 "{:?}",
                 p.c
             );
-            p.client.context().revoke(&sink);
+            p.client.context().revoke(&sink).expect("the device takes keys back");
             assert_eq!(sink.bytes(), None, "it is open as long as it is registered");
             drop((region, sink, closed, source));
             p.until("all are given back", |p| p.client.stats().memory.regions == 0);
@@ -298,14 +302,12 @@ fn only_allowed_networks_may_connect() {
 #[test]
 fn handshakes_of_one_address_are_limited_as_configured() {
     with_watchdog("handshakes_of_one_address_are_limited_as_configured", || {
-        let grace = std::time::Duration::from_millis(1);
-        let settings = config().max_handshakes_per_peer(Some(1)).request_grace(grace);
+        let settings = config().max_handshakes_per_peer(Some(1)).iwarp(|i| i.request_grace = Duration::from_millis(1));
         let mut p = Pair::with_configs(&Setup::iwarp(), settings, config(), Probe::default(), Probe::default());
         let [oldest, other] = [silent(p.address), silent(p.address)];
-        p.turn_for(2 * grace);
-        p.connect();
-        assert!(is_gone(&oldest), "it had its grace");
+        p.until("the oldest has had its grace", |_| is_gone(&oldest));
         assert!(!is_gone(&other), "one may stay");
+        p.connect();
         p.finish();
     });
 }
@@ -340,23 +342,36 @@ fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
 
 #[test]
 fn a_silent_address_is_given_up_for_the_next() {
-    with_watchdog("a_silent_address_is_given_up_for_the_next", || {
-        let mut p = pair();
-        // The kernel completes the TCP handshake, and nobody ever answers.
-        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
-        let silent = silent.local_addr().expect("its address");
-        let day = Duration::from_secs(86_400);
-        let config = config().attempt_timeout(Duration::from_millis(20)).connect_timeout(day);
-        p.client = Reactor::new(config).expect("a reactor");
-        let addresses = [silent, silent, p.address];
-        let conn = p.client.context().connect_any(&addresses, ConnectOptions::new()).expect("connecting");
-        p.until("both sides are connected", |p| p.s.live() == 1 && p.c.live() == 1);
-        assert_eq!(p.client.context().peer_address(conn), Some(p.address));
-        // The last address has the longer time: it is still waited for.
-        p.client.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
-        p.turn_for(Duration::from_millis(200));
-        assert_eq!(p.c.count(|event| matches!(event, Event::ConnectError(..))), 0, "{:?}", p.c);
-    });
+    const ATTEMPT: u64 = 20;
+    const LIMIT: u64 = 3_600_000;
+    let (fabric, attempts) = (network(3), Attempts::default());
+    let hasty = Config::default().timeouts(|t| t.attempt = Duration::from_millis(ATTEMPT));
+    let hasty = hasty.timeouts(|t| t.connect = Duration::from_millis(LIMIT));
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, Config::default()), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, hasty), Box::new(attempts.clone())),
+        Node::new(reactor(2, &fabric, Config::default()), Box::<Attempts>::default()),
+    ];
+    let [silent, there] = [0, 2].map(|node| address(node, 7471));
+    for (node, address) in [(0, silent), (2, there)] {
+        nodes[node].reactor.context().listen(address).expect("a free port");
+    }
+    // Its TCP answers, and its process never does.
+    nodes[0].dead = true;
+    let begun = lock(&fabric).now();
+    let mut cx = nodes[1].reactor.context();
+    let conn = cx.connect_any(&[silent, silent, there], ConnectOptions::new()).expect("connecting");
+    until(&fabric, &mut nodes, "a connection", |_| !attempts.up.borrow().is_empty());
+    let took = lock(&fabric).now() - begun;
+    assert!((2 * ATTEMPT * MS..3 * ATTEMPT * MS).contains(&took), "{took} ns");
+    assert_eq!(nodes[1].reactor.context().peer_address(conn), Some(there));
+    // The last address has the longer time.
+    let begun = lock(&fabric).now();
+    nodes[1].reactor.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
+    until(&fabric, &mut nodes, "the error", |_| !attempts.errors.borrow().is_empty());
+    let took = lock(&fabric).now() - begun;
+    assert_eq!(attempts.errors.borrow()[..], [ConnectError::Timeout]);
+    assert!((LIMIT * MS..(LIMIT + 2 * ATTEMPT) * MS).contains(&took), "{took} ns");
 }
 
 /// Takes long over each message, in virtual time.
@@ -392,7 +407,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let address = ([10, 0, 0, 1], 7471).into();
     server.context().listen(address).expect("listening");
     // That is enough for one message, and not for ten.
-    let mut client = reactor(1, &fabric, Config::default().close_timeout(Duration::from_secs(1)));
+    let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");
     let slow = Slow(Arc::clone(&fabric), Rc::clone(&taken));
     let mut nodes = [Node::new(server, Box::new(slow)), Node::new(client, Box::new(Sender(Rc::clone(&sent))))];
@@ -401,4 +416,32 @@ fn a_closed_connection_has_its_time_for_each_message() {
         stats.disconnected > 0
     });
     assert_eq!((sent.get(), taken.get()), (10, 10));
+}
+
+/// On a device that may place what peers have written after they have lost the right, as siw, the memory is copied and not lent,
+/// for good. What peers could only read is lent again.
+#[test]
+fn memory_that_peers_may_write_late_is_not_lent_again() {
+    for late in [false, true] {
+        let limits = |capabilities: &mut Capabilities| {
+            if late {
+                capabilities.features |= Features::LATE_PLACEMENT;
+            }
+        };
+        let mut reactor = Forward::recording(Config::default(), limits, &Record::default());
+        for (access, lent) in
+            [(Access::REMOTE_WRITE, !late), (Access::REMOTE_ATOMIC, !late), (Access::REMOTE_READ, true)]
+        {
+            let options = RegionOptions::new().allow(access).any_peer();
+            let mut region = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+            assert!(region.bytes_mut().is_none(), "a peer may use it");
+            reactor.context().revoke(&region).expect("the device takes keys back");
+            let again = (region.bytes().is_some(), region.bytes_mut().is_some());
+            assert_eq!(again, (lent, lent), "{access:?}, late: {late}");
+            region.copy_from(0, &[7; 64]).expect("nothing is lent");
+            let mut copy = [0; 64];
+            region.copy_to(0, &mut copy);
+            assert_eq!(copy, [7; 64]);
+        }
+    }
 }

@@ -1,12 +1,11 @@
 //! Receives that connections share: the memory that this saves, and a device without shared receive queues.
 
-use std::time::Duration;
-
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{Config, ConnectError, Reactor, RejectReason};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::Gate;
+use rdma_reactor_tests::patience::patient;
 
 /// Measures the pool of a server with `count` idle connections, bytes.
 fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
@@ -26,8 +25,8 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
         const STRIDE: usize = 8256;
-        let config = Setup::iwarp().config();
-        let small = Setup::iwarp().config().receive_depth(5).send_depth(1).buffer_size(64);
+        let config = patient(Setup::iwarp().config());
+        let small = patient(Setup::iwarp().config()).receive_depth(5).send_depth(1).buffer_size(64);
         let mib = |config: Config| idle(config, small.clone(), 500, STRIDE) >> 20;
         let own = mib(config.clone());
         let shared = mib(config.clone().shared_receives(Some(2880)));
@@ -78,7 +77,7 @@ fn a_device_without_shared_queues_says_so() {
         p.client.context().connect(p.address).expect("connecting");
         p.until("the refusal", |p| error(p).is_some());
         assert!(matches!(error(&p), Some(ConnectError::Rejected { reason: RejectReason::Busy, .. })));
-        p.turn_for(Duration::from_millis(10));
+        p.until("the server has let go of it", |p| p.server.stats().connections.current == 0);
         assert_eq!(p.server.stats().memory.pool_buffers, 0, "nothing was spent on it");
         p.finish();
     });

@@ -6,7 +6,9 @@
 //! prints the command that shows it again.
 
 use rdma_reactor::SecurityMode;
+use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
+use rdma_reactor_tests::sim::world::Variant;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -18,15 +20,45 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn every_promise_is_kept_in_every_world() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000));
-    match check_many(first, count, 2, SecurityMode::Plain) {
+    match check_many(first, count, 2, Variant::PLAIN) {
         Ok(total) => println!("{total:?}"),
+        Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+/// Worlds of one host, whose connections are in shared memory if nothing goes wrong. The stores of a node are seen by the others late, so
+/// two sides interleave at each of them.
+#[test]
+fn every_promise_is_kept_within_one_host() {
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(3_000));
+    match check_many(first, count, 2, Variant { secured: SecurityMode::Plain, one_host: true }) {
+        Ok(total) => {
+            println!("within one host: {total:?}");
+            assert!(count < 100 || total.sum.met * 2 > total.sum.connections, "few have met: {total:?}");
+        }
+        Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+/// Worlds with a reactor on two devices that give equal keys, fail, are removed, and refuse to take back what they gave.
+#[test]
+fn every_promise_is_kept_on_two_devices() {
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000));
+    match devices::check_many(first, count) {
+        Ok(total) => {
+            println!("{count} worlds with two devices: {total:?}");
+            let few =
+                [total.received, total.taken, total.given_up, total.late, total.foreign].iter().min() < Some(&count);
+            let kept = total.kept.iter().all(|&kept| kept >= count / 10);
+            assert!(count < 100 || !few && kept, "the worlds show little: {total:?}");
+        }
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
     }
 }
 
 fn secured_worlds(secured: SecurityMode) {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000).div_ceil(10));
-    match check_many(first, count, 2, secured) {
+    match check_many(first, count, 2, Variant { secured, one_host: false }) {
         Ok(total) => println!("{secured:?}: {total:?}"),
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
     }
@@ -46,11 +78,13 @@ fn promises_are_kept_with_a_pre_shared_key() {
 fn the_same_seed_is_the_same_world() {
     for nth in 0..number("SIM_SEEDS").unwrap_or(10_000).div_ceil(40) {
         let seed = seed(nth);
-        let (once, again) = (check(seed, 0, SecurityMode::Plain), check(seed, 0, SecurityMode::Plain));
+        let (once, again) = (check(seed, 0, Variant::PLAIN), check(seed, 0, Variant::PLAIN));
         match (once, again) {
             (Ok(once), Ok(again)) => assert_eq!(once, again, "seed {seed:#x} has two histories"),
             (Err(failure), _) | (_, Err(failure)) => panic!("{failure}"),
         }
+        let (once, again) = (devices::check(seed), devices::check(seed));
+        assert_eq!(once.unwrap_or_else(|failure| panic!("{failure}")), again.expect("the same"), "seed {seed:#x}");
     }
 }
 
@@ -59,14 +93,26 @@ fn the_same_seed_is_the_same_world() {
 #[test]
 fn replay() {
     let Some(seed) = number("SIM_SEED") else { return };
-    env_logger::init();
+    let _ = env_logger::try_init();
     let secured = match std::env::var("SIM_SECURITY").as_deref() {
         Ok("tls") => SecurityMode::Tls,
         Ok("psk") => SecurityMode::Psk,
         Ok("plain") | Err(_) => SecurityMode::Plain,
         Ok(other) => panic!("SIM_SECURITY={other}: say tls, psk or plain"),
     };
-    match check(seed, usize::MAX, secured) {
+    let one_host = std::env::var_os("SIM_ONE_HOST").is_some();
+    match check(seed, usize::MAX, Variant { secured, one_host }) {
+        Ok(report) => println!("seed {seed:#x}: {report:?}"),
+        Err(failure) => panic!("\n{failure}\n"),
+    }
+}
+
+/// Runs the world with two devices of `SIM_SEED=0x...`.
+#[test]
+fn replay_on_two_devices() {
+    let Some(seed) = number("SIM_SEED") else { return };
+    let _ = env_logger::try_init();
+    match devices::check(seed) {
         Ok(report) => println!("seed {seed:#x}: {report:?}"),
         Err(failure) => panic!("\n{failure}\n"),
     }

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use rdma_reactor::{
-    Access, Config, ConnectionId, Context, DetachedMessage, Handler, Message, Region, RegionOptions, Remote, SendBuffer,
+    Access, Config, ConnectionId, Context, DetachedMessage, Handler, Message, ReactorHandle, Region, RegionOptions,
+    SendBuffer,
 };
 use rdma_reactor_tests::gate::{Gate, Objects};
 use rdma_reactor_tests::sim::fabric::lock;
@@ -75,10 +76,14 @@ fn orders(things: &[Thing]) -> Vec<Vec<Thing>> {
 fn take_down(order: &[Thing], steps: u32) {
     let what = format!("{order:?}, {steps} steps");
     let (fabric, gate, holder) = (network(2), Gate::default(), Holder::default());
-    let config = Config::default().buffer_size(1024).receive_depth(16).send_depth(16).eager_limit(8 << 10);
+    let config = Config::default()
+        .buffer_size(1024)
+        .receive_depth(16)
+        .send_depth(16)
+        .large_messages(|l| l.eager_limit = 8 << 10);
     let mut server = gated(0, &fabric, &gate, config.clone()).expect("no call fails");
     server.context().listen(address(0, 7471)).expect("a free port");
-    let remote: Remote = server.remote();
+    let remote: ReactorHandle = server.handle();
     let mut nodes =
         vec![Node::new(server, Box::new(holder.clone())), Node::new(reactor(1, &fabric, config), Box::new(Giver))];
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");

@@ -1,6 +1,8 @@
-//! No wake-up is lost. Messages are sent at random times, in each wait mode, and a watchdog counts late ones.
+//! No wake-up is lost. Messages are sent at random times, in each wait mode, over TCP and in shared memory, and a watchdog counts late
+//! ones. In shared memory, the side that has the doorbell rung decides that by words that both sides write.
 //!
-//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` takes 1,000,000).
+//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` takes 1,000,000). In shared memory with `Wait::Event`, that is
+//! the least number of sleeps of each side as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,31 +17,40 @@ use rdma_reactor_tests::sim::rng::Rng;
 
 /// Longest time of a message and its echo on a busy machine. A lost wake-up would take until the next keepalive, which
 /// never comes in this test.
-const LATE: Duration = Duration::from_secs(10);
+const LATE: Duration = Duration::from_secs(60);
 
-struct Echo;
+/// An echo, and the number of sleeps of its reactor.
+struct Echo(Arc<AtomicU64>);
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.0.store(cx.stats().turns.waits, Ordering::Relaxed);
         cx.send(conn, &message).expect("an echo has room");
     }
 }
 
 /// A client that sends one message after another. Before each it rests for a random time: not at all, for less than a
-/// spin, for about as long as arming takes, or long enough for both sides to sleep.
+/// spin, for about as long as arming takes, or long enough for both sides to sleep. It goes on until both have slept often.
 struct Pacer {
     rng: Rng,
-    left: u64,
+    least: u64,
+    /// Sleeps of each side.
+    sleeps: u64,
+    sent: u64,
     echoes: Arc<AtomicU64>,
+    server_sleeps: Arc<AtomicU64>,
     conn: Option<ConnectionId>,
 }
 
 impl Pacer {
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        if self.left == 0 {
+        // Either kind of wake-up could have been lost.
+        let often = self.sleeps;
+        let have_slept = cx.stats().turns.waits > often && self.server_sleeps.load(Ordering::Relaxed) > often;
+        if self.sent >= self.least && have_slept {
             return cx.close(conn);
         }
-        self.left -= 1;
+        self.sent += 1;
         match self.rng.below(100) {
             // Timers have a resolution of a millisecond.
             0 => {
@@ -84,21 +95,32 @@ impl Handler for Pacer {
 }
 
 #[allow(clippy::disallowed_methods, reason = "two processors, and a watchdog")]
-fn paced(wait: Wait) {
+fn paced(provider: ProviderChoice, wait: Wait) {
     let text = std::env::var("WAKEUP_MESSAGES").unwrap_or_else(|_| "20000".into());
     let count: u64 = text.parse().unwrap_or_else(|error| panic!("WAKEUP_MESSAGES={text}: {error}"));
     let hour = Duration::from_secs(3600);
-    let config = Config::default().provider(ProviderChoice::Iwarp).wait(wait).keepalive(hour, 2 * hour);
+    let config = Config::default()
+        .provider(provider)
+        .wait(wait)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (hour, 2 * hour));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = server.context().local_address(listener).expect("it listens");
     let mut client = Reactor::new(config).expect("a reactor");
     client.context().connect(address).expect("a peer");
-    let (stop, wake) = (server.remote(), client.remote());
-    let echoes = Arc::new(AtomicU64::new(0));
-    let mut pacer = Pacer { rng: Rng::new(count, "pace"), left: count, echoes: Arc::clone(&echoes), conn: None };
+    let (stop, wake) = (server.handle(), client.handle());
+    let [echoes, server_sleeps] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let mut pacer = Pacer {
+        rng: Rng::new(count, "pace"),
+        least: count,
+        sleeps: if (provider, wait) == (ProviderChoice::Shm, Wait::Event) { count } else { count / 500 },
+        sent: 0,
+        echoes: Arc::clone(&echoes),
+        server_sleeps: Arc::clone(&server_sleeps),
+        conn: None,
+    };
 
-    let server = thread::spawn(move || server.run(&mut Echo).map(|()| server.stats()));
+    let server = thread::spawn(move || server.run(&mut Echo(server_sleeps)).map(|()| server.stats()));
     let (over, watch) = std::sync::mpsc::channel::<()>();
     // Late messages are counted, and helped: the reactors find everything that they missed when they are woken.
     let help = stop.clone();
@@ -120,16 +142,23 @@ fn paced(wait: Wait) {
     stop.stop();
     let (late, echoes) = watchdog.join().expect("the watchdog");
     let (c, s) = (client.stats(), server.join().expect("the server").expect("the server's run"));
-    println!("{wait:?}: {echoes} echoes, {late} late; client {c:?}; server {s:?}");
-    assert_eq!((echoes, late), (count, 0));
-    // Both kinds of wake-ups occurred, so either could have been lost.
-    assert!(c.turns.waits > count / 500 && s.completions.events > count / 500, "nobody slept: {c:?} {s:?}");
+    println!("{provider:?}, {wait:?}: {echoes} echoes, {late} late; client {c:?}; server {s:?}");
+    assert_eq!((echoes, late), (pacer.sent, 0));
+}
+
+/// In each wait mode.
+fn nothing_is_late(name: &'static str, provider: ProviderChoice) {
+    for wait in [Wait::Event, Wait::Spin(Duration::from_micros(20)), Wait::Adaptive] {
+        with_watchdog_of(Duration::from_secs(20 * 60), name, || paced(provider, wait));
+    }
 }
 
 #[test]
-fn nothing_is_late() {
-    let minute = Duration::from_secs(60);
-    for wait in [Wait::Event, Wait::Spin(Duration::from_micros(20)), Wait::Adaptive] {
-        with_watchdog_of(20 * minute, "nothing_is_late", || paced(wait));
-    }
+fn nothing_is_late_over_tcp() {
+    nothing_is_late("nothing_is_late_over_tcp", ProviderChoice::Iwarp);
+}
+
+#[test]
+fn nothing_is_late_in_shared_memory() {
+    nothing_is_late("nothing_is_late_in_shared_memory", ProviderChoice::Shm);
 }

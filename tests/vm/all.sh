@@ -40,7 +40,7 @@ start() {
 }
 if [ "$*" = --full ]; then
     start conformance tests/vm/conformance.sh
-    start rdma-sys env BINDING=rdma-sys SUITES='verbs rdma' tests/vm/conformance.sh
+    start rdma-sys env BINDING=rdma-sys SUITES='verbs rdma_contract rdma' tests/vm/conformance.sh
     start faults tests/vm/faults.sh
     start small tests/vm/small.sh
     start interop tests/vm/interop.sh
@@ -48,11 +48,12 @@ if [ "$*" = --full ]; then
     start mesh tests/vm/mesh.sh
     start interop_siw tests/vm/interop_siw.sh
     start netem tests/vm/netem.sh
+    start valkey tests/vm/valkey.sh
 else
     start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
     start faults tests/vm/faults.sh
     start interop tests/vm/interop.sh
-    start verbs env SUITES=verbs tests/vm/conformance.sh siw:: rxe::
+    start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
 fi
 while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
 

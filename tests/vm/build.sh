@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 command=(test --no-run)
 if [ "${1:-}" = --release ]; then
     shift
-    command=(build --release) what=(-p rdma-reactor-examples "${@/#/--bin=}")
+    command=(build --release) what=(-p rdma-reactor-tools "${@/#/--bin=}")
 # Tests of the devices; conformance of the embedded provider; and kv, which brings the programs with it.
 elif [ -n "${BINDING:-}" ]; then
     what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")

@@ -4,13 +4,13 @@
 # always, for it takes devices away and changes routes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh rdma_faults rdma_witnessed rdma_auto rdma_without_siw ${RDMA_CYCLES:+rdma_churn} rdma_wire)
+binaries=$(tests/vm/build.sh rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden ${RDMA_CYCLES:+rdma_churn} rdma_wire)
 
-script=''
+script='' shuffled=${SHUFFLE:+env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$SHUFFLE}
 for binary in $binaries; do
     # What comes after this stays so.
     [[ $binary != */rdma_wire-* ]] || script+="tests/vm/wire.sh && "
     # One test at a time: they take the devices away, and count what is open on them.
-    script+="timeout 600 $binary --test-threads=1 $* && "
+    script+="$shuffled timeout 3000 $binary --test-threads=1 $* && "
 done
-VM_FORCE=1 VM_TIMEOUT=${VM_TIMEOUT:-1800} exec tests/vm/run.sh "ulimit -n 65536; ${script}true"
+VM_FORCE=1 VM_TIMEOUT=${VM_TIMEOUT:-5400} exec tests/vm/run.sh "ulimit -n 65536; ${script}true"

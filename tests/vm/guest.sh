@@ -31,8 +31,8 @@ mount -t devpts none /dev/pts
 mount -t tmpfs -o mode=1777 none /dev/shm
 mount -t debugfs none /sys/kernel/debug
 echo rdma-vm >/proc/sys/kernel/hostname
-echo 60 >/proc/sys/kernel/hung_task_timeout_secs
-echo 30 >/proc/sys/kernel/watchdog_thresh
+echo 240 >/proc/sys/kernel/hung_task_timeout_secs
+echo 60 >/proc/sys/kernel/watchdog_thresh
 echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad
 ulimit -l unlimited
 ulimit -n 65536 2>/dev/null

@@ -150,7 +150,7 @@ readers="$readers $!"
 timeout -k 5 "$timeout" qemu-system-x86_64 -machine q35 "${accel[@]}" -m "${VM_MEMORY:-2G}" -smp "${VM_CPUS:-2}" \
     -nodefaults -no-user-config -display none -monitor none -no-reboot \
     -kernel "$kernel/vmlinux" -initrd "$kernel/initrd-$key" \
-    -append "console=ttyS0 loglevel=6 panic=-1 oops=panic mitigations=off tsc=reliable $clock no_timer_check log_buf_len=8M rcupdate.rcu_cpu_stall_timeout=60" \
+    -append "console=ttyS0 loglevel=6 panic=-1 oops=panic mitigations=off tsc=reliable $clock no_timer_check log_buf_len=8M rcupdate.rcu_cpu_stall_timeout=300" \
     -chardev "file,id=serial,path=${control//,/,,}/serial" -serial chardev:serial -device virtio-serial-pci \
     -chardev "file,id=out,path=${control//,/,,}/out" -device virtserialport,chardev=out,nr=1,name=out \
     -chardev "file,id=err,path=${control//,/,,}/err" -device virtserialport,chardev=err,nr=2,name=err \

@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::error::{Error, Result};
+
 bitflags! {
     /// Operations and behaviours of a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ bitflags! {
         /// connection, since InfiniBand and RoCE allow it for memory windows only.
         const REMOTE_INVALIDATION = 1 << 10;
         /// Immediate data and atomics only on connections whose peer agreed
-        /// ([`enable_extensions`](crate::Provider::enable_extensions)).
+        /// ([`enable_extensions`](crate::roles::Extensions::enable_extensions)).
         const EXTENSIONS_BY_AGREEMENT = 1 << 11;
         /// Regions whose writes the bus may reorder ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)).
         const RELAXED_ORDERING = 1 << 12;
@@ -38,7 +40,7 @@ bitflags! {
         /// ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)).
         const ON_DEMAND_PAGING = 1 << 13;
         /// Regions over a dma-buf, such as memory of a GPU
-        /// ([`Provider::register_dmabuf`](crate::Provider::register_dmabuf)). The libraries can ask for one; whether the
+        /// ([`ForeignMemory::register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf)). The libraries can ask for one; whether the
         /// driver and the exporter of the memory agree is known only when it is tried.
         const DMABUF = 1 << 14;
         /// The sink of an RDMA Read must be open to writes of the peer
@@ -48,6 +50,15 @@ bitflags! {
         /// A disconnect may overtake sends that have completed, as on iWARP adapters and siw: a send completes when TCP has it, and
         /// TCP drops what it has when the peer sends something to a socket that is closed.
         const ABRUPT_DISCONNECT = 1 << 16;
+        /// What a peer has written may still be placed when [`invalidate`](crate::roles::RemoteKeys::invalidate) or `deregister` of its
+        /// region has returned, or the peer's Send with Invalidate has arrived, as on siw: another processor may be placing a
+        /// part of a frame meanwhile. Once the queue pairs are destroyed, nothing is.
+        const LATE_PLACEMENT = 1 << 17;
+        /// Completion queues that are armed for solicited completions ([`Notify::Solicited`](crate::Notify::Solicited)).
+        const SOLICITED_EVENTS = 1 << 18;
+        /// A Write completes when the peer's device has placed it, as on InfiniBand and RoCE. On iWARP it completes when TCP has it,
+        /// and only an answer to something behind it, such as a Read, shows that it was placed.
+        const ACKNOWLEDGED_WRITES = 1 << 19;
     }
 }
 
@@ -90,7 +101,7 @@ pub struct Capabilities {
     /// Outstanding RDMA Reads per queue pair, each direction.
     pub max_read_depth: u16,
     /// Completion vectors, at least 1: interrupts, each served by a processor of its own, that the events of completion
-    /// queues can be spread over ([`Provider::create_cq_on`](crate::Provider::create_cq_on)).
+    /// queues can be spread over ([`CqAttr::vector`](crate::CqAttr::vector)).
     pub completion_vectors: u32,
     /// The NUMA node that the device is attached to, if the system knows. Memory for it is best taken from that node,
     /// and its reactor is best run there.
@@ -118,6 +129,15 @@ impl Capabilities {
             completion_vectors: 1,
             numa_node: None,
         }
+    }
+
+    /// Checks the length of private data, for the provider of that name.
+    ///
+    /// # Errors
+    /// [`Error::PrivateDataTooLong`].
+    pub const fn check_private_data(&self, provider: &'static str, data: &[u8]) -> Result<()> {
+        let (len, max) = (data.len(), self.max_private_data);
+        if len > max { Err(Error::PrivateDataTooLong { provider, len, max }) } else { Ok(()) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::datagram::DatagramPeer;
-use crate::error::{Error, Result};
+use crate::error::{Result, in_range};
 pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::Failure;
@@ -24,8 +24,9 @@ pub struct ConnectParam<'a> {
 }
 
 impl ConnectParam<'_> {
-    /// Says that a provider has nothing that tries again, if other counts than the default are asked for.
-    pub(crate) fn note_ignored(&self, provider: &str) {
+    /// Logs at `info` that the provider of that name ignores [`ConnectParam::retries`], unless these are the default: for a
+    /// provider without retry counts.
+    pub fn note_ignored(&self, provider: &str) {
         if self.retries != Retries::default() {
             log::info!("the provider {provider} has no retry counts, since TCP tries again: ignored");
         }
@@ -57,16 +58,12 @@ impl Retries {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] names the first value that is outside of its range.
+    /// [`crate::Error::OutOfRange`] names the first value that is outside of its range.
     pub fn check(&self) -> Result<()> {
-        in_range("retry count", self.path.into(), 7, "0 to 7")?;
-        in_range("receiver-not-ready retry count", self.receiver_not_ready.into(), 7, "0 to 7")?;
-        in_range("minimum receiver-not-ready timer", self.min_rnr_timer.into(), 31, "0 to 31")
+        in_range("retry count", self.path, 0..=7, "0 to 7")?;
+        in_range("receiver-not-ready retry count", self.receiver_not_ready, 0..=7, "0 to 7")?;
+        in_range("minimum receiver-not-ready timer", self.min_rnr_timer, 0..=31, "0 to 31")
     }
-}
-
-fn in_range(what: &'static str, value: u64, max: u64, range: &'static str) -> Result<()> {
-    if value > max { Err(Error::OutOfRange { what, value, range }) } else { Ok(()) }
 }
 
 /// Which way a connection takes: set before the peer's address is resolved. What is `None` is left to the system.
@@ -103,13 +100,14 @@ impl PathOptions {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] names the value that is outside of its range.
+    /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
     pub fn check(&self) -> Result<()> {
-        in_range("ack timeout", self.ack_timeout.unwrap_or(0).into(), 31, "a code from 0 to 31")
+        in_range("ack timeout", self.ack_timeout.unwrap_or(0), 0..=31, "a code from 0 to 31")
     }
 
-    /// Says that a provider cannot do what is asked for here; one line for all of it.
-    pub(crate) fn note_ignored(&self, provider: &str) {
+    /// Logs at `info`, in one line, which of the options the provider of that name ignores: for a provider that follows neither the
+    /// type of service nor the ack timeout. It does not look at [`PathOptions::source`], which a provider follows or refuses.
+    pub fn note_ignored(&self, provider: &str) {
         let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
         let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
         if !ignored.is_empty() {
@@ -119,8 +117,10 @@ impl PathOptions {
 }
 
 /// How a listener takes connections.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
+    /// Connect requests that wait for this side before the system refuses more (`rdma_listen`(3), `listen`(2)). 1024 by default.
+    pub backlog: u32,
     /// As for [`PathOptions::type_of_service`], for the connections that come in, on iWARP. On InfiniBand and RoCE the request of
     /// the peer brings the type of service for both directions, and this one has no effect.
     pub type_of_service: Option<u8>,
@@ -128,6 +128,30 @@ pub struct ListenOptions {
     pub ack_timeout: Option<u8>,
     /// Whether an IPv6 address takes IPv6 only (`true`) or IPv4 too (`false`, which siw does not follow).
     pub ipv6_only: Option<bool>,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 1024, type_of_service: None, ack_timeout: None, ipv6_only: None }
+    }
+}
+
+impl ListenOptions {
+    /// Checks the ranges, and logs at `info` which of the options the provider of that name ignores: for a provider that follows none
+    /// of them but the backlog.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
+    pub fn note_ignored(&self, provider: &str) -> Result<()> {
+        let Self { type_of_service, ack_timeout, ipv6_only, .. } = *self;
+        let path = PathOptions { type_of_service, ack_timeout, source: Source::Any };
+        path.check()?;
+        path.note_ignored(provider);
+        if ipv6_only.is_some() {
+            log::info!("the provider {provider} has no choice between IPv6 alone and both: ignored");
+        }
+        Ok(())
+    }
 }
 
 /// RDMA Reads and atomics that may be outstanding on a connection. Those of this side that are more wait in the send
@@ -140,8 +164,8 @@ pub struct ReadDepth {
     pub initiator_depth: u16,
 }
 
-/// A connect request on its way between two providers: [`crate::Provider::detach`] of one makes it, and
-/// [`crate::Provider::attach`] of another takes it, on any thread. Dropping it ends the peer's attempt.
+/// A connect request on its way between two providers: [`Handover::detach`](crate::roles::Handover::detach) of one makes it, and
+/// [`attach`](crate::roles::Handover::attach) of another takes it, on any thread. Dropping it ends the peer's attempt.
 pub struct Detached {
     provider: &'static str,
     state: Box<dyn Any + Send>,
@@ -239,11 +263,6 @@ pub enum CmEventKind {
     Rejected {
         /// Its private data.
         private_data: Box<[u8]>,
-    },
-    /// The connection is tried on another provider, under another id, which is new. Destroy this id, and go on with the other.
-    Moved {
-        /// The other id.
-        to: CmId,
     },
     /// Connecting failed. Destroy the id.
     ConnectFailed(ConnectFailure),

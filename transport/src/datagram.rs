@@ -1,8 +1,8 @@
 //! Unreliable datagrams: where they go, and where they came from.
 //!
-//! A datagram id is made by [`crate::Provider::bind_datagram`], [`crate::Provider::resolve_datagram`] or
-//! [`crate::Provider::listen_datagram`]; its queue pair is a datagram queue pair. One queue pair may serve many ids: it
-//! answers the requests of peers ([`crate::Provider::answer_datagram`]), and sends to the peers that ids without a
+//! A datagram id is made by [`crate::roles::Datagrams::bind_datagram`], [`crate::roles::Datagrams::resolve_datagram`] or
+//! [`crate::roles::Datagrams::listen_datagram`]; its queue pair is a datagram queue pair. One queue pair may serve many ids: it
+//! answers the requests of peers ([`crate::roles::Datagrams::answer_datagram`]), and sends to the peers that ids without a
 //! queue pair have found. A receive needs [`GRH_LEN`] bytes more than the datagram: they come first, and count in the
 //! completion's `byte_len`. The sender does not learn whether a datagram has arrived. A datagram that finds no receive
 //! posted is dropped.
@@ -56,7 +56,7 @@ pub struct DatagramPeer {
 /// Where a datagram goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The way there, from [`crate::Provider::create_address`].
+    /// The way there, from [`crate::roles::Datagrams::create_address`].
     pub address: AddressId,
     /// The queue pair there.
     pub qp_number: u32,

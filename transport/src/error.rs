@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 /// Result of a provider call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -116,6 +117,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+/// Returns [`Error::OutOfRange`] for a value that is not `within` what `range` describes.
+pub(crate) fn in_range(
+    what: &'static str,
+    value: impl Into<u64>,
+    within: RangeInclusive<u64>,
+    range: &'static str,
+) -> Result<()> {
+    let value = value.into();
+    if within.contains(&value) { Ok(()) } else { Err(Error::OutOfRange { what, value, range }) }
 }
 
 impl Error {

@@ -42,8 +42,6 @@ pub enum DeviceEventKind {
     Fatal,
     /// The device is going away; every id on it gets [`crate::CmEventKind::DeviceRemoval`].
     Removed,
-    /// A shared receive queue holds fewer receives than asked for with [`crate::Provider::arm_srq`].
-    SharedReceivesLow(SrqId),
     /// A shared receive queue failed. Nothing arrives through it any more.
     SharedReceiveQueueFailed(SrqId),
     /// A queue pair that ends has taken its last receive from its shared queue.

@@ -5,37 +5,50 @@
 //! | module | holds |
 //! |---|---|
 //! | [`provider`] | the seam: [`Provider`] and its written contract |
-//! | [`cm`], [`event`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
+//! | [`roles`] | what some providers do and others do not: shared receives, datagrams, ... |
+//! | [`cm`], [`event`], [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
 //! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
+//! | [`soft`] | the parts of a provider in software: queues, keys, events |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
-//! | [`place`] | where a connection goes: an IP address, or one of InfiniBand |
+//! | [`shm`] | its connections within one host: rings in shared memory |
 //! | [`registrar`] | registration of memory on other threads |
-//! | `dual` | feature `verbs`: devices, and the embedded provider for what they do not reach, as one provider |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
+//! | `conformance` | feature `conformance`: the test suite of the contract of [`Provider`], for any provider |
 //!
-//! A program drives a provider from one thread. Nothing here blocks, starts a thread or reads a clock: time is an
-//! argument. The crate `rdma-reactor` is the loop on top.
+//! `docs/writing-a-provider.md` shows how to write a provider of your own.
+//!
+//! A program drives a provider from one thread. No call waits for a peer, and none reads a clock: time is an argument. On
+//! devices, [`Provider::register`] blocks while pages are pinned; calls that the kernel lets block on a peer run on private
+//! threads of `verbs`. The crate `rdma-reactor` is the loop on top.
+// The build with the fuzz targets inside does not run the unit tests once more.
+#![cfg(not(all(test, fuzz_targets)))]
 
 pub mod caps;
 pub mod cm;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod cq;
 pub mod datagram;
-#[cfg(feature = "verbs")]
-pub mod dual;
 pub mod error;
 pub mod event;
 pub mod handle;
 pub mod iwarp;
 pub mod mem;
 pub mod mr;
-pub mod place;
+pub mod newcomers;
+#[cfg(test)]
+mod patience;
 pub mod provider;
 pub mod qp;
 pub mod registrar;
+pub mod roles;
+pub mod shm;
 pub mod slab;
+pub mod soft;
+pub mod srq;
 pub mod station;
-mod targets;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod wc;
@@ -43,18 +56,20 @@ pub mod wr;
 
 pub use caps::{Capabilities, Features};
 pub use cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
-    Retries, Source,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions,
+    ReadDepth, Retries, Source,
 };
+pub use cq::{CqAttr, Notify};
 pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};
 pub use error::{Error, Result};
 pub use event::{DeviceEvent, DeviceEventKind};
 pub use mem::Memory;
-pub use mr::{Access, LocalKey, MemoryRegion, RemoteKey};
-pub use place::{IbAddress, Place};
-pub use provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, Provider};
+pub use mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+pub use provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
 pub use registrar::{Registrar, Registration};
+pub use roles::PathState;
+pub use srq::SrqAttr;
 pub use station::Station;
 pub use wc::{Failure, WcOpcode, WcStatus, WorkCompletion};
-pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList};
+pub use wr::{RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};

@@ -26,6 +26,11 @@ bitflags! {
         /// The pages are not pinned: the device fetches them when it needs them (on-demand paging). Refused on devices
         /// without [`Features::ON_DEMAND_PAGING`](crate::Features::ON_DEMAND_PAGING).
         const ON_DEMAND = 64;
+        /// Peers of this host map the memory and use it themselves, without the processor of its owner. The region is all of a memory of its
+        /// own ([`Memory::new_shared`](crate::Memory::new_shared)). Such a peer keeps the pages, so the rights cannot be taken back:
+        /// [`invalidate`](crate::roles::RemoteKeys::invalidate) and [`restrict`](crate::roles::RemoteKeys::restrict) refuse the region, and
+        /// what is in the pages stays open to the peer after [`deregister`](crate::Provider::deregister). Only the embedded provider has it.
+        const DIRECT = 128;
     }
 }
 

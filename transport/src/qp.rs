@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use crate::caps::{Capabilities, DeviceInfo};
+use crate::error::{Result, in_range};
 use crate::handle::CqId;
 pub use crate::handle::{QpId, SrqId};
 
@@ -18,16 +19,33 @@ pub struct QpAttr {
     /// Largest inline send, bytes.
     pub max_inline: u32,
     /// Scatter/gather entries of a receive, 1 to the device's `max_sge`; 0 for as many as the device has. With 1 the entries of
-    /// an adapter's receive queue are a quarter as long. Not looked at with a shared receive queue, which has
-    /// [`Provider::create_srq_of`](crate::Provider::create_srq_of).
+    /// an adapter's receive queue are a quarter as long. Ignored with a shared receive queue, which has
+    /// [`SrqAttr::max_sge`](crate::SrqAttr::max_sge).
     pub max_recv_sge: u32,
+    /// The shared queue that receives come from: `max_recv_wr` is ignored then, and `recv_cq` must have room for the whole shared
+    /// queue. `None` for a receive queue of the queue pair's own.
+    pub srq: Option<SrqId>,
 }
 
 impl QpAttr {
     /// Queues of these depths, without inline sends, and with as many entries for a receive as the device has.
     #[must_use]
     pub const fn new(send_cq: CqId, recv_cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> Self {
-        Self { send_cq, recv_cq, max_send_wr, max_recv_wr, max_inline: 0, max_recv_sge: 0 }
+        Self { send_cq, recv_cq, max_send_wr, max_recv_wr, max_inline: 0, max_recv_sge: 0, srq: None }
+    }
+
+    /// Checks the depths and the inline size against the limits of a device, for its provider.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) names the first value that is outside of its range.
+    pub fn check(&self, limits: &Capabilities) -> Result<()> {
+        let (depths, range) = (1..=limits.max_queue_depth.into(), "1 to the device's max_queue_depth");
+        in_range("depth of the send queue", self.max_send_wr, depths.clone(), range)?;
+        if self.srq.is_none() {
+            in_range("depth of the receive queue", self.max_recv_wr, depths, range)?;
+        }
+        let inline = 0..=limits.max_inline.into();
+        in_range("size of inline sends", self.max_inline, inline, "at most the device's max_inline")
     }
 
     /// Cuts the depths and the inline size to what a device has, with a line in the log for each that was more.

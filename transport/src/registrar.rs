@@ -10,17 +10,17 @@ use crate::mem::Memory;
 use crate::mr::Access;
 
 /// Registers memory of one device on any thread, for a provider that another thread drives
-/// ([`Provider::registrar`](crate::Provider::registrar)).
+/// ([`OffLoopRegistration::registrar`](crate::roles::OffLoopRegistration::registrar)).
 pub trait Registrar: Send + Sync + fmt::Debug {
     /// Registers a part of a memory. **Blocks** while its pages are pinned: about a quarter of a second for a gibibyte.
     ///
     /// # Errors
-    /// As [`Provider::register_range`](crate::Provider::register_range).
+    /// As [`Provider::register`](crate::Provider::register).
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration>;
 }
 
 /// A registration that a [`Registrar`] has made, and that is no region of a provider yet:
-/// [`Provider::adopt`](crate::Provider::adopt) makes it one. Dropping it gives the registration back.
+/// [`OffLoopRegistration::adopt`](crate::roles::OffLoopRegistration::adopt) makes it one. Dropping it gives the registration back.
 pub struct Registration {
     provider: &'static str,
     state: Box<dyn Any + Send>,

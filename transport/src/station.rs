@@ -9,10 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mem::Memory;
+use crate::mem::{Memory, Sharing};
 use crate::mr::{Access, LocalKey, MemoryRegion};
-use crate::provider::{DeviceId, PostError, Provider};
+use crate::provider::{DeviceId, PostError, Posted, Provider};
 use crate::qp::{QpId, SrqId};
+use crate::roles::SharedReceives;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 /// A provider and memory for its work requests. Places in the memory are named by their offset.
@@ -25,12 +26,14 @@ pub struct Station {
 }
 
 impl Station {
-    /// `len` bytes of zeros for `provider`.
+    /// `len` bytes of zeros for `provider`, in memory that a peer of this host can map if the provider has such connections.
     ///
     /// # Errors
     /// `ENOMEM` when the system has no memory; `InvalidInput` for a length of 0.
-    pub fn new(provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
-        Ok(Self { provider, memory: Arc::new(Memory::new(len)?), key: LocalKey(0) })
+    pub fn new(mut provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
+        let shared = provider.shared_memory().is_some();
+        let memory = if shared { Memory::new_shared(len, Sharing::Write)? } else { Memory::new(len)? };
+        Ok(Self { provider, memory: Arc::new(memory), key: LocalKey(0) })
     }
 
     /// The provider.
@@ -43,15 +46,15 @@ impl Station {
     /// # Errors
     /// As [`Provider::register`].
     pub fn expose(&mut self, device: DeviceId, access: Access) -> Result<MemoryRegion> {
-        self.provider.register(device, &self.memory, access)
+        self.expose_range(device, 0..self.memory.len(), access)
     }
 
     /// As [`Station::expose`], for a part of the memory.
     ///
     /// # Errors
-    /// As [`Provider::register_range`].
+    /// As [`Provider::register`].
     pub fn expose_range(&mut self, device: DeviceId, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
-        self.provider.register_range(device, &self.memory, range, access)
+        self.provider.register(device, &self.memory, range, access)
     }
 
     /// The key that the station's own work requests name their memory with.
@@ -93,24 +96,23 @@ impl Station {
         op: SendOp,
         parts: &[Range<usize>],
         flags: SendFlags,
-    ) -> Result<()> {
+    ) -> Result<Posted> {
         let sges = self.sges(parts)?;
         self.provider.post_send(qp, &[SendWr { wr_id, op, sges, flags }]).map_err(reason)
     }
 
-    /// Posts work requests in one chain, each on one part of the memory, with its number and operation.
+    /// Posts work requests in one chain, each on one part of the memory, with its number, operation and flags.
     ///
     /// # Errors
     /// As [`Provider::post_send`], and for parts outside of the memory: then none is posted.
     pub fn post_sends(
         &mut self,
         qp: QpId,
-        chain: impl IntoIterator<Item = (u64, SendOp, Range<usize>)>,
-        flags: SendFlags,
-    ) -> Result<()> {
-        let request = |(wr_id, op, part)| Ok(SendWr { wr_id, op, sges: self.sges(&[part])?, flags });
-        let chain = chain.into_iter().map(request).collect::<Result<Vec<_>>>()?;
-        self.provider.post_send(qp, &chain).map_err(reason)
+        chain: impl IntoIterator<Item = (u64, SendOp, Range<usize>, SendFlags)>,
+    ) -> std::result::Result<Posted, PostError> {
+        let request = |(wr_id, op, part, flags)| Ok(SendWr { wr_id, op, sges: self.sges(&[part])?, flags });
+        let chain = chain.into_iter().map(request).collect::<Result<Vec<_>>>().map_err(none_posted)?;
+        self.provider.post_send(qp, &chain)
     }
 
     /// Posts one receive into `parts` of the memory.
@@ -122,13 +124,51 @@ impl Station {
         self.provider.post_recv(qp, &[RecvWr { wr_id, sges }]).map_err(reason)
     }
 
+    /// Posts receives in one chain, each into one part of the memory, with its number.
+    ///
+    /// # Errors
+    /// As [`Provider::post_recv`], and for parts outside of the memory: then none is posted.
+    pub fn post_recvs(
+        &mut self,
+        qp: QpId,
+        chain: impl IntoIterator<Item = (u64, Range<usize>)>,
+    ) -> std::result::Result<(), PostError> {
+        let chain = self.receives(chain)?;
+        self.provider.post_recv(qp, &chain)
+    }
+
     /// As [`Station::post_recv`], to a shared queue.
     ///
     /// # Errors
-    /// As [`Provider::post_srq_recv`], and for parts outside of the memory or too many.
+    /// As [`SharedReceives::post_srq_recv`], and for parts outside of the memory or too many.
     pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
-        self.provider.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
+        self.shared()?.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
+    }
+
+    /// As [`Station::post_recvs`], to a shared queue.
+    ///
+    /// # Errors
+    /// As [`SharedReceives::post_srq_recv`], and for parts outside of the memory.
+    pub fn post_srq_recvs(
+        &mut self,
+        srq: SrqId,
+        chain: impl IntoIterator<Item = (u64, Range<usize>)>,
+    ) -> std::result::Result<(), PostError> {
+        let chain = self.receives(chain)?;
+        self.shared().map_err(none_posted)?.post_srq_recv(srq, &chain)
+    }
+
+    fn receives(
+        &self,
+        chain: impl IntoIterator<Item = (u64, Range<usize>)>,
+    ) -> std::result::Result<Vec<RecvWr>, PostError> {
+        let request = |(wr_id, part)| Ok(RecvWr { wr_id, sges: self.sges(&[part])? });
+        chain.into_iter().map(request).collect::<Result<_>>().map_err(none_posted)
+    }
+
+    fn shared(&mut self) -> Result<&mut dyn SharedReceives> {
+        self.provider.shared_receives().ok_or(Error::Stale { object: "shared receive queue" })
     }
 
     fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
@@ -149,6 +189,10 @@ impl Station {
 
 fn outside(offset: usize) -> Error {
     Error::OutOfRange { what: "offset", value: offset as u64, range: "within the station's memory" }
+}
+
+fn none_posted(error: Error) -> PostError {
+    PostError { posted: 0, error }
 }
 
 fn reason(error: PostError) -> Error {

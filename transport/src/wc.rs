@@ -105,6 +105,14 @@ pub enum WcOpcode {
     Other(u32),
 }
 
+impl WcOpcode {
+    /// Whether it is that of a receive.
+    #[inline]
+    pub(crate) const fn is_receive(self) -> bool {
+        matches!(self, Self::Recv | Self::RecvWriteWithImmediate)
+    }
+}
+
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkCompletion {
@@ -129,6 +137,15 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
+    /// A completion without immediate data, an invalidated key, a vendor's code or the sender of a datagram.
+    #[must_use]
+    #[inline]
+    pub const fn new(qp: QpId, wr_id: u64, opcode: WcOpcode, status: WcStatus, byte_len: u32) -> Self {
+        let source = DatagramSource { qp_number: 0, lid: 0, service_level: 0, path_bits: 0 };
+        let (immediate, invalidated) = (None, None);
+        Self { wr_id, qp, status, opcode, vendor_error: 0, byte_len, immediate, invalidated, source }
+    }
+
     /// Whether the work request is done, and if not, why it failed.
     ///
     /// # Errors

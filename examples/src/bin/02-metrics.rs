@@ -5,24 +5,33 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Message, Reactor, Readiness};
+use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Message, Reactor, Readiness, TimerId};
 use rdma_reactor_examples::metrics;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Longest request head, bytes, and below it the largest number of HTTP connections at once; more are closed.
+/// Longest request head, bytes.
 const MAX_REQUEST: usize = 8 << 10;
+/// Largest number of HTTP connections at once. The oldest one is closed for a new one.
 const MAX_VISITORS: usize = 64;
+/// Largest number of them accepted in one turn, so that those accepted before are served before they are the oldest.
+const AT_ONCE: usize = MAX_VISITORS / 4;
+/// Longest time of an HTTP connection, and below it the time until the listener is tried again after an error.
+const VISIT: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// An HTTP connection, with its request, and later with the rest of the answer.
 struct Visitor {
     stream: TcpStream,
+    /// The timer that ends the connection.
+    until: TimerId,
     request: Vec<u8>,
     response: Vec<u8>,
 }
@@ -53,23 +62,61 @@ impl Visitor {
 struct Server {
     listener: TcpListener,
     accepting: IoId,
+    /// The timer that tries the listener again: an edge is reported once, even if connections are left.
+    again: Option<TimerId>,
     visitors: BTreeMap<IoId, Visitor>,
+    /// The connections of `visitors`, the oldest first.
+    ages: VecDeque<IoId>,
     signals: UnixStream,
     signalled: IoId,
 }
 
 impl Server {
-    fn accept(&mut self, cx: &mut Context<'_>) -> std::io::Result<()> {
-        loop {
-            let (stream, _) = match self.listener.accept() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                other => other?,
-            };
-            if self.visitors.len() < MAX_VISITORS {
-                stream.set_nonblocking(true)?;
-                let id = cx.register_io(&stream, Interest::READABLE | Interest::WRITABLE)?;
-                self.visitors.insert(id, Visitor { stream, request: Vec::new(), response: Vec::new() });
+    /// Accepts connections until there are no more; after a few of them the others have their turn.
+    fn accept(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..AT_ONCE {
+            match self.accept_one(cx) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(error) => {
+                    log::warn!("accepting: {error}");
+                    // Descriptors or memory may be missing, and the oldest connection has some.
+                    if !self.close_oldest(cx) {
+                        self.again = Some(cx.set_timer(AGAIN, 0));
+                        return;
+                    }
+                }
             }
+        }
+        self.again = Some(cx.set_timer(Duration::ZERO, 0));
+    }
+
+    fn accept_one(&mut self, cx: &mut Context<'_>) -> std::io::Result<()> {
+        let (stream, _) = self.listener.accept()?;
+        if self.visitors.len() == MAX_VISITORS {
+            self.close_oldest(cx);
+        }
+        stream.set_nonblocking(true)?;
+        let id = cx.register_io(&stream, Interest::READABLE | Interest::WRITABLE)?;
+        let until = cx.set_timer(VISIT, 0);
+        self.visitors.insert(id, Visitor { stream, until, request: Vec::new(), response: Vec::new() });
+        self.ages.push_back(id);
+        Ok(())
+    }
+
+    /// Closes the oldest HTTP connection; `false` if there is none.
+    fn close_oldest(&mut self, cx: &mut Context<'_>) -> bool {
+        let oldest = self.ages.front().copied();
+        oldest.into_iter().for_each(|oldest| self.close(cx, oldest));
+        oldest.is_some()
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>, id: IoId) {
+        if let Some(visitor) = self.visitors.remove(&id) {
+            cx.deregister_io(id);
+            cx.cancel_timer(visitor.until);
+            self.ages.retain(|&other| other != id);
         }
     }
 }
@@ -85,15 +132,20 @@ impl Handler for Server {
         if io == self.signalled {
             cx.stop();
         } else if io == self.accepting {
-            if let Err(error) = self.accept(cx) {
-                log::warn!("accepting: {error}");
-            }
+            self.accept(cx);
         } else if let Some(visitor) = self.visitors.get_mut(&io) {
             let served = visitor.serve(cx);
             if !matches!(&served, Err(error) if error.kind() == ErrorKind::WouldBlock) {
-                cx.deregister_io(io);
-                self.visitors.remove(&io);
+                self.close(cx, io);
             }
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        if self.again == Some(timer) {
+            self.accept(cx);
+        } else if let Some((&late, _)) = self.visitors.iter().find(|(_, visitor)| visitor.until == timer) {
+            self.close(cx, late);
         }
     }
 }
@@ -119,9 +171,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let accepting = cx.register_io(&listener, Interest::READABLE)?;
     let signalled = cx.register_io(&signals, Interest::READABLE)?;
     println!("echo on {rdma}, counters on http://{}/", listener.local_addr()?);
-    let mut server = Server { listener, accepting, visitors: BTreeMap::new(), signals, signalled };
+    let (visitors, ages) = (BTreeMap::new(), VecDeque::new());
+    let mut server = Server { listener, accepting, again: None, visitors, ages, signals, signalled };
     reactor.run(&mut server)?;
-    reactor.shutdown(&mut server, std::time::Duration::from_secs(2))?;
+    reactor.shutdown(&mut server, Duration::from_secs(2))?;
     drop(server.signals);
     println!("{} messages echoed", reactor.stats().messages.sent);
     Ok(())

@@ -107,7 +107,7 @@ impl Handler for Receiver {
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     // A close waits for the receives that the last messages need, however slow the receiver is.
-    let mut client = Reactor::new(config.clone().close_timeout(Duration::from_secs(60)))?;
+    let mut client = Reactor::new(config.clone().timeouts(|t| t.close = Duration::from_secs(60)))?;
     let mut server = Reactor::new(config)?;
     let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().local_address(listener).ok_or("the listener is gone")?;

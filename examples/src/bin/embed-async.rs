@@ -1,16 +1,15 @@
-//! Tasks that `connect`, `send` and `recv` with `.await`, on tokio or, with `--async-io`, on async-io. The adapters are in
+//! Tasks that `connect`, `send` and `recv` with `.await`, on tokio or, with `--async-io`, on async-io, whose adapter is in
 //! `examples/src/embed/asyncio.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, select, try_join_all};
-use rdma_reactor::aio::AsyncReactor;
-use rdma_reactor_examples::embed::asyncio::{on_async_io, on_tokio};
+use rdma_reactor::aio::{AsyncReactor, drive};
+use rdma_reactor_examples::embed::asyncio::on_async_io;
 use rdma_reactor_examples::embed::{MESSAGES, Server, config};
 
 /// Number of connections, each in a task of its own.
@@ -35,11 +34,11 @@ async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
 }
 
 /// Runs all tasks, beside one that takes the reactor's turns.
-async fn all(net: &AsyncReactor, server: &Server, turns: impl Future<Output = Result<Infallible>>) -> Result<u64> {
+async fn all(net: &AsyncReactor, server: &Server, turns: impl Future<Output = Result<()>>) -> Result<u64> {
     let tasks = try_join_all((0..TASKS).map(|_| echoes(net, server)));
     match select(pin!(tasks), pin!(turns)).await {
         Either::Left((counts, _)) => Ok(counts?.into_iter().sum()),
-        Either::Right((ended, _)) => ended.map(|never| match never {}),
+        Either::Right((ended, _)) => Err(ended.err().unwrap_or_else(|| "the reactor was drained".into())),
     }
 }
 
@@ -50,7 +49,7 @@ fn main() -> Result<()> {
         async_io::block_on(all(&net, &server, on_async_io(net.clone())))?
     } else {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(all(&net, &server, on_tokio(net.clone())))?
+        runtime.block_on(all(&net, &server, async { Ok(drive(net.clone()).await?) }))?
     };
     server.stop()?;
     println!("{total} echoes of {TASKS} tasks");

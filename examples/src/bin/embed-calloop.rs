@@ -48,8 +48,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         TimeoutAction::ToDuration(HEARTBEAT)
     })?;
 
-    // The connect was asked for outside of a turn, and goes out with the first turn.
-    app.turn()?;
     while !app.load.done {
         let deadline = app.reactor.next_deadline();
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));

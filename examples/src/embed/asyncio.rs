@@ -1,53 +1,26 @@
-//! Thin adapters that let an [`AsyncReactor`] run beside the other tasks of an executor. Each one takes turns when the
-//! reactor's descriptor is readable, when its deadline has passed, and when a task has asked for something.
+//! A thin adapter that lets an [`AsyncReactor`] run beside the other tasks of an executor, as `aio::drive` does on tokio. It takes turns
+//! when the reactor's descriptor is readable, when its deadline has passed, and when a task has asked for something.
 
-use std::convert::Infallible;
 use std::error::Error;
-use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use rdma_reactor::aio::AsyncReactor;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
-/// Takes turns on tokio, until something fails. One task runs this beside all others of its thread.
+/// Takes turns on async-io, which smol and async-std use, until it is drained. One task runs this beside all others of its thread.
 ///
 /// # Errors
 /// The reactor as a whole failed, or the process has no descriptors left.
-pub async fn on_tokio(net: AsyncReactor) -> Result<Infallible, Box<dyn Error>> {
-    #[allow(deprecated, reason = "the safe one of two; what it could be misused for, an OwnedFd does not do")]
-    let readable = AsyncFd::with_interest(net.descriptor()?, Interest::READABLE)?;
-    loop {
-        if net.turn(Duration::ZERO)?.more {
-            tokio::task::yield_now().await;
-            continue;
-        }
-        let deadline = net.next_deadline();
-        let due = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => pending().await,
-            }
-        };
-        tokio::select! {
-            // The readiness is cleared before the turn: what comes later makes the descriptor readable anew.
-            ready = readable.readable() => ready?.clear_ready(),
-            () = net.asked() => {}
-            () = due => {}
-        }
-    }
-}
-
-/// As [`on_tokio`], on async-io, which smol and async-std use.
-///
-/// # Errors
-/// As [`on_tokio`].
-pub async fn on_async_io(net: AsyncReactor) -> Result<Infallible, Box<dyn Error>> {
+pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     let descriptor = async_io::Async::new(net.descriptor()?)?;
     loop {
-        if net.turn(Duration::ZERO)?.more {
+        let turn = net.turn(Duration::ZERO)?;
+        // The turn that ends a drain is the last one.
+        if net.is_drained() {
+            return Ok(());
+        }
+        if turn.more {
             let_others_go_on().await;
             continue;
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, ProviderChoice, Reactor,
-    Remote, TimerId,
+    ReactorHandle, TimerId,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -40,7 +40,8 @@ pub fn on_tokio(reactor: &Reactor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
-/// Sends every message back.
+/// Sends every message back. Enough for peers with few messages out, as [`Load`] has; a server for others keeps the answers that are
+/// refused, as the README's does.
 #[derive(Debug)]
 pub struct Echo;
 
@@ -57,7 +58,7 @@ impl Handler for Echo {
 pub struct Server {
     /// The address that it listens on.
     pub address: SocketAddr,
-    remote: Remote,
+    remote: ReactorHandle,
     thread: JoinHandle<Result<(), Error>>,
 }
 
@@ -70,7 +71,7 @@ impl Server {
         let mut reactor = Reactor::new(config())?;
         let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
         let address = reactor.context().local_address(listener).ok_or(Error::Gone("listener"))?;
-        let remote = reactor.remote();
+        let remote = reactor.handle();
         Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })
     }
 

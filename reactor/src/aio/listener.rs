@@ -1,13 +1,13 @@
 //! A listener, whose connections are accepted one by one.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::task::Poll;
 
+use super::arrivals::Next;
 use super::connection::Connection;
 use super::core::{Core, Farewell};
+use super::desk::Backlog;
 use crate::ListenerId;
 
 /// A place where connections come in. Dropping it ends that: connections that nobody has accepted are closed, and those that were
@@ -15,6 +15,7 @@ use crate::ListenerId;
 pub struct Listener {
     core: Rc<Core>,
     id: ListenerId,
+    backlog: Backlog,
 }
 
 impl fmt::Debug for Listener {
@@ -25,27 +26,20 @@ impl fmt::Debug for Listener {
 
 impl Listener {
     pub(super) fn new(core: Rc<Core>, id: ListenerId) -> Self {
-        core.with(|_, desk| _ = desk.listeners.insert(id, super::desk::Backlog::default()));
-        Self { core, id }
+        let backlog = Backlog::default();
+        core.with(|_, desk| _ = desk.listeners.insert(id, Rc::clone(&backlog)));
+        Self { core, id, backlog }
     }
 
-    /// The next connection that is up; `None` when the reactor is drained. Connections come in the order in which they came up.
-    /// A future that is dropped takes no connection with it.
+    pub(super) const fn id(&self) -> ListenerId {
+        self.id
+    }
+
+    /// The next connection that is up; `None` when the reactor is drained. Connections come in the order in which they came up, and
+    /// tasks get them in the order in which they have called this. A future that is dropped takes no connection with it.
     pub async fn accept(&self) -> Option<Connection> {
-        let line = poll_fn(|task| {
-            self.core.with(|_, desk| {
-                let Some(backlog) = desk.listeners.get_mut(&self.id) else { return Poll::Ready(None) };
-                match backlog.lines.pop_front() {
-                    Some(line) => Poll::Ready(Some(line)),
-                    None if backlog.over => Poll::Ready(None),
-                    None => {
-                        backlog.waiters.add(task.waker());
-                        Poll::Pending
-                    }
-                }
-            })
-        });
-        Some(Connection::new(Rc::clone(&self.core), line.await?))
+        let line = Next::new(&self.backlog).await?;
+        Some(Connection::new(Rc::clone(&self.core), line))
     }
 
     /// The address that it is bound to; `None` if its device is away.

@@ -1,7 +1,7 @@
 //! The reactor, and the ways to take its turns.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +15,15 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::core::Core;
-use super::desk::{End, Line};
+use super::desk::{End, Line, Waiting};
+use super::gate::Gate;
 use super::listener::Listener;
 use super::timer::Sleep;
-use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, Remote, Turn};
+use super::turns::Turns;
+use crate::call::Limits;
+use crate::{
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, ReactorHandle, Turn,
+};
 
 /// A reactor whose connections are futures; see the [module](super). Clones are the same reactor. It is of one thread.
 #[derive(Clone)]
@@ -33,12 +38,12 @@ impl fmt::Debug for AsyncReactor {
 }
 
 impl AsyncReactor {
-    /// Makes a reactor.
+    /// Makes a reactor, with [`Config::quiet_sends`]: only [`Connection::operate`] waits for the end of a message, and has it reported.
     ///
     /// # Errors
     /// As [`Reactor::new`].
     pub fn new(config: Config) -> Result<Self, Error> {
-        Reactor::new(config).map(Self::from)
+        Reactor::new(config.quiet_sends(true)).map(Self::from)
     }
 
     /// Listens on an address; port 0 takes a free one.
@@ -65,6 +70,35 @@ impl AsyncReactor {
     pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
         let id = self.core.with(|cx, _| cx.listen_with(address, options))?;
         Ok(Listener::new(Rc::clone(&self.core), id))
+    }
+
+    /// As [`AsyncReactor::listen_with`], with a gate: a peer of a secured connection that has proven who it is waits until a task has
+    /// let it in. The task may wait for others meanwhile, such as for a database. Peers of plain connections prove nothing: they are
+    /// accepted without passing the gate, so set [`ListenOptions::security`] or [`Config::security`].
+    ///
+    /// Example: [the guide](crate::guide::security).
+    ///
+    /// # Errors
+    /// As [`AsyncReactor::listen_with`].
+    pub fn listen_with_gate(&self, address: SocketAddr, options: ListenOptions) -> Result<(Listener, Gate), Error> {
+        let listener = self.listen_with(address, options)?;
+        let waiting = Waiting::default();
+        self.core.with(|_, desk| _ = desk.gates.insert(listener.id(), Some(Rc::clone(&waiting))));
+        let gate = Gate::new(Rc::clone(&self.core), listener.id(), waiting);
+        Ok((listener, gate))
+    }
+
+    /// Sets the limits of the calls of this reactor ([`super::Calls`]).
+    ///
+    /// ```
+    /// use rdma_reactor::aio::AsyncReactor;
+    ///
+    /// fn limit(net: &AsyncReactor) {
+    ///     net.call_limits(|limits| limits.requests_per_connection = 100);
+    /// }
+    /// ```
+    pub fn call_limits(&self, set: impl FnOnce(&mut Limits)) {
+        self.core.with(|_, desk| set(desk.calls.limits()));
     }
 
     /// Opens a connection. A future that is dropped gives the attempt up.
@@ -145,18 +179,12 @@ impl AsyncReactor {
         })?;
         // If this future is dropped, so is the connection, which closes it.
         let conn = Connection::new(Rc::clone(&self.core), line);
-        poll_fn(|task| {
-            let mut account = conn.line().account.borrow_mut();
-            match (&account.end, account.up) {
-                (Some(End::NeverUp(error)), _) => Poll::Ready(Err(error.clone())),
-                (Some(End::Disconnected(_)), _) | (None, true) => Poll::Ready(Ok(())),
-                (None, false) => {
-                    account.watchers.add(task.waker());
-                    Poll::Pending
-                }
-            }
-        })
-        .await?;
+        let up = conn.line().watch(|account| match (&account.end, account.up) {
+            (Some(End::NeverUp(error)), _) => Some(Err(error.clone())),
+            (Some(End::Disconnected(_)), _) | (None, true) => Some(Ok(())),
+            (None, false) => None,
+        });
+        up.await?;
         Ok(conn)
     }
 
@@ -173,6 +201,12 @@ impl AsyncReactor {
         self.core.with(|cx, _| act(cx))
     }
 
+    /// As [`crate::Reactor::is_draining`].
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.core.reactor(|reactor| reactor.is_draining())
+    }
+
     /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. Then no turn is needed any more.
     #[must_use]
     pub fn is_drained(&self) -> bool {
@@ -181,8 +215,8 @@ impl AsyncReactor {
 
     /// A handle for other threads.
     #[must_use]
-    pub fn remote(&self) -> Remote {
-        self.core.reactor(|reactor| reactor.remote())
+    pub fn handle(&self) -> ReactorHandle {
+        self.core.reactor(|reactor| reactor.handle())
     }
 
     // Taking turns.
@@ -199,16 +233,16 @@ impl AsyncReactor {
     /// If it is called within a turn.
     pub fn run<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         let mut future = pin!(future);
-        let bell = Arc::new(Bell::new(self.remote()));
+        let bell = Arc::new(Bell::new(self.handle()));
         let waker = Waker::from(Arc::clone(&bell));
         let mut task = Task::from_waker(&waker);
         let _runs = Runs::new(&self.core);
         loop {
-            if bell.rung.swap(false, Ordering::AcqRel)
-                && let Poll::Ready(output) = future.as_mut().poll(&mut task)
-            {
-                self.core.follow_up()?;
-                return Ok(output);
+            if bell.rung.swap(false, Ordering::AcqRel) {
+                if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
+                    self.core.resume()?;
+                    return Ok(output);
+                }
             }
             self.core.turn_of_run(!bell.rung.load(Ordering::Acquire))?;
         }
@@ -273,10 +307,9 @@ impl AsyncReactor {
 }
 
 impl From<Reactor> for AsyncReactor {
-    /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own.
-    fn from(mut reactor: Reactor) -> Self {
-        // Only `Connection::operate` waits for the end of a message, and says so.
-        reactor.quiet_sends();
+    /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own. Make it with
+    /// [`Config::quiet_sends`]: without, it reports the end of each message, and nobody listens.
+    fn from(reactor: Reactor) -> Self {
         Self { core: Rc::new(Core::new(reactor)) }
     }
 }
@@ -291,8 +324,7 @@ impl Future for Asked {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
-        self.core.heeds_asked.set(true);
-        if self.core.asked.get() {
+        if self.core.turns(Turns::wait) {
             return Poll::Ready(());
         }
         self.core.driver.set(Some(task.waker().clone()));
@@ -311,18 +343,14 @@ struct Runs<'a>(&'a Core);
 
 impl<'a> Runs<'a> {
     fn new(core: &'a Core) -> Self {
-        // Tasks may ask for something before the first turn, whose time is not known yet: that of now is.
-        core.reactor(|reactor| _ = reactor.quiet_context());
-        core.runs.set(true);
+        core.turns(Turns::run);
         Self(core)
     }
 }
 
 impl Drop for Runs<'_> {
     fn drop(&mut self) {
-        self.0.runs.set(false);
-        // Whoever takes turns next sees to what was asked for last, and prepares for a sleep.
-        self.0.ring();
+        self.0.end_run();
     }
 }
 
@@ -330,11 +358,11 @@ impl Drop for Runs<'_> {
 struct Bell {
     rung: AtomicBool,
     thread: ThreadId,
-    remote: Remote,
+    remote: ReactorHandle,
 }
 
 impl Bell {
-    fn new(remote: Remote) -> Self {
+    fn new(remote: ReactorHandle) -> Self {
         Self { rung: AtomicBool::new(true), thread: std::thread::current().id(), remote }
     }
 }

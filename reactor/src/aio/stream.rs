@@ -7,7 +7,10 @@ use std::task::{Context as Task, Poll, ready};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
+use super::arrivals::Arrivals;
 use super::connection::{Connection, Received};
+use super::waiters::Place;
+use super::writers::{Attempt, Ticket};
 
 /// A connection as bytes in order: [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer is a stream, too, of this
 /// kind or of [`crate::stream`]. What is written goes out with the next turn; small writes between two turns share a message. Closing
@@ -16,6 +19,9 @@ use super::connection::{Connection, Received};
 /// For two halves in two tasks, take two clones of the [`Connection`], one to read and one to write, and make a stream of each.
 pub struct Stream {
     conn: Connection,
+    /// Where this stream waits for a message, and for room.
+    reading: Option<Place>,
+    writing: Option<Ticket>,
     /// The message that is being read, and the bytes of it that are.
     unread: Option<(Received, usize)>,
     /// The peer writes no more.
@@ -32,7 +38,7 @@ impl fmt::Debug for Stream {
 
 impl From<Connection> for Stream {
     fn from(conn: Connection) -> Self {
-        Self { conn, unread: None, peer_finished: false, finished: false }
+        Self { conn, reading: None, writing: None, unread: None, peer_finished: false, finished: false }
     }
 }
 
@@ -41,6 +47,13 @@ impl Stream {
     #[must_use]
     pub const fn connection(&self) -> &Connection {
         &self.conn
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        Arrivals::give_up(&self.conn.line().inbox, &mut self.reading);
+        self.conn.give_up_sending(&mut self.writing);
     }
 }
 
@@ -58,7 +71,7 @@ impl AsyncBufRead for Stream {
     fn poll_fill_buf(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.unread.is_none() && !this.peer_finished {
-            let message = ready!(this.conn.poll_recv(task))?;
+            let message = ready!(this.conn.poll_recv(task, &mut this.reading))?;
             if message.is_empty() {
                 this.peer_finished = true;
             } else {
@@ -79,15 +92,16 @@ impl AsyncBufRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, task: &mut Task<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, task: &mut Task<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.finished {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let (conn, id) = (&self.conn, self.conn.id());
-        let written = conn.attempt(task, |cx| {
+        let Self { conn, writing, .. } = &mut *self;
+        let id = conn.id();
+        let written = conn.attempt(task, writing, Attempt::Message(1), |cx| {
             cx.append(id, |room| {
                 let len = bytes.len().min(room.len());
                 room[..len].copy_from_slice(&bytes[..len]);
@@ -105,8 +119,9 @@ impl AsyncWrite for Stream {
     /// Tells the peer that this side writes no more; waits while there is no room for that.
     fn poll_close(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         if !self.finished {
-            let (conn, id) = (&self.conn, self.conn.id());
-            let told = ready!(conn.attempt(task, |cx| cx.send(id, &[])));
+            let Self { conn, writing, .. } = &mut *self;
+            let id = conn.id();
+            let told = ready!(conn.attempt(task, writing, Attempt::Message(0), |cx| cx.send(id, &[])));
             told.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
             self.finished = true;
         }

@@ -3,13 +3,19 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::context::{Context, DatagramHandler};
+use rdma_transport::wc::Failure;
+
+use super::context::Context;
+#[cfg(feature = "datagram")]
+use super::context::DatagramHandler;
 use super::message::Message;
 use crate::conn::frame::Immediate;
 use crate::driver::DeviceEvent;
 use crate::driver::group::Place;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
-use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId};
+use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId, TransferId};
+use crate::memory::landing::Offered;
+use crate::memory::list::TransferEnd;
 use crate::seam::poller::Readiness;
 use crate::security::PeerIdentity;
 
@@ -56,16 +62,18 @@ pub enum Decision {
 /// | connects | `on_connect_error` besides |
 /// | chooses its peers | `on_connect_request` besides, and `on_identity` |
 /// | has memory that peers write | `on_immediate` besides |
+/// | moves lists of pieces | `on_transfer` besides |
+/// | receives large messages in memory of its own | `on_offer`, `on_landed` besides |
 /// | has descriptors or threads of its own | `on_io_ready`, `on_wake` besides |
 /// | runs for long | `on_device_event`, `on_drain` besides |
 /// | is a group of reactors | `on_place` besides |
-/// | sends datagrams | [`DatagramHandler`], and returns itself from `datagrams` |
+/// | sends datagrams (feature `datagram`) | `DatagramHandler`, and returns itself from `datagrams` |
 ///
 /// Per connection: `on_connect` comes first; `on_disconnect` comes last, once, after every accepted send had its
 /// `on_send_complete`. A connection that never came up has `on_connect_error` instead, if it was ours to open, and
 /// nothing otherwise.
 ///
-/// `M` is what other threads send through a [`crate::Remote`]; a program that sends nothing leaves it out.
+/// `M` is what other threads send through a [`crate::ReactorHandle`]; a program that sends nothing leaves it out.
 ///
 /// ```
 /// use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
@@ -114,11 +122,12 @@ pub trait Handler<M = ()> {
 
     /// A send, a message or a one-sided operation, has ended, in the order of sending. A message past one buffer ends
     /// when the peer has fetched it, maybe after some that were sent later, and when the connection ends, after some
-    /// that were not sent. With [`Config::quiet_sends`](crate::Config::quiet_sends) messages that were copied have no such call.
+    /// that were not sent. With [`Config::quiet_sends`](crate::Config::quiet_sends) messages that were copied have no such call,
+    /// unless the peer refuses one.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// One or more sends were refused with `WouldBlock` before, and at least one of them would be taken now. This is called once after
-    /// the refusals, and again after the next refusal. A send of another thread ([`crate::Remote::send`]) that had
+    /// the refusals, and again after the next refusal. A send of another thread ([`crate::ReactorHandle::send`]) that had
     /// to wait counts as refused, too: this is called with nothing of the handler's own to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
@@ -127,6 +136,16 @@ pub trait Handler<M = ()> {
 
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
+
+    /// The peer offers a message past one buffer, which is still in the peer's memory. Within this call [`Context::land`] has it read
+    /// into the program's memory, and [`Context::refuse_offer`] refuses it; without either it arrives by `on_recv`. Offers
+    /// are announced when they come, before messages of the same peer that were sent earlier and are still being fetched. Messages in several
+    /// buffers are not offered ([`LargeMessageSettings::eager_limit`](crate::LargeMessageSettings::eager_limit)).
+    fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {}
+
+    /// A message is in the place that [`Context::land`] gave it, in order with the other messages, and the region is the
+    /// program's again; or the connection ended first, before `on_disconnect`, and what is in the place is unknown. Once per place.
+    fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {}
 
     // Connecting and accepting.
 
@@ -140,7 +159,7 @@ pub trait Handler<M = ()> {
 
     /// The peer of a connection with [`crate::Security`] has proven who it is: is it accepted? Called on both sides, before
     /// `on_connect`, for a connection that does not come up if this is an error. Its text goes to the peer, in the clear, at most
-    /// 200 bytes of it. Nothing can be sent on the connection yet. Default: yes.
+    /// 200 bytes of it. Nothing can be sent on the connection yet. [`Context::postpone_judgement`] has the answer wait. Default: yes.
     ///
     /// # Errors
     /// Why the peer is not accepted.
@@ -153,13 +172,18 @@ pub trait Handler<M = ()> {
     /// The peer has written to a region of this side, and says so with immediate data. What it wrote before is there.
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
 
+    /// A transfer of a list ([`Context::transfer`]) has ended: the one end of it. The regions are free again, and `end` has the list,
+    /// and what is known of its pieces. It comes before `on_disconnect`, also for a transfer that the end of the connection has
+    /// ended.
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {}
+
     // Descriptors and other threads.
 
     /// Something is new on a descriptor of [`Context::register_io`]. Edge-triggered: read, write or accept until
     /// `WouldBlock`; what is left without that is not reported again.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
-    /// Another thread has sent a message, see [`crate::Remote::post`]. Those of one thread come in its order.
+    /// Another thread has sent a message, see [`crate::ReactorHandle::post`]. Those of one thread come in its order.
     fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
 
     // The reactor itself.
@@ -180,6 +204,7 @@ pub trait Handler<M = ()> {
     }
 
     /// The callbacks for datagrams, if the program has them. Default: none; then datagrams that come are dropped.
+    #[cfg(feature = "datagram")]
     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
         None
     }

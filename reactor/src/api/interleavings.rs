@@ -9,7 +9,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use rdma_transport::mr::LocalKey;
 
-use super::remote::{Command, Commands, Remote, RemoteError};
+use super::handle::{Command, Commands, HandleError, ReactorHandle};
 use crate::memory::cells::{Bytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 
@@ -55,8 +55,8 @@ impl Loop {
         Self { bell, flag, commands, taken: Vec::new(), stopped: false }
     }
 
-    fn remote(&self) -> Remote<u32> {
-        self.commands.remote()
+    fn remote(&self) -> ReactorHandle<u32> {
+        self.commands.handle()
     }
 
     /// Takes the stages from the sleep on; `on_wake` is called for each message.
@@ -89,7 +89,7 @@ impl Loop {
 /// Two threads, each of which posts a message.
 fn two_posts(reactor: &Loop) -> [thread::JoinHandle<()>; 2] {
     [1, 2].map(|message| {
-        let remote = reactor.remote();
+        let remote = reactor.handle();
         thread::spawn(move || remote.post(message).unwrap())
     })
 }
@@ -116,7 +116,7 @@ fn every_post_wakes() {
 fn a_callback_posts_to_its_own_reactor() {
     loom::model(|| {
         let mut reactor = Loop::new(8);
-        let (remote, own) = (reactor.remote(), reactor.remote());
+        let (remote, own) = (reactor.handle(), reactor.handle());
         let thread = thread::spawn(move || remote.post(1).unwrap());
         own.post(2).unwrap();
         while reactor.taken.len() < 3 {
@@ -149,7 +149,7 @@ fn another_loop_is_woken() {
 fn a_stop_is_seen() {
     loom::model(|| {
         let mut reactor = Loop::new(8);
-        let (remote, stop) = (reactor.remote(), reactor.remote());
+        let (remote, stop) = (reactor.handle(), reactor.handle());
         let threads = [thread::spawn(move || remote.post(1).unwrap()), thread::spawn(move || stop.stop())];
         while !reactor.stopped {
             reactor.turn(true, |_| {});
@@ -164,14 +164,14 @@ fn a_full_queue_refuses() {
     loom::model(|| {
         let mut reactor = Loop::new(1);
         let threads = [1, 2].map(|message| {
-            let remote = reactor.remote();
-            thread::spawn(move || u32::from(remote.post(message) != Err(RemoteError::Full(message))))
+            let remote = reactor.handle();
+            thread::spawn(move || u32::from(remote.post(message) != Err(HandleError::Full(message))))
         });
         let accepted: u32 = join(threads).iter().sum();
         reactor.turn(false, |_| {});
         assert_eq!(reactor.taken.len() as u32, accepted);
         assert!(accepted >= 1);
-        reactor.remote().post(3).unwrap();
+        reactor.handle().post(3).unwrap();
     });
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::device::home::{Home, Joined};
+use crate::device::home::{Home, Joined, PoolId};
 use crate::device::pool::{Buffer, Slabs};
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
@@ -38,7 +38,7 @@ pub(crate) enum Own<'a> {
 
 impl Message<'_> {
     /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped; a
-    /// message past `Config::buffer_size` takes of `Config::transfer_memory` instead. If that is used up, a message that came in
+    /// message past `Config::buffer_size` takes of `LargeMessageSettings::memory` instead. If that is used up, a message that came in
     /// several buffers keeps a credit for each of them.
     #[must_use = "a detached message that is dropped at once was better not detached"]
     pub fn detach(self) -> DetachedMessage {
@@ -77,7 +77,8 @@ impl fmt::Debug for Message<'_> {
 }
 
 /// A received message that outlived its callback. It may go to another thread; dropping it anywhere sends the buffer home and
-/// gives the peer its credit back. It stays readable when the connection or the reactor is gone.
+/// gives the peer its credit back. It stays readable when the connection, its device or the reactor is gone. The memory is then
+/// released together with the last message or send buffer in it.
 pub struct DetachedMessage {
     connection: ConnectionId,
     content: Kept,
@@ -98,7 +99,7 @@ impl DetachedMessage {
     }
 
     /// The memory that the message was fetched into. A message is fetched if it was longer than the peer's
-    /// [`crate::Config::eager_limit`], or had no room. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, the
+    /// [`crate::LargeMessageSettings::eager_limit`], or had no room. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, the
     /// memory is a copy that is not registered.
     ///
     /// # Errors
@@ -110,18 +111,14 @@ impl DetachedMessage {
         }
     }
 
-    /// Moves the message out; what is left is empty, and gives nothing back.
-    #[cfg(feature = "async")]
-    pub(crate) fn take(&mut self) -> Self {
-        let connection = self.connection;
-        std::mem::replace(self, Self { connection, content: Kept::Region(None) })
-    }
-
     /// Takes the buffer out if it belongs to a reactor that `is_home` knows; else it goes home on the drop.
-    pub(crate) fn take_buffer(&mut self, is_home: impl FnOnce(&Home) -> bool) -> Option<(usize, Buffer, ConnectionId)> {
+    pub(crate) fn take_buffer(
+        &mut self,
+        is_home: impl FnOnce(&Home) -> bool,
+    ) -> Option<(PoolId, Buffer, ConnectionId)> {
         let Kept::Pooled { buffer, home, .. } = &mut self.content else { return None };
         let buffer = if is_home(home) { buffer.take() } else { None };
-        buffer.map(|buffer| (home.device, buffer, self.connection))
+        buffer.map(|buffer| (home.pool, buffer, self.connection))
     }
 }
 

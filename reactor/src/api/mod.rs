@@ -2,8 +2,8 @@
 //! other threads.
 
 pub(crate) mod context;
+pub(crate) mod handle;
 pub(crate) mod handler;
 #[cfg(all(loom_model, test))]
 mod interleavings;
 pub(crate) mod message;
-pub(crate) mod remote;

@@ -25,7 +25,7 @@ impl Connection {
     // Sending.
 
     /// Number of buffers that a message of `len` bytes takes, if it may be sent in several.
-    pub(super) fn parts(&self, len: usize) -> Option<usize> {
+    pub(crate) fn parts(&self, len: usize) -> Option<usize> {
         let size = self.terms.buffer_size;
         let parts =
             (self.framing == Framing::Credits && len > size && len <= self.terms.eager).then(|| len.div_ceil(size));
@@ -121,7 +121,7 @@ impl Connection {
             // The credits for all parts were there before the first one was sent.
             Some(PeerViolation::CreditOverrun)
         } else {
-            ((so_far + len) as u64 > env.config.max_message).then_some(PeerViolation::InvalidOffer)
+            ((so_far + len) as u64 > env.config.large.max_message).then_some(PeerViolation::InvalidOffer)
         };
         if let Some(violation) = violation {
             self.discard(buffer, env);
@@ -133,15 +133,18 @@ impl Connection {
         } else {
             joined.parts.push((buffer, end));
         }
-        (joined.len, joined.following, joined.since) = (so_far + len, following, env.now);
+        (joined.len, joined.following) = (so_far + len, following);
+        if begins {
+            joined.since = env.now;
+        }
         self.receives.hold();
         if begins {
             self.watch_transfers(env);
         }
-        if following == 0
-            && let Some(joined) = self.transfers.take_joined(env.config.overtake)
-        {
-            self.deliver_fragments(joined, env);
+        if following == 0 {
+            if let Some(joined) = self.transfers.take_joined() {
+                self.deliver_fragments(joined, env);
+            }
         }
         Ok(())
     }

@@ -33,10 +33,13 @@ pub(crate) enum Kind {
     Fragment = 10,
     /// News that a part of an offered message was fetched; the payload is a [`Progress`].
     Progress = 11,
+    /// News that the program does not want an offered message, and its memory may be used again. The payload is the number of the
+    /// transfer, four bytes.
+    Refused = 12,
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Data,
         Self::Hello,
         Self::Credit,
@@ -49,6 +52,7 @@ impl Kind {
         Self::Handshake,
         Self::Fragment,
         Self::Progress,
+        Self::Refused,
     ];
 
     /// Whether messages of this kind have no payload.
@@ -157,32 +161,38 @@ impl Immediate {
     }
 }
 
-/// The payload of an offer: `number:4 | zero:4 | region:20`, little-endian.
+/// The payload of an offer: `number:4 | zero:4 | region:20`, and `tag:8` if there is a tag, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The number of the transfer. Transfers under way on one connection have different numbers.
     pub(crate) number: u32,
     pub(crate) region: RemoteRegion,
+    /// The tag of the sender's program.
+    pub(crate) tag: Option<u64>,
 }
 
-const _: () = assert!(Offer::LEN == MAX_CONTROL);
+const _: () = assert!(Offer::LEN + Offer::TAG == MAX_CONTROL);
 
 impl Offer {
     const LEN: usize = 8 + RemoteRegion::LEN;
+    const TAG: usize = 8;
 
-    pub(crate) fn emit(self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
+    pub(crate) fn emit(self, out: &mut [u8; MAX_CONTROL]) -> &[u8] {
         out[..4].copy_from_slice(&self.number.to_le_bytes());
-        out[8..].copy_from_slice(&self.region.to_bytes());
+        out[4..8].fill(0);
+        out[8..Self::LEN].copy_from_slice(&self.region.to_bytes());
+        let Some(tag) = self.tag else { return &out[..Self::LEN] };
+        out[Self::LEN..].copy_from_slice(&tag.to_le_bytes());
         out
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let (number, rest) = bytes.split_first_chunk()?;
+        let (fixed, tag) = bytes.split_first_chunk::<{ Self::LEN }>()?;
+        let tag = if tag.is_empty() { None } else { Some(u64::from_le_bytes(tag.try_into().ok()?)) };
+        let (number, rest) = fixed.split_first_chunk()?;
         let (zero, region) = rest.split_first_chunk::<4>()?;
         (*zero == [0; 4]).then_some(())?;
-        Some(Self { number: u32::from_le_bytes(*number), region: RemoteRegion::from_bytes(region)? })
+        Some(Self { number: u32::from_le_bytes(*number), region: RemoteRegion::from_bytes(region)?, tag })
     }
 }
 
@@ -242,8 +252,13 @@ mod tests {
 
     #[test]
     fn an_offer_is_exact() {
-        let offer = Offer { number: 7, region: RemoteRegion { address: 0x1234_5678, len: 99, key: 5 } };
-        let bytes = offer.emit();
+        let region = RemoteRegion { address: 0x1234_5678, len: 99, key: 5 };
+        let tagged = Offer { number: 7, region, tag: Some(0x1020_3040_5060_7080) };
+        let mut out = [0xff; MAX_CONTROL];
+        assert_eq!(Offer::parse(tagged.emit(&mut out)), Some(tagged));
+        assert_eq!(Offer::parse(&out[..35]), None);
+        let offer = Offer { tag: None, ..tagged };
+        let bytes = offer.emit(&mut out).to_vec();
         assert_eq!(Offer::parse(&bytes), Some(offer));
         assert_eq!(Offer::parse(&bytes[1..]), None);
         let mut reserved = bytes;

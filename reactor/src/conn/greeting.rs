@@ -17,11 +17,17 @@ const FRAGMENTS: u8 = 2;
 const PROGRESS: u8 = 4;
 /// The feature bit of a side that ends the connection when it gets a goodbye.
 const PARTING: u8 = 8;
+/// The feature bit of a side that understands the news that its peer waits for memory of its own.
+const WAITING: u8 = 64;
+/// The feature bit of a side that understands tags of offers, and refusals of its offers.
+const LANDINGS: u8 = 128;
 /// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
 /// The first of the reasons to refuse a peer that secures its connections in another way. The number of the way is added.
 const SECURITY: u8 = 5;
+/// The reason of a reactor that is being drained, behind those of security.
+const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
 /// Longest private data of the program, bytes.
@@ -35,6 +41,7 @@ const fn raw(reason: RejectReason) -> u8 {
         RejectReason::Limits => 3,
         RejectReason::Busy => 4,
         RejectReason::Security(mode) => SECURITY + mode as u8,
+        RejectReason::Draining => DRAINING,
         RejectReason::Other(raw) => raw,
     }
 }
@@ -46,6 +53,7 @@ const fn reason(raw: u8) -> RejectReason {
         2 => RejectReason::Version,
         3 => RejectReason::Limits,
         4 => RejectReason::Busy,
+        DRAINING => RejectReason::Draining,
         other => match SecurityMode::of(other.wrapping_sub(SECURITY)) {
             Some(mode) => RejectReason::Security(mode),
             None => RejectReason::Other(other),
@@ -71,6 +79,10 @@ pub(crate) struct Greeting<'a> {
     pub(crate) progress: bool,
     /// This side ends the connection when it gets a goodbye, so that whoever has said it can wait for that.
     pub(crate) parting: bool,
+    /// This side understands that its peer waits for memory of its own before it fetches a message.
+    pub(crate) waiting: bool,
+    /// This side understands tags of offers, and refusals of its offers.
+    pub(crate) landings: bool,
     /// How this side secures the connection; `None`: in a way that this version does not know.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
@@ -90,6 +102,8 @@ impl<'a> Greeting<'a> {
             fragments: false,
             progress: false,
             parting: false,
+            waiting: false,
+            landings: false,
             security: Some(SecurityMode::Plain),
             reason,
             user,
@@ -107,6 +121,8 @@ impl<'a> Greeting<'a> {
             | feature(self.fragments, FRAGMENTS)
             | feature(self.progress, PROGRESS)
             | feature(self.parting, PARTING)
+            | feature(self.waiting, WAITING)
+            | feature(self.landings, LANDINGS)
             | mode;
         out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
@@ -142,11 +158,24 @@ impl<'a> Greeting<'a> {
         // Feature bits that this version does not know are ignored.
         let has = |bit| fixed[7] & bit != 0;
         let (extensions, fragments) = (has(EXTENSIONS), has(FRAGMENTS));
-        let (progress, parting) = (has(PROGRESS), has(PARTING));
+        let (progress, parting, waiting, landings) = (has(PROGRESS), has(PARTING), has(WAITING), has(LANDINGS));
         let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
         let reason = reason(fixed[6]);
-        Ok(Self { window, buffer_size, max_message, extensions, fragments, progress, parting, security, reason, user })
+        Ok(Self {
+            window,
+            buffer_size,
+            max_message,
+            extensions,
+            fragments,
+            progress,
+            parting,
+            waiting,
+            landings,
+            security,
+            reason,
+            user,
+        })
     }
 
     /// The octets of a greeting, without what private data were padded with.
@@ -172,6 +201,8 @@ mod tests {
             fragments: true,
             progress: true,
             parting: true,
+            waiting: true,
+            landings: true,
             security,
             reason,
             user: b"hello",
@@ -181,10 +212,14 @@ mod tests {
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
-        for (nth, bit) in [EXTENSIONS, FRAGMENTS, PROGRESS, PARTING].into_iter().enumerate() {
+        for (nth, bit) in [EXTENSIONS, FRAGMENTS, PROGRESS, PARTING, WAITING, LANDINGS].into_iter().enumerate() {
             bytes[7] ^= bit;
-            let Greeting { extensions, fragments, progress, parting, .. } = Greeting::parse(&bytes).unwrap();
-            assert_eq!([extensions, fragments, progress, parting].iter().position(|has| !has), Some(nth));
+            let Greeting { extensions, fragments, progress, parting, waiting, landings, .. } =
+                Greeting::parse(&bytes).unwrap();
+            assert_eq!(
+                [extensions, fragments, progress, parting, waiting, landings].iter().position(|has| !has),
+                Some(nth)
+            );
             bytes[7] ^= bit;
         }
         bytes[7] |= 0x30;

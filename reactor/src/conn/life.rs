@@ -1,21 +1,25 @@
 //! The beginning and the end of a connection.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
+use log::Level;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
 use super::effects::{Action, Effects, Event};
+use super::evidence::Evidence;
 use super::frame::Kind;
 use super::greeting::Greeting;
 use super::keepalive::{Patience, Verdict};
 use super::recv_queue::RecvQueue;
-use super::state::{Certainty, Closing, Ending, State};
+use super::state::{Ending, Late, State};
 use super::{Connection, Env, Terms};
 use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, RejectReason};
+use crate::log_limit::{Complaint, complain};
 use crate::security::SecurityMode;
 
 /// The peer's silence as it was when a timeout of a connection ran.
@@ -29,7 +33,7 @@ pub(crate) struct Silence {
 
 impl Config {
     const fn patience(&self) -> Patience {
-        Patience { interval: self.keepalive_interval, timeout: self.keepalive_timeout }
+        Patience { interval: self.timeouts.keepalive_interval, timeout: self.timeouts.keepalive }
     }
 }
 
@@ -51,11 +55,7 @@ impl Connection {
 
     /// Notes that the peer's address is resolved; `false` if that does not matter any more.
     pub(crate) fn resolved(&mut self) -> bool {
-        let was = matches!(self.state, State::Resolving);
-        if was {
-            self.state = State::Connecting;
-        }
-        was
+        matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
 
     /// Returns the private data for the peer: the program's own, behind a greeting unless the framing is raw.
@@ -70,12 +70,22 @@ impl Connection {
                 fragments: true,
                 progress: true,
                 parting: true,
-                security: Some(self.about.security.mode()),
+                waiting: true,
+                landings: true,
+                security: Some(self.peer.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
             }
             .emit(),
         }
+    }
+
+    /// Returns the private data of the connect request, and notes it for the handshake.
+    pub(crate) fn request(&mut self, buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
+        let private_data = self.state.setup().map_or(&[][..], |setup| &setup.private_data);
+        let request = self.greeting(private_data, buffer_size, extensions, config);
+        self.note_greeting(&request);
+        request
     }
 
     /// Takes over the terms of the peer's greeting. `own`: largest payload in one buffer of this side, bytes.
@@ -85,32 +95,35 @@ impl Connection {
             Framing::Credits => {
                 let max_message = u64::from(greeting.max_message) << 10;
                 let most = usize::try_from(max_message).unwrap_or(usize::MAX);
-                let eager = if greeting.fragments { config.eager_limit.min(most) } else { 0 };
-                let Greeting { progress, parting, .. } = *greeting;
+                let eager = if greeting.fragments { config.large.eager_limit.min(most) } else { 0 };
+                let Greeting { progress, parting, waiting, landings, .. } = *greeting;
                 let buffer_size = greeting.buffer_size.min(own) as usize;
-                Terms { buffer_size, max_message, eager, progress, parting, extensions }
+                Terms { buffer_size, max_message, eager, progress, parting, waiting, landings, extensions }
             }
-            Framing::Raw => Terms { buffer_size: own as usize, ..Terms::default() },
+            Framing::Raw => Terms { buffer_size: own as usize, extensions, ..Terms::default() },
         };
-        self.about.private_data = greeting.user.to_vec();
+        self.peer.private_data = greeting.user.to_vec();
     }
 
     /// Notes that the transport is up. `own`: largest payload in one buffer of this side, bytes. Returns whether the
     /// peer offers extensions that are to be agreed on.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
-            (State::Accepting, Framing::Credits) => self.state = State::Greeting,
-            (State::Accepting, Framing::Raw) => self.announce(env),
-            (State::Connecting, Framing::Raw) => {
+            // The octets of the peer begin the handshake.
+            (State::Accepting(_), Framing::Credits) if self.is_secured() => {}
+            (State::Accepting(_), Framing::Credits) => _ = self.state.greet(),
+            (State::Accepting(_), Framing::Raw) => self.announce(env),
+            (State::Connecting(_), Framing::Raw) => {
                 self.agree(&Greeting::reject(RejectReason::Refused, private_data), own, false, env.config);
                 self.announce(env);
             }
-            (State::Connecting, Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked) {
-                Ok(greeting) if greeting.security != Some(self.about.security.mode()) => {
+            (State::Connecting(_), Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked)
+            {
+                Ok(greeting) if greeting.security != Some(self.peer.security.mode()) => {
                     // The peer has accepted all the same, so it does not know of security, or somebody has changed its greeting.
                     let reason = RejectReason::Security(greeting.security.unwrap_or(SecurityMode::Plain));
                     let error = ConnectError::Rejected { reason, private_data: Vec::new() };
-                    self.end(Ending::ConnectError(error), Certainty::Known, env);
+                    self.end(Ending::ConnectError(error), env);
                 }
                 Ok(greeting) if self.is_secured() => {
                     self.agree(&greeting, own, false, env.config);
@@ -128,7 +141,7 @@ impl Connection {
                 }
                 Err(reason) => {
                     let error = ConnectError::Rejected { reason, private_data: Vec::new() };
-                    self.end(Ending::ConnectError(error), Certainty::Known, env);
+                    self.end(Ending::ConnectError(error), env);
                 }
             },
             // The event came twice, or data that arrived before the event has announced the connection already.
@@ -144,15 +157,20 @@ impl Connection {
 
     /// Tells the program that the connection is up.
     pub(super) fn announce(&mut self, env: &mut Env<'_>) {
+        let mut early = VecDeque::new();
         match &mut self.state {
             State::Closing(closing) => {
                 // The peer has closed before its hello was seen. Its messages are delivered all the same.
-                let Some(reason) = closing.late.take() else { return };
-                closing.ending = Ending::disconnect(reason);
+                if !closing.opened() {
+                    return;
+                }
             }
             State::Refusing(_) => return,
             _ => {
-                self.state = State::Open;
+                early = match self.state.open() {
+                    Some(early) => early,
+                    None => return,
+                };
                 self.heard = env.now;
                 if !self.is_active() {
                     self.want(env, Action::Settled);
@@ -167,7 +185,9 @@ impl Connection {
         }
         env.stats.connections.connected += 1;
         self.tell(env, Event::Connected);
-        self.deliver_early(env);
+        for message in early {
+            self.deliver_bare(message, env);
+        }
     }
 
     // Time.
@@ -176,20 +196,29 @@ impl Connection {
     /// be gone, and gets a delay only because something that it sent may not have been looked at.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         match self.state {
-            State::Resolving | State::Connecting => {
-                self.end(Ending::ConnectError(ConnectError::Timeout), Certainty::Known, env);
+            State::Resolving(_) | State::Connecting(_) => {
+                self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
             State::Securing(_) if self.is_active() => {
-                self.end(Ending::ConnectError(ConnectError::Timeout), Certainty::Known, env);
+                self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
-            State::Accepting | State::Securing(_) | State::Greeting => {
-                log::info!("{} was not up within the handshake timeout", self.about.peer);
-                self.end(Ending::Silent, Certainty::Known, env);
+            State::Accepting(_) | State::Securing(_) | State::Greeting => {
+                let (peer, limit) = (self.peer.address, &mut env.effects.log_limit);
+                let level = if self.state.is_securing() { Level::Warn } else { Level::Info };
+                complain!(
+                    limit,
+                    env.now,
+                    Complaint::NotUp,
+                    level,
+                    peer,
+                    "{peer} was not up within the handshake timeout"
+                );
+                self.end(Ending::Silent, env);
             }
             State::Open => return self.check_silence(silence, env),
             State::Draining => {
                 // A peer that goes on fetching has the time anew for each message.
-                let until = self.transfers.fetched_at().map(|at| at + env.config.close_timeout);
+                let until = self.transfers.fetched_at().map(|at| at + env.config.timeouts.close);
                 match until.filter(|&until| until > env.now) {
                     Some(until) => self.want(env, Action::Deadline(Some(until))),
                     None => self.flush(env),
@@ -202,12 +231,19 @@ impl Connection {
     }
 
     fn check_silence(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
-        let stands = self.transfers.stands_since().map(|since| since + env.config.transfer_timeout);
+        let limit = env.config.timeouts.transfer;
+        let stands = self.transfers.stands_since(limit).map(|since| since + limit);
         if stands.is_some_and(|end| end <= env.now) {
-            self.end(Ending::disconnect(DisconnectReason::TransferTimeout), Certainty::Known, env);
+            if self.transfers.peer_waits() {
+                log::info!("{}: {} had no memory of its own to fetch a large message", self.id, self.peer.address);
+            }
+            self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
         }
         let (mut next, mut suspects) = (stands, false);
+        if let Some(again) = self.renew_wait(env) {
+            next = Some(next.map_or(again, |next| next.min(again)));
+        }
         if self.framing == Framing::Credits {
             self.heard = silence.heard.map_or(self.heard, |heard| heard.max(self.heard));
             let patience = env.config.patience();
@@ -219,10 +255,7 @@ impl Connection {
                 }
                 Verdict::Lost => {
                     env.stats.connections.keepalive_timeouts += 1;
-                    // A device may not report that a peer which has said its goodbye is gone.
-                    let left = self.about.left;
-                    let reason = if left { DisconnectReason::Closed } else { DisconnectReason::KeepaliveTimeout };
-                    self.end(Ending::disconnect(reason), Certainty::Known, env);
+                    self.end(Ending::decided(DisconnectReason::KeepaliveTimeout), env);
                     return false;
                 }
             };
@@ -241,11 +274,11 @@ impl Connection {
     pub(crate) fn close(&mut self, env: &mut Env<'_>) {
         self.mute(env);
         let ending = match (self.state.is_handshake(), self.is_active()) {
-            (false, _) => Ending::disconnect(DisconnectReason::Local),
+            (false, _) => Ending::local(false),
             (true, true) => Ending::ConnectError(ConnectError::Cancelled),
             (true, false) => Ending::Silent,
         };
-        self.end(ending, Certainty::Known, env);
+        self.end(ending, env);
     }
 
     /// The program closes the connection, and its sends need not arrive.
@@ -260,58 +293,54 @@ impl Connection {
         self.discard_held(env);
         self.want(env, Action::NoMemory);
         if let State::Closing(closing) = &mut self.state {
-            // What opens the connection comes too late for a program that has closed it.
-            let late = closing.late.take().is_some();
-            match &mut closing.ending {
-                Ending::Disconnect { delivers, .. } => *delivers = false,
-                Ending::ConnectError(error) if late => *error = ConnectError::Cancelled,
-                _ => {}
-            }
+            closing.mute();
         }
         let Env { effects: Effects { events, .. }, buffers, .. } = env;
         let (id, shared) = (self.id, self.receives.is_shared());
         events.retain_mut(|(of, event)| *of != id || !is_muted(event, buffers, shared));
     }
 
-    /// Begins to end the connection; the first reason given counts. The connection is over when the queues are flushed.
-    pub(crate) fn end(&mut self, ending: Ending, certainty: Certainty, env: &mut Env<'_>) {
-        let graceful = matches!(ending, Ending::Disconnect { reason: DisconnectReason::Local, .. });
-        match self.state {
-            State::Closing(_) => return,
-            State::Draining | State::Leaving | State::Refusing(_) => {
-                if !graceful {
-                    // The program has closed the connection already. The sends that are left cannot go out any more.
-                    self.flush(env);
-                }
-                return;
-            }
-            _ => {}
+    /// Begins to end the connection, or notes another reason for an end that has begun. The connection is over when the queues are
+    /// flushed.
+    pub(crate) fn end(&mut self, ending: Ending, env: &mut Env<'_>) {
+        match &mut self.state {
+            State::Closing(closing) => return closing.learn(ending),
+            // The program has closed the connection already. The sends that are left cannot go out any more, unless both sides have
+            // closed the connection. Behind the goodbye there are none, and a peer that ends the connection flushes the receives.
+            State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
+            State::Leaving if !ending.is_local() => return self.flush_after(true, env),
+            State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
+            State::Draining | State::Leaving | State::Refusing(_) => return,
+            State::Resolving(_)
+            | State::Connecting(_)
+            | State::Accepting(_)
+            | State::Securing(_)
+            | State::Greeting
+            | State::Open => {}
         }
         log::debug!("{}: ending: {ending:?}", self.id);
-        // A connection that the program was not told of has no disconnect to report.
-        let ending = match ending {
-            _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
-            Ending::Disconnect { reason, .. } if self.state.is_handshake() => {
-                Ending::ConnectError(ConnectError::Local(reason.to_string()))
-            }
-            other => other,
-        };
-        let certainty = if matches!(ending, Ending::Disconnect { .. }) { certainty } else { Certainty::Known };
-        if graceful && self.state.is_open() {
-            self.state = State::Draining;
+        if ending.is_local() && self.state.is_open() && self.state.drain() {
             self.want(env, Action::Ending);
-            self.want(env, Action::Deadline(Some(env.now + env.config.close_timeout)));
+            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.close)));
             self.mark(env);
             return;
         }
-        self.begin_flush(ending, certainty, env);
+        // A connection that the program was not told of has no disconnect to report.
+        let ending = match ending {
+            _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
+            Ending::Disconnect { evidence, .. } if self.state.is_handshake() => {
+                Ending::ConnectError(ConnectError::Local(evidence.reason().to_string()))
+            }
+            other => other,
+        };
+        self.begin_flush(ending, env);
     }
 
     /// Whether the connection may be up for the peer, though the program was not told of it yet: what opens it may have arrived
     /// and wait to be seen.
     const fn may_be_up(&self) -> bool {
         match self.state {
-            State::Accepting | State::Greeting => !self.is_active(),
+            State::Accepting(_) | State::Greeting => !self.is_active(),
             // The peer's program has it when this side's end of the handshake has arrived.
             State::Securing(_) => self.sealer.is_some(),
             _ => false,
@@ -326,7 +355,7 @@ impl Connection {
             State::Leaving | State::Refusing(_) => self.sends.is_empty(),
             _ => false,
         };
-        ended && !self.transfers.offers()
+        ended && !self.delays_its_close()
     }
 
     /// Takes a connection that [is drained](Self::is_drained) to its end. The goodbye goes first, as soon as there is a credit
@@ -338,85 +367,67 @@ impl Connection {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
             (State::Draining, Framing::Credits) if !cfg!(planted = "close-without-a-goodbye") => {
-                self.state = State::Leaving;
-                self.push_control(Kind::Goodbye, &[], None, env);
+                if self.state.leave() {
+                    self.push_control(Kind::Goodbye, &[], None, env);
+                }
             }
             (State::Leaving, _) if abrupt && self.terms.parting => {}
-            _ => self.flush(env),
+            _ => self.flush_after(true, env),
         }
     }
 
-    /// The peer's program has closed the connection, which may be known to be gone already. Nothing follows the goodbye, and this side
-    /// ends the connection for both.
+    /// The peer's program has closed the connection, which may be known to be gone already. Nothing follows the goodbye, and the local
+    /// side ends the connection for both.
     pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
-        self.about.left = true;
-        self.correct(|_| Some(DisconnectReason::Closed));
-        if let State::Closing(closing) = &mut self.state
-            && let Ending::Disconnect { reason: reason @ DisconnectReason::Lost, .. } = &mut closing.ending
-        {
-            *reason = DisconnectReason::Closed;
-        }
-        self.disconnected(DisconnectCause::Peer, env);
-    }
-
-    /// The reason of an end that the peer's side has made in order. Without credits there is no goodbye to tell.
-    fn parted(&self) -> DisconnectReason {
-        let closed = self.about.left || self.framing == Framing::Raw;
-        if closed { DisconnectReason::Closed } else { DisconnectReason::Lost }
+        self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
 
     /// Stops sending on a connection that the program has closed or whose peer was not accepted, and flushes its queues.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
+        self.flush_after(false, env);
+    }
+
+    /// As [`Connection::flush`]. `complete`: everything that was accepted is posted, and was sent unless it fails.
+    fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
-            return self.begin_flush(ending, Certainty::Known, env);
+            return self.begin_flush(ending, env);
         }
         if matches!(self.state, State::Draining | State::Leaving) {
-            let ending = Ending::Disconnect { reason: DisconnectReason::Local, delivers: false };
-            self.begin_flush(ending, Certainty::Known, env);
+            let evidence = Evidence::Decided(DisconnectReason::Local { complete });
+            self.begin_flush(Ending::Disconnect { evidence, delivers: false }, env);
         }
     }
 
-    fn begin_flush(&mut self, ending: Ending, certainty: Certainty, env: &mut Env<'_>) {
-        if self.state.is_handshake() && !self.is_active() {
-            self.want(env, Action::Settled);
+    fn begin_flush(&mut self, ending: Ending, env: &mut Env<'_>) {
+        if self.state.close(ending) {
+            self.want(env, Action::Flush);
         }
-        self.state = State::Closing(Box::new(Closing { ending, certainty, late: None }));
-        self.want(env, Action::Flush);
     }
 
     /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager
     /// is about to report the cause.
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
-        let reason = DisconnectReason::Transport(DisconnectCause::WorkRequest(failure));
-        let certainty = if failure.status == WcStatus::Flushed { Certainty::Guessed } else { Certainty::Known };
-        if certainty == Certainty::Guessed && self.state.is_securing() {
+        let flushed = failure.status == WcStatus::Flushed;
+        if flushed && self.state.is_securing() {
             // Everything that has arrived is seen before the first flushed work request. A receive that is posted again is
             // flushed, too, so this side does not wait for the connection manager to say the same.
             return self.disconnected(DisconnectCause::Peer, env);
         }
-        // The peer's Terminate and the work request that it is about are one fault. The work request names it, whichever is
-        // seen first.
-        if certainty == Certainty::Known
-            && let State::Closing(closing) = &mut self.state
-            && let Ending::Disconnect { reason: told, .. } = &mut closing.ending
-            && matches!(told, DisconnectReason::Transport(DisconnectCause::TerminatedByPeer(_)))
-        {
-            *told = reason;
-            return;
-        }
-        self.end(Ending::disconnect(reason), certainty, env);
+        let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
+        self.end(Ending::disconnect(evidence), env);
     }
 
     /// Ends the connection because work requests could not be posted. The cause may be a device that is going away.
     pub(crate) fn posting_failed(&mut self, why: String, env: &mut Env<'_>) {
-        self.end(Ending::disconnect(DisconnectReason::Internal(why)), Certainty::Guessed, env);
+        self.end(Ending::disconnect(Evidence::Unposted(why)), env);
     }
 
     /// Ends the connection because a callback of the program has panicked. Nothing is delivered to it any more.
     pub(crate) fn panicked(&mut self, why: String, env: &mut Env<'_>) {
-        let ending = Ending::Disconnect { reason: DisconnectReason::Internal(why), delivers: false };
-        self.end(ending, Certainty::Known, env);
+        let evidence = Evidence::Decided(DisconnectReason::Internal(why));
+        let ending = Ending::Disconnect { evidence, delivers: false };
+        self.end(ending, env);
     }
 
     /// Ends the connection because the peer has broken the protocol.
@@ -425,8 +436,9 @@ impl Connection {
             // A peer that was not accepted may go on as if it was, until it hears of that.
             return;
         }
-        log::warn!("{}: {} broke the protocol: {what}", self.id, self.about.peer);
-        self.end(Ending::violation(what), Certainty::Known, env);
+        let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
+        complain!(limit, env.now, Complaint::Violation, Level::Warn, peer, "{id}: {peer} broke the protocol: {what}");
+        self.end(Ending::decided(DisconnectReason::PeerViolation(what)), env);
     }
 
     /// Ends the connection because the peer's side has refused it.
@@ -435,7 +447,7 @@ impl Connection {
             Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },
             Err(_) => ConnectError::Rejected { reason: RejectReason::Refused, private_data },
         };
-        self.end(Ending::ConnectError(error), Certainty::Known, env);
+        self.end(Ending::ConnectError(error), env);
     }
 
     /// Ends the connection because connecting has failed.
@@ -444,73 +456,43 @@ impl Connection {
             ConnectFailure::Timeout => ConnectError::Timeout,
             other => ConnectError::Transport(other),
         };
-        self.end(Ending::ConnectError(error), Certainty::Known, env);
+        self.end(Ending::ConnectError(error), env);
     }
 
     /// Ends the connection because its device is going away.
     pub(crate) fn device_removed(&mut self, env: &mut Env<'_>) {
-        if !self.correct(|_| Some(DisconnectReason::DeviceRemoved)) {
-            self.end(Ending::disconnect(DisconnectReason::DeviceRemoved), Certainty::Known, env);
-        }
+        self.end(Ending::disconnect(Evidence::Removed), env);
     }
 
-    /// Handles the connection manager's news that the connection is gone.
+    /// Handles the connection manager's report that the connection is gone.
     pub(crate) fn disconnected(&mut self, cause: DisconnectCause, env: &mut Env<'_>) {
-        let parted = self.parted();
-        let reason = |cause| match cause {
-            DisconnectCause::Peer => parted.clone(),
-            DisconnectCause::Truncated => DisconnectReason::Lost,
-            cause => DisconnectReason::Transport(cause),
-        };
-        let corrected = self.correct(|guess| match (guess, &cause) {
-            // The peer is not to blame for work requests that could not be posted.
-            (DisconnectReason::Internal(_), DisconnectCause::Peer | DisconnectCause::Local) => None,
-            // A cause of `Local` is only this side's answer to queues that were flushed before. The peer has flushed
-            // them.
-            (_, DisconnectCause::Local) => Some(parted.clone()),
-            (_, cause) => Some(reason(cause.clone())),
-        });
-        if corrected {
-            return;
-        }
-        let late = match reason(cause.clone()) {
-            reason @ (DisconnectReason::Closed | DisconnectReason::Lost) if self.may_be_up() => Some(reason),
-            _ => None,
-        };
-        let ending = match (&self.state, cause) {
-            (State::Connecting | State::Securing(_), cause) if self.is_active() => {
-                Ending::ConnectError(ConnectError::Transport(ConnectFailure::Protocol(cause.to_string())))
+        let fails = self.is_active() && matches!(self.state, State::Connecting(_) | State::Securing(_));
+        let failure = fails.then(|| ConnectFailure::Protocol(cause.to_string()));
+        let evidence = match cause {
+            // This is only the local side's answer to queues that were flushed before. The peer has flushed them.
+            DisconnectCause::Local if !matches!(self.state, State::Closing(_)) => {
+                Evidence::Decided(DisconnectReason::Local { complete: false })
             }
-            (_, DisconnectCause::Local) => Ending::disconnect(DisconnectReason::Local),
-            (_, cause) => Ending::disconnect(reason(cause)),
+            DisconnectCause::Local | DisconnectCause::Peer => Evidence::Disconnected(self.framing),
+            DisconnectCause::Truncated => Evidence::Truncated,
+            DisconnectCause::TerminatedByPeer(what) => Evidence::Terminated(what),
+            cause => Evidence::Transport(cause),
         };
-        self.end(ending, Certainty::Known, env);
-        if late.is_some()
-            && let State::Closing(closing) = &mut self.state
-        {
+        let late = (self.may_be_up() && evidence.is_loss())
+            .then(|| Late { evidence: evidence.clone(), opener: self.take_late_opener() });
+        let ending = match failure {
+            Some(failure) => Ending::ConnectError(ConnectError::Transport(failure)),
+            None => Ending::disconnect(evidence),
+        };
+        self.end(ending, env);
+        if let (State::Closing(closing), true) = (&mut self.state, late.is_some()) {
             closing.late = late;
         }
     }
 
-    /// Replaces the reason of the end if it was guessed; returns whether it was.
-    fn correct(&mut self, better: impl FnOnce(&DisconnectReason) -> Option<DisconnectReason>) -> bool {
-        let State::Closing(closing) = &mut self.state else { return false };
-        let Closing { ending: Ending::Disconnect { reason, .. }, certainty: certainty @ Certainty::Guessed, .. } =
-            &mut **closing
-        else {
-            return false;
-        };
-        *certainty = Certainty::Known;
-        if let Some(better) = better(reason) {
-            *reason = better;
-        }
-        true
-    }
-
     /// Whether no completion of an ending connection is still to come, and the reason of the end is known.
     pub(crate) fn is_flushed(&self) -> bool {
-        let certain = self.state.closing().is_some_and(|closing| closing.certainty == Certainty::Known);
-        certain && !self.is_outstanding()
+        self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
 
     /// Why an attempt to connect has failed, if another address may lead to the peer: not if the peer has said no, or the program
@@ -530,20 +512,40 @@ impl Connection {
         }
     }
 
+    /// Leaves what is posted to a queue pair that the device keeps. Returns the number of buffers, which are lost.
+    pub(crate) fn forsake(&mut self) -> usize {
+        self.forsake_lists();
+        self.sends.forsake() + self.receives.forsake()
+    }
+
+    /// Notes that something was not sent on a connection that this side has closed.
+    pub(super) fn cut_off(&mut self) {
+        if let State::Closing(closing) = &mut self.state {
+            closing.cut_off();
+        }
+    }
+
     /// Cleans up after the queue pair is gone: the sends that are left have failed. Returns the last callback, if there
     /// is one.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
+        if !self.sends.is_empty() || self.delays_its_close() {
+            self.cut_off();
+        }
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
             self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
         }
         self.fail_transfers(env);
+        self.fail_lists(env);
         self.drop_early(env);
         self.receives.empty(&mut env.buffers.pool);
         let State::Closing(closing) = &self.state else { return None };
         match closing.ending.clone() {
-            Ending::Disconnect { reason, .. } => {
+            Ending::Disconnect { evidence, .. } => {
+                let reason = evidence.reason();
                 env.stats.connections.disconnected += 1;
+                let cut_off = matches!(reason, DisconnectReason::Local { complete: false });
+                env.stats.connections.cut_off += u64::from(cut_off);
                 Some(Event::Disconnected(Box::new(reason)))
             }
             Ending::ConnectError(error) => {
@@ -573,7 +575,7 @@ fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
             }
             true
         }
-        Event::Fetched(_) | Event::Immediate(_) | Event::Writable => true,
+        Event::Fetched(_) | Event::Offered(_) | Event::Immediate(_) | Event::Writable => true,
         _ => false,
     }
 }

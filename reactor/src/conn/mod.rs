@@ -1,37 +1,45 @@
 //! One connection, without I/O: completions, events of the connection manager, timers and calls of the program go in;
 //! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
 //!
-//! A connection consists of a [`state`], the windows of both directions ([`credit`]), the two queues ([`send_queue`],
-//! [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`]) and the account of the peer's silence
-//! ([`keepalive`]). [`frame`] and [`greeting`] have the layouts of its messages and private data. [`life`] has its beginning and its end, and
-//! [`securing`] the handshake between them and the first message, if the connection is secured.
+//! A connection consists of a [`state`] with its data ([`setup`], [`handshake`]), the windows of both directions ([`credit`]), the two
+//! queues ([`send_queue`], [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`], [`shortage`]), the lists of reads
+//! and writes ([`list`], [`batch`]) and the account of the peer's silence ([`keepalive`]). [`frame`] and [`greeting`] have the layouts of
+//! its messages and private data, and [`admit`] has the messages that are legal in each stage. [`life`] has its beginning and its end,
+//! [`evidence`] the reasons of the end, and [`securing`] the handshake between them and the first message, if the connection is secured.
 
+mod admit;
+mod batch;
 pub(crate) mod credit;
 pub(crate) mod effects;
+pub(crate) mod evidence;
 pub(crate) mod fragments;
 pub(crate) mod frame;
 pub(crate) mod greeting;
 pub(crate) mod handshake;
+mod incoming;
 pub(crate) mod keepalive;
 pub(crate) mod life;
+pub(crate) mod list;
 pub(crate) mod recv_queue;
 pub(crate) mod securing;
 pub(crate) mod send_queue;
+pub(crate) mod setup;
+pub(crate) mod shortage;
 pub(crate) mod state;
 pub(crate) mod transfer;
 
 #[cfg(test)]
-mod histories;
+mod tests;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use self::credit::{ReceiveWindow, SendWindow};
 use self::effects::{Action, Effects, Event};
 use self::keepalive::Keepalive;
-use self::recv_queue::{Early, RecvQueue};
+use self::recv_queue::RecvQueue;
 use self::send_queue::SendQueue;
+use self::setup::Setup;
 use self::state::State;
 use self::transfer::Transfers;
 use crate::config::{Config, Framing};
@@ -114,33 +122,25 @@ pub(crate) struct Terms {
     pub(crate) progress: bool,
     /// The peer ends the connection when it gets a goodbye.
     pub(crate) parting: bool,
+    /// The peer understands that this side waits for memory before it fetches a message.
+    pub(crate) waiting: bool,
+    /// The peer understands tags of offers, and refusals of its offers.
+    pub(crate) landings: bool,
     /// Both sides know the extensions of the embedded provider.
     pub(crate) extensions: bool,
 }
 
-/// The parts of a connection that are seldom looked at.
+/// The peer of a connection.
 #[derive(Debug)]
-struct About {
-    peer: SocketAddr,
+struct Peer {
+    address: SocketAddr,
     /// The listener that the peer came to.
     listener: Option<ListenerId>,
-    /// This side's private data until it is sent, the peer's afterwards.
+    /// The private data of the peer's program.
     private_data: Vec<u8>,
-    /// The program's number.
-    user: u64,
-    /// Time in which sends were refused, up to the last `on_writable`.
-    stalled: Duration,
-    /// Messages that arrived before this active side knew that the connection is up.
-    early: VecDeque<Early>,
-    /// The peer's program has closed the connection: its goodbye has come.
-    left: bool,
+    /// How the two sides prove who they are.
     security: Security,
-    /// The name of the host that this side connects to, if it was given by its name.
-    host: Option<Box<str>>,
-    /// The greetings of the active and of the passive side, as they were sent, until the handshake has begun.
-    greetings: Vec<u8>,
-    /// The keys for what the peer sends, from the end of its handshake until its last message without a seal.
-    opener: Option<Box<Opener>>,
+    /// Set once the peer has proven who it is.
     identity: Option<PeerIdentity>,
 }
 
@@ -180,15 +180,20 @@ pub(crate) struct Connection {
     refused: Option<Refused>,
     transfers: Transfers,
     keepalive: Keepalive,
-    about: Box<About>,
+    /// Total time in which sends were refused, up to the last `on_writable`.
+    stalled: Duration,
+    /// The program's number.
+    user: u64,
+    peer: Box<Peer>,
 }
 
 impl Connection {
     pub(crate) fn new(id: ConnectionId, role: Role, opening: Opening, config: &Config, now: Instant) -> Self {
         let Opening { framing, peer, host, private_data, security } = opening;
+        let setup = Box::new(Setup { host, private_data, ..Setup::default() });
         let state = match role {
-            Role::Active => State::Resolving,
-            Role::Passive => State::Accepting,
+            Role::Active => State::Resolving(setup),
+            Role::Passive => State::Accepting(setup),
         };
         Self {
             id,
@@ -208,20 +213,9 @@ impl Connection {
             refused: None,
             transfers: Transfers::default(),
             keepalive: Keepalive::new(now),
-            about: Box::new(About {
-                peer,
-                listener: None,
-                private_data,
-                user: 0,
-                stalled: Duration::ZERO,
-                early: VecDeque::new(),
-                left: false,
-                security,
-                host,
-                greetings: Vec::new(),
-                opener: None,
-                identity: None,
-            }),
+            stalled: Duration::ZERO,
+            user: 0,
+            peer: Box::new(Peer { address: peer, listener: None, private_data: Vec::new(), security, identity: None }),
         }
     }
 
@@ -246,20 +240,21 @@ impl Connection {
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
-        self.about.peer
+        self.peer.address
     }
 
     pub(crate) fn listener(&self) -> Option<ListenerId> {
-        self.about.listener
+        self.peer.listener
     }
 
     /// Notes the listener that the peer came to.
     pub(crate) fn came_to(&mut self, listener: ListenerId) {
-        self.about.listener = Some(listener);
+        self.peer.listener = Some(listener);
     }
 
+    /// The private data of the peer's program.
     pub(crate) fn private_data(&self) -> &[u8] {
-        &self.about.private_data
+        &self.peer.private_data
     }
 
     /// The keys for what this side sends, if that is sealed.
@@ -269,26 +264,27 @@ impl Connection {
 
     /// Whether the messages of the connection are to be sealed.
     pub(crate) fn is_secured(&self) -> bool {
-        !self.about.security.is_plain()
+        !self.peer.security.is_plain()
     }
 
-    /// What another attempt of the same connection is opened with, at another address.
-    pub(crate) fn reopening(&self, peer: SocketAddr) -> Opening {
-        Opening {
+    /// Returns what another attempt of the same connection is opened with, or `None` if the connection was up.
+    pub(crate) fn reopening(&self) -> Option<Opening> {
+        let setup = self.state.setup()?;
+        Some(Opening {
             framing: self.framing,
-            peer,
-            host: self.about.host.clone(),
-            private_data: self.about.private_data.clone(),
-            security: self.about.security.clone(),
-        }
+            peer: self.peer.address,
+            host: setup.host.clone(),
+            private_data: setup.private_data.clone(),
+            security: self.peer.security.clone(),
+        })
     }
 
-    pub(crate) fn user(&self) -> u64 {
-        self.about.user
+    pub(crate) const fn user(&self) -> u64 {
+        self.user
     }
 
-    pub(crate) fn set_user(&mut self, value: u64) {
-        self.about.user = value;
+    pub(crate) const fn set_user(&mut self, value: u64) {
+        self.user = value;
     }
 
     pub(crate) const fn receives(&self) -> &RecvQueue {
@@ -364,7 +360,10 @@ impl Connection {
     #[inline]
     fn credits(&self) -> usize {
         match self.framing {
-            Framing::Credits => (self.tx.available_for_data() as usize).saturating_sub(self.transfers.credits()),
+            Framing::Credits => {
+                let reserved = self.transfers.credits() + self.sends.lists.reserved_credits();
+                (self.tx.available_for_data() as usize).saturating_sub(reserved)
+            }
             Framing::Raw => usize::MAX,
         }
     }
@@ -376,10 +375,20 @@ impl Connection {
 
     /// Number of messages that would be taken now.
     pub(crate) fn writable(&self) -> usize {
-        if !self.state.is_open() {
-            return 0;
+        self.places().min(self.credits())
+    }
+
+    /// Number of work requests that would be taken now.
+    pub(crate) fn places(&self) -> usize {
+        if self.state.is_open() { self.sends.room(self.transfers.places()) } else { 0 }
+    }
+
+    /// As after a send that was refused, though there may be room. Returns false if the connection is not open.
+    pub(crate) fn await_room(&mut self, need: Need, env: &mut Env<'_>) -> bool {
+        if self.state.is_open() {
+            self.refuse(need, env);
         }
-        self.sends.room(self.transfers.places()).min(self.credits())
+        self.state.is_open()
     }
 
     /// Notes that a send was refused for want of room.
@@ -387,6 +396,7 @@ impl Connection {
         env.stats.messages.send_stalls += 1;
         let refused = self.refused.get_or_insert(Refused { need, since: env.now });
         refused.need = refused.need.either(need);
+        self.sends.lists.reserve();
         if self.corked {
             // The cork lets go of the chain: only sends that go out and end can make room.
             self.mark(env);
@@ -416,7 +426,7 @@ impl Connection {
     pub(crate) fn unblock(&mut self, env: &mut Env<'_>) {
         if let Some(refused) = self.refused.take() {
             let stall = env.now.saturating_duration_since(refused.since);
-            self.about.stalled += stall;
+            self.stalled += stall;
             env.stats.messages.stall_time += stall;
             self.tell(env, Event::Writable);
         }
@@ -425,7 +435,7 @@ impl Connection {
     /// Total time in which sends were refused.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
-        self.about.stalled + open
+        self.stalled + open
     }
 
     /// Starts to gather sends over several turns.

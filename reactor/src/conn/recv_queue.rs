@@ -2,24 +2,27 @@
 //! that arrive in them.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::time::Instant;
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{RecvWr, SgeList};
 
+use super::admit::{Admission, admit};
 use super::credit::ReceiveWindow;
 use super::effects::{Action, Arrived, Event};
-use super::frame::{Header, Immediate, Kind};
+use super::frame::{Header, Immediate, Kind, Offer, Progress};
+use super::setup::Early;
 use super::state::State;
 use super::{Connection, Env};
 use crate::config::Framing;
 use crate::device::Buffers;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::device::srq::claims::Claim;
-use crate::error::PeerViolation;
+use crate::error::{Outcome, PeerViolation};
 use crate::id::{ConnectionId, recv_work};
-use crate::limits::{HEADER_LEN, MAX_CONTROL, message_len};
+use crate::limits::{HEADER_LEN, message_len};
 use crate::security::Opener;
 
 /// See the [module](self).
@@ -199,20 +202,20 @@ impl RecvQueue {
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
+    /// Leaves the buffers of the own receives to a queue pair that goes on using them. Returns their number.
+    pub(super) fn forsake(&mut self) -> usize {
+        match &mut self.source {
+            Source::Own { posted, .. } => posted.drain(..).count(),
+            Source::Shared(_) => 0,
+        }
+    }
+
     /// Gives the buffers of the own receives back to the pool after the queue pair is gone.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         if let Source::Own { posted, .. } = &mut self.source {
             posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
         }
     }
-}
-
-/// A message that arrived before an active side knew that the connection is up.
-#[derive(Debug)]
-pub(super) struct Early {
-    buffer: Buffer,
-    len: u32,
-    immediate: Option<u32>,
 }
 
 /// A receive that has completed.
@@ -241,7 +244,7 @@ impl Connection {
             self.heard = env.now;
         }
         if let Some(key) = wc.invalidated {
-            self.want(env, Action::Invalidated(key));
+            self.want(env, Action::Invalidated { device: env.device, key });
         }
         if wc.immediate.is_some() || self.framing == Framing::Raw {
             self.received_bare(buffer, wc, env);
@@ -271,6 +274,7 @@ impl Connection {
         }
         match header {
             Ok(Header { kind: Kind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
+                debug_assert_eq!(admit(self.stage(), Kind::Data), Admission::Take);
                 self.receives.count();
                 let (device, shared) = (env.device as u16, self.receives.is_shared());
                 let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
@@ -326,7 +330,7 @@ impl Connection {
             || self.rx.update_due()
             || self.keepalive.owes_pong
             || self.sends.is_chained()
-            || self.transfers.is_active()
+            || self.feeds_itself()
             || self.state.is_securing()
     }
 
@@ -335,7 +339,12 @@ impl Connection {
     pub(super) fn deliver(&mut self, arrived: Arrived, env: &mut Env<'_>) {
         env.stats.messages.received += 1;
         env.stats.messages.bytes_received += u64::from(arrived.end - arrived.start);
-        self.tell(env, Event::Message(arrived));
+        let is_next = env.effects.events.is_empty() || cfg!(planted = "a-message-overtakes");
+        if env.effects.arrived.is_none() && is_next {
+            env.effects.arrived = Some((self.id, arrived));
+        } else {
+            self.tell(env, Event::Message(arrived));
+        }
     }
 
     /// Frees the buffer of a receive, and so the receive.
@@ -362,7 +371,7 @@ impl Connection {
         // If the connection is not up yet, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
-            State::Connecting => failure.status == WcStatus::Flushed,
+            State::Connecting(_) => failure.status == WcStatus::Flushed,
             _ => false,
         };
         if !expected {
@@ -370,93 +379,100 @@ impl Connection {
         }
     }
 
-    /// Handles a message with a header, unless it is data that can be delivered at once.
+    /// Handles a message with a header, unless it is data that can be delivered immediately.
     fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
-        if kind == Kind::Handshake {
-            let message = env.buffers.pool.slabs().bytes(&buffer, len as usize)[HEADER_LEN..].to_vec();
+        let admission = admit(self.stage(), kind);
+        let opens = kind == Kind::Hello && !self.is_active() && self.state.is_handshake();
+        if cfg!(planted = "plain-byte-in-the-handshake") && admission == Admission::Violation && opens {
             self.discard(buffer, env);
-            if let Err(violation) = self.received_handshake(&message, env) {
-                self.violated(violation, env);
-            }
-            return;
+            return self.announce(env);
         }
-        if matches!(self.state, State::Refusing(_)) {
-            // A peer that was not accepted may go on as if it was, until it hears of that.
-            return self.discard(buffer, env);
-        }
-        // The active side's hello opens the connection of the passive side, and nothing else does. On a connection that is to
-        // be secured it is sealed, and before it only grants come besides the handshake.
-        let hello = kind == Kind::Hello;
-        let grants = kind == Kind::Credit && self.is_secured() && self.state.is_handshake();
-        let early = hello && self.greeted_early();
-        let locked = self.is_secured()
-            && (self.opener.is_none() || self.state.is_securing())
-            && !cfg!(planted = "plain-byte-in-the-handshake");
-        // Nothing comes between the fragments of a message.
-        let between = kind != Kind::Fragment && self.transfers.is_joining();
-        if grants || early {
-            return self.discard(buffer, env);
-        }
-        if self.state.is_announced() == hello || (hello && self.is_active()) || locked || between {
-            self.discard(buffer, env);
-            return self.violated(PeerViolation::MalformedMessage, env);
-        }
-        if kind.is_of_program() {
-            self.receives.count();
-        }
-        if kind == Kind::Fragment {
-            if let Err(violation) = self.received_fragment(buffer, len, env) {
-                self.violated(violation, env);
-            }
-            return;
-        }
-        if kind == Kind::Data {
-            if self.is_holding(env) {
-                return self.hold_message(buffer, len, env.now);
-            }
-            let (device, shared) = (env.device as u16, self.receives.is_shared());
-            if !self.state.delivers() {
-                return self.discard(buffer, env);
-            }
-            let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
-            return self.deliver(arrived, env);
-        }
-        let mut payload = [0; MAX_CONTROL];
-        let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
-        let len = message.len() - HEADER_LEN;
-        let taken = payload.get_mut(..len).map(|payload| payload.copy_from_slice(&message[HEADER_LEN..])).is_some();
-        self.discard(buffer, env);
-        let payload = &payload[..if taken { len } else { 0 }];
-        let done = match kind {
-            Kind::Offer => self.offered(payload, env),
-            Kind::Fetched if self.fetched(payload, env) => Ok(()),
-            Kind::Progress if self.progressed(payload, env) => Ok(()),
-            Kind::Immediate => match Immediate::parse(payload) {
-                Some(immediate) => {
-                    self.deliver_immediate(immediate, env);
-                    Ok(())
-                }
-                None => Err(PeerViolation::MalformedMessage),
-            },
-            Kind::Hello => {
-                self.announce(env);
+        let done = match admission {
+            Admission::Take => self.take(kind, buffer, len, env),
+            Admission::Ignore => {
+                self.discard(buffer, env);
                 Ok(())
             }
-            Kind::Ping => {
-                self.keepalive.owes_pong = true;
-                Ok(())
-            }
-            Kind::Goodbye => {
-                self.peer_left(env);
-                Ok(())
-            }
-            Kind::Credit | Kind::Pong => Ok(()),
-            Kind::Fetched | Kind::Progress | Kind::Data | Kind::Handshake | Kind::Fragment => {
+            Admission::Violation => {
+                self.discard(buffer, env);
                 Err(PeerViolation::MalformedMessage)
             }
         };
         if let Err(violation) = done {
             self.violated(violation, env);
+        }
+    }
+
+    /// Handles a message that is admitted.
+    fn take(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) -> Result<(), PeerViolation> {
+        if kind.is_of_program() {
+            self.receives.count();
+        }
+        match kind {
+            Kind::Data => self.received_data(buffer, len, env),
+            Kind::Fragment => return self.received_fragment(buffer, len, env),
+            Kind::Handshake => {
+                let octets = self.parse(buffer, len, env, |payload| Some(payload.to_vec()))?;
+                return self.received_handshake(&octets, env);
+            }
+            Kind::Offer => {
+                return self.parse(buffer, len, env, Offer::parse).and_then(|offer| self.offered(offer, env));
+            }
+            Kind::Fetched | Kind::Refused => {
+                let outcome = if kind == Kind::Fetched { Outcome::Sent } else { Outcome::Refused };
+                let number = self.parse(buffer, len, env, |payload| payload.try_into().ok().map(u32::from_le_bytes))?;
+                return self.fetched(number, outcome, env);
+            }
+            Kind::Progress => {
+                return self
+                    .parse(buffer, len, env, Progress::parse)
+                    .and_then(|progress| self.progressed(progress, env));
+            }
+            Kind::Immediate => {
+                let immediate = self.parse(buffer, len, env, Immediate::parse)?;
+                self.deliver_immediate(immediate, env);
+            }
+            Kind::Hello => {
+                self.discard(buffer, env);
+                self.greeted(env);
+            }
+            Kind::Ping => {
+                self.discard(buffer, env);
+                self.keepalive.owes_pong = true;
+            }
+            Kind::Goodbye => {
+                self.discard(buffer, env);
+                self.peer_left(env);
+            }
+            Kind::Credit | Kind::Pong => self.discard(buffer, env),
+        }
+        Ok(())
+    }
+
+    /// Parses the payload of a message and frees its buffer.
+    fn parse<T>(
+        &mut self,
+        buffer: Buffer,
+        len: u32,
+        env: &mut Env<'_>,
+        parse: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<T, PeerViolation> {
+        let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
+        let parsed = parse(&message[HEADER_LEN..]);
+        self.discard(buffer, env);
+        parsed.ok_or(PeerViolation::MalformedMessage)
+    }
+
+    /// Handles data that cannot be delivered immediately, because messages are held back or the connection is ending.
+    fn received_data(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
+        if self.is_holding() {
+            self.hold_message(buffer, len, env.now);
+        } else if self.state.delivers() {
+            let (device, shared) = (env.device as u16, self.receives.is_shared());
+            let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
+            self.deliver(arrived, env);
+        } else {
+            self.discard(buffer, env);
         }
     }
 
@@ -468,7 +484,7 @@ impl Connection {
             self.discard(buffer, env);
             return self.violated(PeerViolation::NotAuthentic, env);
         }
-        if self.transfers.is_joining() {
+        if self.transfers.joining().is_some() {
             self.discard(buffer, env);
             return self.violated(PeerViolation::MalformedMessage, env);
         }
@@ -478,7 +494,10 @@ impl Connection {
         }
         if early && self.is_active() {
             // The peer has accepted, and the event that says so is still to come.
-            return self.about.early.push_back(Early { buffer, len: wc.len, immediate: wc.immediate });
+            return match self.state.setup_mut() {
+                Some(setup) => setup.early.push_back(Early { buffer, len: wc.len, immediate: wc.immediate }),
+                None => self.discard(buffer, env),
+            };
         }
         if early {
             self.announce(env);
@@ -490,7 +509,8 @@ impl Connection {
         }
     }
 
-    fn deliver_bare(&mut self, Early { buffer, len, immediate }: Early, env: &mut Env<'_>) {
+    /// Passes a message without a header to the program.
+    pub(super) fn deliver_bare(&mut self, Early { buffer, len, immediate }: Early, env: &mut Env<'_>) {
         if let Some(value) = immediate {
             self.discard(buffer, env);
             self.deliver_immediate(Immediate { value, len }, env);
@@ -502,22 +522,15 @@ impl Connection {
         }
     }
 
-    /// Delivers the messages that arrived before this side knew that the connection is up.
-    pub(super) fn deliver_early(&mut self, env: &mut Env<'_>) {
-        while let Some(early) = self.about.early.pop_front() {
-            self.deliver_bare(early, env);
-        }
-    }
-
     /// Frees the messages that arrived on a connection that never came up on this side.
     pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
-        while let Some(early) = self.about.early.pop_front() {
+        for early in self.state.setup_mut().map(|setup| mem::take(&mut setup.early)).into_iter().flatten() {
             self.discard(early.buffer, env);
         }
     }
 
     fn deliver_immediate(&mut self, immediate: Immediate, env: &mut Env<'_>) {
-        if self.is_holding(env) {
+        if self.is_holding() {
             self.hold_immediate(immediate, env.now);
         } else if self.state.delivers() {
             self.tell(env, Event::Immediate(immediate));

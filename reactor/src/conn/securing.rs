@@ -9,15 +9,18 @@
 
 use std::mem;
 
+use log::Level;
+
 use super::effects::{Action, Event};
 use super::frame::{Kind, Part};
 use super::greeting::Greeting;
-use super::handshake::{Progress, Securing};
-use super::state::{Certainty, Ending, State};
+use super::handshake::Progress;
+use super::state::{Ending, State};
 use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
-use crate::security::{PeerIdentity, SecurityError, Side};
+use crate::log_limit::{Complaint, complain};
+use crate::security::{Opener, PeerIdentity, SecurityError, Side, is_hidden};
 
 /// Longest text about a refusal that is taken from a peer, bytes.
 const LONGEST_REASON: usize = 200;
@@ -25,54 +28,60 @@ const LONGEST_REASON: usize = 200;
 impl Connection {
     /// Starts the handshake, on either side.
     pub(super) fn begin_securing(&mut self, env: &mut Env<'_>) {
-        let about = &self.about;
+        let Some(setup) = self.state.setup() else { return };
         let side = match self.is_active() {
-            true => Side::Active { host: about.host.as_deref(), address: about.peer.ip() },
+            true => Side::Active { host: setup.host.as_deref(), address: self.peer.address.ip() },
             false => Side::Passive,
         };
         let mut outbox = Vec::new();
-        let started = about.security.start(side, &about.greetings).and_then(|mut handshake| {
+        let started = self.peer.security.start(side, &setup.greetings).and_then(|mut handshake| {
             handshake.begin(&mut outbox)?;
             Ok(handshake)
         });
         match started {
             Ok(handshake) => {
-                let progress = Progress::Proving;
-                self.state =
-                    State::Securing(Box::new(Securing { handshake, outbox, taken: 0, progress, greeted: false }));
-                self.mark(env);
+                if self.state.secure(handshake, outbox) {
+                    self.mark(env);
+                }
             }
             Err(error) => self.refuse_peer(error, "the settings of the peer cannot be used", env),
         }
     }
 
-    /// Notes the greeting of one side as it was sent. The handshake makes sure that nobody has changed it.
+    /// Notes the greeting of one side as it was sent, if the connection is to be secured. The handshake makes sure that nobody has
+    /// changed it.
     pub(crate) fn note_greeting(&mut self, private_data: &[u8]) {
-        self.about.greetings.extend_from_slice(Greeting::octets(private_data));
+        if !self.is_secured() {
+            return;
+        }
+        if let Some(setup) = self.state.setup_mut() {
+            setup.greetings.extend_from_slice(Greeting::octets(private_data));
+        }
+    }
+
+    /// Takes the keys for what the peer sends, if its last message without a seal is missing.
+    pub(super) fn take_late_opener(&mut self) -> Option<Box<Opener>> {
+        match &mut self.state {
+            State::Securing(securing) => securing.opener.take(),
+            _ => None,
+        }
     }
 
     /// Handles a message of the peer's handshake.
     pub(super) fn received_handshake(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
-        if matches!(self.state, State::Accepting | State::Greeting)
-            && !self.about.security.is_plain()
-            && self.opener.is_none()
-        {
+        if matches!(self.state, State::Accepting(_)) {
             // The octets of the peer may come before the news that the transport is up.
             self.begin_securing(env);
         }
         let (part, octets) = Part::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         let State::Securing(securing) = &mut self.state else {
-            return if self.state.is_ending() {
-                self.received_late(part, octets, env);
-                Ok(())
-            } else {
-                Err(PeerViolation::MalformedMessage)
-            };
+            self.received_late(part, octets, env);
+            return Ok(());
         };
         if part == Part::Refusal {
-            let error = self.refused(octets);
+            let error = ConnectError::Security(self.refused(octets, env));
             let ending = if self.is_active() { Ending::ConnectError(error) } else { Ending::Silent };
-            self.end(ending, Certainty::Known, env);
+            self.end(ending, env);
             return Ok(());
         }
         if self.opener.is_some() || (octets.is_empty() && part == Part::More) {
@@ -91,15 +100,19 @@ impl Connection {
             self.refuse_peer(error, &told, env);
             return Ok(());
         }
-        if proving && let Some((channel, identity)) = securing.handshake.finish() {
+        let proven = if proving { securing.handshake.finish() } else { None };
+        let identified = proven.is_some();
+        if let Some((channel, identity)) = proven {
             securing.progress = Progress::Asking(channel.sealer);
-            self.about.opener = Some(Box::new(channel.opener));
-            self.about.identity = Some(identity);
-            self.tell(env, Event::Identified);
+            securing.opener = Some(Box::new(channel.opener));
+            self.peer.identity = Some(identity);
         }
         if part == Part::Last {
             // The keys of a peer that has not proven who it is are not used.
-            self.opener = Some(self.about.opener.take().ok_or(PeerViolation::MalformedMessage)?);
+            self.opener = Some(securing.opener.take().ok_or(PeerViolation::MalformedMessage)?);
+        }
+        if identified {
+            self.tell(env, Event::Identified);
         }
         self.mark(env);
         self.secured(env);
@@ -108,37 +121,49 @@ impl Connection {
 
     /// Handles a message of the handshake that is seen only after the transport is gone: devices report the two in any order.
     fn received_late(&mut self, part: Part, octets: &[u8], env: &mut Env<'_>) {
-        let (active, told) = (self.is_active(), self.sealer.is_some());
+        let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
-        match (part, &closing.ending) {
+        match part {
             // The peer had let this side in before it closed, and this is the last that this side waited for.
-            (Part::Last, _) if octets.is_empty() && told && closing.late.is_some() => {
-                self.opener = self.about.opener.take();
+            Part::Last if octets.is_empty() => {
+                let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
+                self.opener = Some(opener);
                 if active {
                     self.announce(env);
                 }
             }
             // The peer had said why it would close.
-            (Part::Refusal, Ending::ConnectError(ConnectError::Transport(_))) => {
-                let error = self.refused(octets);
+            Part::Refusal if closing.may_be_refused() => {
+                let error = self.refused(octets, env);
                 if let State::Closing(closing) = &mut self.state {
-                    (closing.ending, closing.late) = (Ending::ConnectError(error), None);
+                    closing.refused(error);
                 }
             }
-            _ => {}
+            Part::More | Part::Last | Part::Refusal => {}
         }
     }
 
     /// The peer does not accept this side, and says why.
-    fn refused(&self, why: &[u8]) -> ConnectError {
+    fn refused(&self, why: &[u8], env: &mut Env<'_>) -> SecurityError {
         let error = SecurityError::Refused(readable(why));
-        log::info!("{}: {}: {error}", self.id, self.about.peer);
-        ConnectError::Security(error)
+        self.log_failure(&error, env);
+        error
+    }
+
+    /// Logs that the two sides do not accept each other. Only the log tells the passive side.
+    fn log_failure(&self, error: &SecurityError, env: &mut Env<'_>) {
+        let (id, peer) = (self.id, self.peer.address);
+        if self.is_active() {
+            log::info!("{id}: {peer}: {error}");
+        } else {
+            let limit = &mut env.effects.log_limit;
+            complain!(limit, env.now, Complaint::NotUp, Level::Warn, peer, "{id}: {peer}: {error}");
+        }
     }
 
     /// Who the peer is, once that is proven.
     pub(crate) fn identity(&self) -> Option<&PeerIdentity> {
-        self.about.identity.as_ref()
+        self.peer.identity.as_ref()
     }
 
     /// The program has looked at who the peer is. `refusal`: why it does not accept it.
@@ -154,13 +179,34 @@ impl Connection {
         self.mark(env);
     }
 
+    /// The program has looked at who the peer is, and answers later.
+    pub(crate) fn postpone_judgement(&mut self) {
+        let State::Securing(securing) = &mut self.state else { return };
+        securing.progress = match mem::replace(&mut securing.progress, Progress::Proving) {
+            Progress::Asking(sealer) => Progress::Postponed(sealer),
+            other => other,
+        };
+    }
+
+    /// As [`Connection::judged`], for an answer that was postponed. Returns false if nobody waits for one.
+    pub(crate) fn judged_late(&mut self, refusal: Option<String>, env: &mut Env<'_>) -> bool {
+        let State::Securing(securing) = &mut self.state else { return false };
+        securing.progress = match mem::replace(&mut securing.progress, Progress::Proving) {
+            Progress::Postponed(sealer) => Progress::Asking(sealer),
+            other => {
+                securing.progress = other;
+                return false;
+            }
+        };
+        self.judged(refusal, env);
+        true
+    }
+
     /// Puts the octets of the handshake into messages, as far as there are credits and places, and the end of them.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
-        while let State::Securing(securing) = &mut self.state
-            && self.tx.available_for_data() > 0
-            && self.sends.room(0) > 0
-        {
+        while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+            let State::Securing(securing) = &mut self.state else { return };
             let accepted = matches!(securing.progress, Progress::Accepted(_));
             if securing.outbox.is_empty() && !accepted {
                 return;
@@ -203,25 +249,24 @@ impl Connection {
             return;
         }
         let greeted = securing.greeted;
-        if self.is_active() {
+        // The hello opens the connection on the passive side.
+        if self.is_active() || (self.state.greet() && greeted) {
             self.announce(env);
-        } else {
-            self.state = State::Greeting;
-            if greeted {
-                self.announce(env);
-            }
         }
     }
 
-    /// Notes a hello that has come before this side was done; `false` if there is no handshake that it could end.
-    pub(super) fn greeted_early(&mut self) -> bool {
-        let State::Securing(securing) = &mut self.state else { return false };
-        self.opener.is_some() && !self.role.is_active() && !mem::replace(&mut securing.greeted, true)
+    /// Handles the hello of the active side. If it arrives before the local side is done, the connection comes up afterwards.
+    pub(super) fn greeted(&mut self, env: &mut Env<'_>) {
+        if let State::Securing(securing) = &mut self.state {
+            securing.greeted = true;
+        } else {
+            self.announce(env);
+        }
     }
 
     /// Does not accept the peer, and tells it so. `told`: the words for the peer.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
-        log::info!("{}: {}: {error}", self.id, self.about.peer);
+        self.log_failure(&error, env);
         env.stats.connections.insecure += 1;
         let ending =
             if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent };
@@ -231,15 +276,38 @@ impl Connection {
             payload.extend_from_slice(&told.as_bytes()[..told.len().min(most).min(LONGEST_REASON)]);
             self.push_control(Kind::Handshake, &payload, None, env);
         }
-        self.state = State::Refusing(Box::new(ending));
-        self.want(env, Action::Ending);
-        self.want(env, Action::Deadline(Some(env.now + env.config.close_timeout)));
-        self.mark(env);
+        if self.state.refuse(ending) {
+            self.want(env, Action::Ending);
+            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.close)));
+            self.mark(env);
+        }
     }
 }
 
-/// Text of a peer, fit for a log.
+/// Text of a peer, fit for a log: without characters that command a terminal, change the direction of text, or cannot be seen.
 fn readable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(LONGEST_REASON)]);
-    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+    text.chars().map(|c| if is_hidden(c) { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_peer_commands_no_terminal() {
+        for (text, shown) in [
+            ("not valid for name \"käse.example\": it's 'x' \\", "not valid for name \"käse.example\": it's 'x' \\"),
+            ("a\u{1b}[2Jb\r\n\0\u{7f}\u{9b}", "a?[2Jb?????"),
+            (
+                "\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\u{61c}\u{200e}\u{200f}",
+                "????????????",
+            ),
+            ("\u{2028}\u{2029}\u{200b}\u{2060}\u{feff}\u{fff9}\u{e0041}", "???????"),
+        ] {
+            assert_eq!(readable(text.as_bytes()), shown, "{text:?}");
+        }
+        assert_eq!(readable(b"\xff\xfe").chars().count(), 2);
+        assert_eq!(readable(&[b'x'; 1000]).len(), LONGEST_REASON);
+    }
 }

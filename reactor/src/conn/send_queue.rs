@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use rdma_transport::wc::Failure;
+use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 use super::credit::may_control;
 use super::effects::{Action, Event};
 use super::frame::{Header, Immediate, Kind};
+use super::list::{Lists, Order, Part, Way};
 use super::state::State;
 use super::{Connection, Env, Need};
 use crate::config::Framing;
@@ -22,19 +23,36 @@ use crate::memory::region::Region;
 use crate::security::Sealer;
 use crate::security::channel::TAG;
 
+/// What a send is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// A message in a buffer.
+    Plain,
+    /// It uses regions: those at the front of `holds` once the send is at the front of the queue.
+    Regions,
+    /// It uses a region, and reads so many bytes of a large message.
+    Large(u32),
+    /// It is a part of a list of transfers.
+    List(Part),
+}
+
+impl Role {
+    /// Whether the send has an element of `holds`. The regions of a list are lent to all of it.
+    fn has_regions(self) -> bool {
+        matches!(self, Self::Regions | Self::Large(_) | Self::List(Part::Question))
+    }
+}
+
 /// A send that has not ended.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// The message, or its header if the payload is elsewhere.
     buffer: Option<Posted>,
-    /// The send uses regions: those at the front of `holds` once the send is at the front of the queue.
-    holds: bool,
+    role: Role,
     /// The program's name for the send; control messages have none.
     pub(crate) id: Option<SendId>,
     /// The program does not want to hear of the send: it is a message whose payload was copied.
     quiet: bool,
-    /// Bytes of a large message that this send reads; 0 for all other sends.
-    pub(crate) piece: u32,
     /// The send waits for the peer's answer, and ends with its own completion only. On siw a later send may complete
     /// before it.
     answered: bool,
@@ -43,8 +61,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    const EMPTY: Self =
-        Self { buffer: None, holds: false, id: None, quiet: false, piece: 0, answered: false, ended: None };
+    const EMPTY: Self = Self { buffer: None, role: Role::Plain, id: None, quiet: false, answered: false, ended: None };
 
     pub(crate) const fn named(id: SendId) -> Self {
         Self { id: Some(id), ..Self::EMPTY }
@@ -56,8 +73,27 @@ impl Entry {
     }
 
     pub(crate) const fn piece(len: u32) -> Self {
-        Self { piece: len, ..Self::EMPTY }
+        Self { role: Role::Large(len), ..Self::EMPTY }
     }
+
+    pub(super) const fn of_list(part: Part) -> Self {
+        Self { role: Role::List(part), ..Self::EMPTY }
+    }
+
+    pub(super) fn with(mut self, buffer: Posted) -> Self {
+        self.buffer = Some(buffer);
+        self
+    }
+}
+
+/// Whether the program is notified of the ends of messages that were copied. Those that it is not notified of need no signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copies {
+    Reported,
+    /// `Config::quiet_sends` is set.
+    Quiet,
+    /// `Config::quiet_sends` is set, and the program wants to be notified of the messages that it adds now.
+    ReportedForNow,
 }
 
 /// See the [module](self).
@@ -85,11 +121,7 @@ pub(crate) struct SendQueue {
     unsignaled: usize,
     /// The same, up to the last one that is posted: unless they fail, no completion tells of them.
     silent: usize,
-    /// The program does not want to hear of messages that were copied (`Config::quiet_sends`): they need no signal of their
-    /// own.
-    quiet: bool,
-    /// The program wants to hear of the sends that it adds now in any case.
-    telling: bool,
+    copies: Copies,
     /// One of the work requests in a row without a signal is to be heard of.
     wants_signal: bool,
     /// A message in the chain can carry a grant.
@@ -98,6 +130,10 @@ pub(crate) struct SendQueue {
     is_awaited: bool,
     /// Flags that the next work requests are to have.
     next: SendFlags,
+    /// Messages that have ended with their post wait for the doorbell.
+    unrung: bool,
+    /// Lists whose pieces get into the queue as there is room.
+    pub(super) lists: Lists,
 }
 
 impl SendQueue {
@@ -114,12 +150,13 @@ impl SendQueue {
             named: 0,
             unsignaled: 0,
             silent: 0,
-            quiet,
-            telling: false,
+            copies: if quiet { Copies::Quiet } else { Copies::Reported },
             wants_signal: false,
             has_carrier: false,
             is_awaited: false,
             next: SendFlags::empty(),
+            unrung: false,
+            lists: Lists::default(),
         }
     }
 
@@ -133,7 +170,18 @@ impl SendQueue {
     /// Number of places that sends of the program may take while `reserved` places are kept for something else.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
-        self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved)
+        self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved + self.lists.reserved_places())
+    }
+
+    /// Number of sends in the queue.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Most pieces of a list that one signal is for: a third of the queue. With the half that may be without a signal before, that is
+    /// less than the queue, so the signal gets into it.
+    pub(super) fn batch(&self) -> usize {
+        (self.slots / 3).max(1)
     }
 
     /// Number of places for sends of the program in an empty queue.
@@ -158,10 +206,29 @@ impl SendQueue {
         !self.chain.is_empty()
     }
 
-    /// Whether one work request is to be posted.
+    /// Whether one work request is to be posted, or the doorbell is to be rung and no more.
     #[inline]
     pub(crate) fn is_single(&self) -> bool {
-        self.chain.len() == 1
+        self.chain.len() + usize::from(self.unrung) == 1
+    }
+
+    /// Whether a message that ends with its post may overtake nothing here, and is like the others that the program sends now.
+    #[inline]
+    fn takes_immediate(&self) -> bool {
+        let first = self.chain.is_empty() || cfg!(planted = "an-immediate-send-overtakes");
+        first && self.next.is_empty() && !self.tells_of_copies()
+    }
+
+    /// Whether messages have ended with their post since the last doorbell.
+    #[inline]
+    pub(crate) const fn is_unrung(&self) -> bool {
+        self.unrung
+    }
+
+    /// Notes that the doorbell was rung.
+    #[inline]
+    pub(crate) const fn rung(&mut self) {
+        self.unrung = false;
     }
 
     /// Whether the chain takes half of the queue, or more.
@@ -235,7 +302,8 @@ impl SendQueue {
         } else {
             self.holds.push_back(locals.holds);
         }
-        self.push(Entry { holds: true, ..entry }, op, locals.sges);
+        let role = if entry.role == Role::Plain { Role::Regions } else { entry.role };
+        self.push(Entry { role, ..entry }, op, locals.sges);
     }
 
     /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer.
@@ -264,17 +332,63 @@ impl SendQueue {
     /// Adds a work request.
     #[inline]
     pub(super) fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
-        entry.answered = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        entry.answered = op.answered();
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
-        let message = entry.id.is_some() && matches!(op, SendOp::Send | SendOp::WriteWithImmediate(..));
-        let copied = !entry.holds && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
+        let message = entry.id.is_some() && op.takes_receive();
+        let copied = entry.role == Role::Plain && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
         entry.quiet = copied && !self.tells_of_copies();
         self.wants_signal |= !entry.quiet;
         let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
         self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
+    }
+
+    /// Adds a batch of pieces of a list, the last one with a signal.
+    pub(super) fn push_batch(&mut self, order: &Order, pieces: Range<usize>) {
+        let pieces = order.pieces.get(pieces).unwrap_or_default();
+        let (first, reads) = (self.first.wrapping_add(self.entries.len() as u16), order.way == Way::Read);
+        let count = pieces.len() as u16;
+        let entry = |before| Entry { answered: reads, ..Entry::of_list(Part::Piece { before }) };
+        self.entries.extend((0..count).map(entry));
+        let connection = self.connection;
+        let chained = self.chain.len();
+        self.chain.extend(pieces.iter().zip(0..count).map(|(piece, nth)| {
+            let (remote, sge) = (piece.remote.address(), order.leases.entry(piece));
+            debug_assert!(sge.is_some(), "the list was checked");
+            let op = if reads { SendOp::Read(remote) } else { SendOp::Write(remote) };
+            let wr_id = send_work(connection, first.wrapping_add(nth));
+            SendWr { wr_id, op, sges: SgeList::one(sge.unwrap_or_default()), flags: SendFlags::empty() }
+        }));
+        self.answers += if reads { pieces.len() } else { 0 };
+        if let [first, ..] = &mut self.chain[chained..] {
+            first.flags = self.next & SendFlags::FENCE;
+            self.next.remove(SendFlags::FENCE);
+            (self.unsignaled, self.wants_signal) = (0, false);
+        }
+        if let Some(last) = self.chain.last_mut().filter(|_| count > 0 && !cfg!(planted = "a-batch-without-a-signal")) {
+            last.flags |= SendFlags::SIGNALED;
+        }
+    }
+
+    /// Returns the number of pieces of a list that a completion of the first `count` sends ends, if these are one batch and it has
+    /// succeeded; 0 otherwise.
+    #[inline]
+    fn batch_ended(&self, count: usize, outcome: Outcome) -> usize {
+        match self.entries.get(count - 1).map(|entry| entry.role) {
+            Some(Role::List(Part::Piece { before })) if usize::from(before) + 1 == count && outcome.is_sent() => count,
+            _ => 0,
+        }
+    }
+
+    /// Takes pieces of a list that have ended out of the queue.
+    fn pop_batch(&mut self, count: usize) {
+        // The pieces of a batch are all of one kind.
+        let answered = self.entries.front().is_some_and(|entry| entry.answered);
+        self.answers -= if answered { count } else { 0 };
+        self.entries.drain(..count);
+        self.first = self.first.wrapping_add(count as u16);
     }
 
     /// Returns the last send of the chain, for more bytes, if it is a message of the program in one buffer.
@@ -323,22 +437,26 @@ impl SendQueue {
     /// The binary logarithm of the share of a queue that may be in a row without a signal.
     #[inline]
     const fn run_shift(&self) -> u32 {
-        1 + self.quiet as u32
+        1 + !matches!(self.copies, Copies::Reported) as u32
     }
 
-    /// Whether the program wants to hear of messages that are copied now.
+    /// Whether the program is notified of messages that are copied now.
     #[inline]
     pub(super) const fn tells_of_copies(&self) -> bool {
-        !self.quiet || self.telling
+        !matches!(self.copies, Copies::Quiet)
     }
 
-    /// Has the program hear of the sends that are added from now on in any case, or as `Config::quiet_sends` says.
-    #[cfg(any(feature = "async", test))]
+    /// If `telling` is set, sends that are added from now on always report their completion; otherwise `Config::quiet_sends`
+    /// decides.
     pub(crate) const fn tell_of_next(&mut self, telling: bool) {
-        self.telling = telling;
+        self.copies = match (self.copies, telling) {
+            (Copies::Reported, _) => Copies::Reported,
+            (Copies::Quiet | Copies::ReportedForNow, true) => Copies::ReportedForNow,
+            (Copies::Quiet | Copies::ReportedForNow, false) => Copies::Quiet,
+        };
     }
 
-    /// Has the program hear of the message that was added last, as of one that uses a region: it is a copy of one.
+    /// Makes the last message report its completion although it was copied: the program waits for that before it reuses the region.
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
@@ -361,11 +479,14 @@ impl SendQueue {
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
-        if self.wants_signal
-            && let Some(last) = self.chain.last_mut().filter(|_| !cfg!(planted = "sends-never-signaled"))
-        {
-            last.flags |= SendFlags::SIGNALED;
-            (self.unsignaled, self.wants_signal) = (0, false);
+        if self.wants_signal {
+            if let Some(last) = self.chain.last_mut() {
+                last.flags |= SendFlags::SIGNALED;
+                if cfg!(planted = "sends-never-signaled") {
+                    last.flags.remove(SendFlags::SIGNALED);
+                }
+                (self.unsignaled, self.wants_signal) = (0, false);
+            }
         }
         &self.chain
     }
@@ -398,12 +519,19 @@ impl SendQueue {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
     }
 
-    /// Notes a completion that ends `count` sends, except those that wait for an answer.
+    /// Notes a completion that ends `count` sends, except those that wait for an answer. That of a piece of a list ends the pieces
+    /// before it in its batch.
     pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
+        // A device that flushes tells of each one.
+        let flushed = matches!(outcome, Outcome::Failed(failure) if failure.status == WcStatus::Flushed);
+        let covered = match self.entries.get(count.wrapping_sub(1)).map(|entry| entry.role) {
+            Some(Role::List(Part::Piece { before })) if !flushed => usize::from(before),
+            _ => 0,
+        };
         for (nth, entry) in self.entries.iter_mut().take(count).enumerate() {
             if nth + 1 == count {
                 entry.ended = Some(outcome);
-            } else if !entry.answered {
+            } else if !entry.answered || nth + 1 + covered >= count {
                 // The sends before the last one have succeeded; they had no signal.
                 entry.ended.get_or_insert(Outcome::Sent);
             }
@@ -425,6 +553,15 @@ impl SendQueue {
             pool.give(buffer.done());
         }
         Some(entry)
+    }
+
+    /// Leaves what is posted to a queue pair that goes on using it: buffers, and the holds of regions. Returns the number of
+    /// buffers.
+    pub(super) fn forsake(&mut self) -> usize {
+        let posted = self.posted();
+        let with_regions = self.entries.range(..posted).filter(|entry| entry.role.has_regions()).count();
+        self.holds.iter_mut().take(with_regions).for_each(|holds| *holds = Holds::default());
+        self.entries.range_mut(..posted).filter_map(|entry| entry.buffer.take()).count()
     }
 
     /// Forgets the chain after its queue pair is gone; the caller ends the entries.
@@ -464,6 +601,52 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
+    /// Whether a message of `len` bytes may end with its post: it reports nothing, overtakes nothing, and nothing is owed to the peer that
+    /// would have to go first, such as the grant of receives that are to be posted.
+    #[inline]
+    fn may_send_now(&self, len: usize) -> bool {
+        self.sends.takes_immediate()
+            && self.state.is_open()
+            && !self.corked
+            && self.sealer.is_none()
+            && !self.receives.is_shared()
+            && !self.transfers.is_active()
+            && !self.owes_control()
+            && !self.receives.worth_posting(&self.rx)
+            && len <= self.terms.buffer_size
+            && self.room_for_message().is_ok()
+    }
+
+    /// Whether nobody is to be notified of the ends of messages that are copied now.
+    #[inline]
+    pub(crate) const fn sends_quietly(&self) -> bool {
+        !self.sends.tells_of_copies()
+    }
+
+    /// Sends a message that ends with its post. `send` gets the header, and returns false if the provider cannot send the message now.
+    /// Returns `None` if the message is to be queued.
+    #[inline]
+    pub(crate) fn send_now(
+        &mut self,
+        len: usize,
+        env: &mut Env<'_>,
+        send: impl FnOnce(&[u8]) -> bool,
+    ) -> Option<SendId> {
+        if !self.may_send_now(len) {
+            return None;
+        }
+        let told = self.rx;
+        let header = Header { kind: Kind::Data, grant: self.rx.grant() };
+        if !send(&header.emit()) {
+            self.rx = told;
+            return None;
+        }
+        self.tx.take();
+        self.sends.unrung = true;
+        self.count_sent(len, env);
+        Some(self.sends.name(SendKind::Message))
+    }
+
     /// Queues a message with a payload that is already in a buffer, behind room for a header.
     pub(crate) fn send_filled(
         &mut self,
@@ -474,7 +657,7 @@ impl Connection {
         self.check_message(len, env)?;
         let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
         // The program had borrowed the buffer until now.
-        env.buffers.pool.unlend();
+        env.buffers.pool.unlend(&buffer);
         if self.framing == Framing::Raw {
             // A raw message has no header, so the payload moves to the beginning of the buffer.
             env.buffers.pool.slabs().bytes_mut(&mut buffer).copy_within(HEADER_LEN..HEADER_LEN + len, 0);
@@ -542,11 +725,12 @@ impl Connection {
             }
         }
         self.check_message(1, env)?;
-        let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
-        let len = fill(&mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[start..end]).min(end - start);
+        let Some(mut filling) = env.buffers.pool.take_to_fill() else { return Err(no_buffer()) };
+        let len = fill(&mut filling.room()[start..end]).min(end - start);
         if len == 0 {
-            env.buffers.pool.give(buffer);
-        } else {
+            return Ok(0);
+        }
+        if let Some(buffer) = filling.keep() {
             self.push_filled(buffer, len, env);
         }
         Ok(len)
@@ -633,7 +817,7 @@ impl Connection {
     /// Queues an operation that [`Connection::check_operation`] has allowed.
     pub(crate) fn operate(&mut self, kind: SendKind, op: SendOp, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(kind);
-        if self.framing == Framing::Credits && matches!(op, SendOp::WriteWithImmediate(..)) {
+        if self.framing == Framing::Credits && op.takes_receive() {
             self.tx.take();
         }
         self.sends.push_operation(Entry::named(id), op, locals);
@@ -686,7 +870,7 @@ impl Connection {
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open | State::Securing(_) => true,
-            State::Draining => self.transfers.offers(),
+            State::Draining => self.delays_its_close(),
             _ => false,
         }
     }
@@ -700,7 +884,7 @@ impl Connection {
             && !self.sends.is_half_chained()
             && !self.sends.is_awaited
             && !(self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due())
-            && !self.transfers.is_active()
+            && !self.feeds_itself()
     }
 
     /// Whether the flush is to post the sends before the receives, so that the peer gets the message that it waits for sooner.
@@ -711,7 +895,7 @@ impl Connection {
         self.framing == Framing::Credits
             && self.sends.is_single()
             && !self.receives.is_shared()
-            && !self.transfers.is_active()
+            && !self.feeds_itself()
             && !self.rx.update_due_after(self.receives.to_post())
     }
 
@@ -776,9 +960,7 @@ impl Connection {
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
         }
-        if let Some(sealer) = &mut self.sealer
-            && !self.sends.seal(&env.buffers.pool, sealer)
-        {
+        if self.sealer.as_mut().is_some_and(|sealer| !self.sends.seal(&env.buffers.pool, sealer)) {
             self.posting_failed("a message cannot be sealed".into(), env);
             return &[];
         }
@@ -811,7 +993,11 @@ impl Connection {
     pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
-        if self.sends.has_answers() {
+        let batch = self.sends.batch_ended(count, last);
+        if batch > 0 {
+            self.sends.pop_batch(batch);
+            self.pieces_ended(batch, last, env);
+        } else if self.sends.has_answers() {
             self.sends.note_ends(count, last);
             while let Some(outcome) = self.sends.front_ended() {
                 self.end_send(outcome, env);
@@ -823,11 +1009,13 @@ impl Connection {
             }
         }
         self.ask_writable(env);
-        if self.sends.is_chained() || self.transfers.is_active() || self.owes_control() || self.state.is_securing() {
+        let waits = self.sends.is_chained() || self.feeds_itself();
+        if waits || self.owes_control() || self.state.is_securing() {
             // Messages and reads that are to be posted may have waited for a place.
             self.mark(env);
         }
         if let Err(failure) = result {
+            self.cut_off();
             self.work_request_failed(failure, env);
         }
         true
@@ -846,29 +1034,30 @@ impl Connection {
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };
-        if entry.holds {
-            self.end_operation(entry.piece, outcome, env);
+        if entry.role != Role::Plain {
+            self.end_role(entry.role, outcome, env);
         }
-        if let Some(send) = entry.id
-            && !entry.quiet
-        {
+        if let Some(send) = entry.id.filter(|_| !entry.quiet) {
             self.tell(env, Event::Sent { send, outcome });
         }
     }
 
-    /// Lets go of the regions of the oldest send that used any, because it has ended. `piece`: bytes of a large message
-    /// that the send has read.
+    /// Ends what the oldest send was besides a message: lets go of its regions, and tells those that it was a part of.
     #[inline(never)]
-    fn end_operation(&mut self, piece: u32, outcome: Outcome, env: &mut Env<'_>) {
-        for (key, hold) in self.sends.holds.pop_front().into_iter().flatten().flatten() {
-            if hold.done() {
-                self.want(env, Action::Unused(key));
+    fn end_role(&mut self, role: Role, outcome: Outcome, env: &mut Env<'_>) {
+        if role.has_regions() {
+            for (key, hold) in self.sends.holds.pop_front().into_iter().flatten().flatten() {
+                if hold.done() {
+                    self.want(env, Action::Unused(key));
+                }
             }
         }
-        if piece > 0 && outcome.is_sent() {
-            self.piece_arrived(piece, env);
-        } else if piece > 0 {
-            self.piece_failed();
+        match role {
+            Role::Plain | Role::Regions => {}
+            Role::Large(len) if outcome.is_sent() => self.piece_arrived(len, env),
+            Role::Large(_) => self.piece_failed(),
+            Role::List(Part::Piece { .. }) => self.pieces_ended(1, outcome, env),
+            Role::List(part) => self.part_ended(part, outcome, env),
         }
     }
 }

@@ -1,17 +1,37 @@
-//! The states of a connection, and the reasons for its end.
+//! The states of a connection, the only ways from one to another, and the end that it is coming to.
+//!
+//! | state | may lead to | by |
+//! |---|---|---|
+//! | `Resolving` | `Connecting` | [`State::connect`] |
+//! | `Connecting` | `Securing`, `Open` | [`State::secure`], [`State::open`] |
+//! | `Accepting` | `Securing`, `Greeting`, `Open` | [`State::secure`], [`State::greet`], [`State::open`] |
+//! | `Securing` | `Greeting`, `Open` | [`State::greet`], [`State::open`] |
+//! | `Greeting` | `Open` | [`State::open`] |
+//! | `Open` | `Draining` | [`State::drain`] |
+//! | `Draining` | `Leaving` | [`State::leave`] |
+//! | `Connecting`, `Accepting`, `Securing` | `Refusing` | [`State::refuse`] |
+//! | all but `Closing` | `Closing` | [`State::close`] |
+//!
+//! So a connection only moves forward. An attempt to change in any other way leaves the state as it is and is reported.
 
+use std::collections::VecDeque;
+use std::mem;
+
+use super::evidence::{Evidence, better};
 use super::handshake::Securing;
-use crate::error::{ConnectError, DisconnectReason, PeerViolation};
+use super::setup::{Early, Setup};
+use crate::error::{ConnectError, DisconnectReason};
+use crate::security::{Handshake, Opener, SecurityError};
 
-/// The state of a connection. A connection only moves forward through the states.
+/// The state of a connection. It changes as the [module](self) says, and in no other way.
 #[derive(Debug)]
 pub(crate) enum State {
     /// This side connects: the peer's address is being resolved, and there is no queue pair yet.
-    Resolving,
+    Resolving(Box<Setup>),
     /// This side connects: the connect request is on its way.
-    Connecting,
-    /// The peer connects: this side has accepted, and the transport is not up yet.
-    Accepting,
+    Connecting(Box<Setup>),
+    /// The peer connects: this side has accepted, and the transport is not up yet, or the peer has not begun to prove who it is.
+    Accepting(Box<Setup>),
     /// The transport is up, and the two sides prove who they are. The program knows nothing of the connection, except who
     /// the peer is.
     Securing(Box<Securing>),
@@ -34,42 +54,259 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Closing {
     pub(crate) ending: Ending,
-    pub(crate) certainty: Certainty,
-    /// The reason to report if the peer had closed a connection that the program does not know, and the message that opens
-    /// the connection turns up after all.
-    pub(crate) late: Option<DisconnectReason>,
+    /// Set if the connection may have been up for the peer.
+    pub(super) late: Option<Late>,
+    /// The data for another attempt, if the connection did not come up.
+    setup: Option<Box<Setup>>,
 }
 
-/// The way in which the program hears of the end.
+/// The end of a connection that the program does not know and that was up for the peer: the message that opens it may turn up
+/// after all.
+#[derive(Debug)]
+pub(super) struct Late {
+    /// The evidence to report then.
+    pub(super) evidence: Evidence,
+    /// The keys for what the peer sends, if its last message without a seal is missing.
+    pub(super) opener: Option<Box<Opener>>,
+}
+
+/// The way in which the program is notified of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
     /// The program gets an `on_disconnect`. `delivers`: until then, messages that the peer has sent are still
     /// delivered.
-    Disconnect { reason: DisconnectReason, delivers: bool },
+    Disconnect { evidence: Evidence, delivers: bool },
     /// The program gets an `on_connect_error`.
     ConnectError(ConnectError),
-    /// The program hears nothing, because a connection that the peer opened did not come up.
+    /// The program gets no callback, because a connection that the peer opened did not come up.
     Silent,
-}
-
-/// The certainty of the reason of an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Certainty {
-    Known,
-    /// The reason is guessed from a flushed work request or one that could not be posted. The connection manager may
-    /// know better, so the end waits for its event.
-    Guessed,
 }
 
 impl Ending {
     /// The end of a connection that the program knows.
-    pub(crate) fn disconnect(reason: DisconnectReason) -> Self {
-        let delivers = !matches!(reason, DisconnectReason::PeerViolation(_));
-        Self::Disconnect { reason, delivers }
+    pub(crate) const fn disconnect(evidence: Evidence) -> Self {
+        let delivers = !matches!(evidence, Evidence::Decided(DisconnectReason::PeerViolation(_)));
+        Self::Disconnect { evidence, delivers }
     }
 
-    pub(crate) fn violation(what: PeerViolation) -> Self {
-        Self::disconnect(DisconnectReason::PeerViolation(what))
+    /// An end that the local side has decided on.
+    pub(crate) const fn decided(reason: DisconnectReason) -> Self {
+        Self::disconnect(Evidence::Decided(reason))
+    }
+
+    /// The end of a connection that the program has closed. `complete`: everything that was accepted for sending was sent.
+    pub(super) const fn local(complete: bool) -> Self {
+        Self::decided(DisconnectReason::Local { complete })
+    }
+
+    /// Whether the program has closed the connection.
+    pub(super) const fn is_local(&self) -> bool {
+        matches!(self, Self::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { .. }), .. })
+    }
+
+    /// Whether the peer has closed the connection.
+    pub(super) const fn is_parting(&self) -> bool {
+        match self {
+            Self::Disconnect { evidence, .. } => evidence.is_parting(),
+            Self::ConnectError(_) | Self::Silent => false,
+        }
+    }
+}
+
+impl Closing {
+    /// Notes another reason for the end.
+    pub(super) fn learn(&mut self, other: Ending) {
+        if let (Ending::Disconnect { evidence, .. }, Ending::Disconnect { evidence: found, .. }) =
+            (&mut self.ending, other)
+        {
+            *evidence = better(evidence.clone(), found);
+        }
+    }
+
+    /// Whether the reason of the end may still be corrected, so that the end waits.
+    pub(super) const fn is_guess(&self) -> bool {
+        match &self.ending {
+            Ending::Disconnect { evidence, .. } => evidence.is_guess(),
+            Ending::ConnectError(_) | Ending::Silent => false,
+        }
+    }
+
+    /// Notes that the connection was up for the peer. Returns `false` if that makes no difference any more.
+    pub(super) fn opened(&mut self) -> bool {
+        let Some(late) = self.late.take() else { return false };
+        self.ending = Ending::disconnect(late.evidence);
+        true
+    }
+
+    /// Notes that the program has closed the connection: it is notified of the end and of nothing else.
+    pub(super) fn mute(&mut self) {
+        // The message that opens the connection comes too late for a program that has closed it.
+        let late = self.late.take().is_some();
+        match &mut self.ending {
+            Ending::Disconnect { delivers, .. } => *delivers = false,
+            Ending::ConnectError(error) if late => *error = ConnectError::Cancelled,
+            Ending::ConnectError(_) | Ending::Silent => {}
+        }
+    }
+
+    /// Notes that something was not sent on a connection that the program has closed.
+    pub(super) const fn cut_off(&mut self) {
+        if let Ending::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { complete }), .. } =
+            &mut self.ending
+        {
+            *complete = false;
+        }
+    }
+
+    /// Whether the connection did not come up because of the transport. The peer's refusal, which was sent before, says more.
+    pub(super) const fn may_be_refused(&self) -> bool {
+        matches!(self.ending, Ending::ConnectError(ConnectError::Transport(_)))
+    }
+
+    /// Notes that the peer had refused the connection before the transport ended.
+    pub(super) fn refused(&mut self, error: SecurityError) {
+        (self.ending, self.late) = (Ending::ConnectError(ConnectError::Security(error)), None);
+    }
+}
+
+/// The states without their data, in the order in which a connection passes through them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Resolving,
+    Connecting,
+    Accepting,
+    Securing,
+    Greeting,
+    Open,
+    Draining,
+    Leaving,
+    Refusing,
+    Closing,
+}
+
+impl Step {
+    /// Whether a connection may change from this state to `next`.
+    const fn leads_to(self, next: Self) -> bool {
+        match self {
+            Self::Resolving => matches!(next, Self::Connecting | Self::Closing),
+            Self::Connecting => matches!(next, Self::Securing | Self::Open | Self::Refusing | Self::Closing),
+            Self::Accepting => {
+                matches!(next, Self::Securing | Self::Greeting | Self::Open | Self::Refusing | Self::Closing)
+            }
+            Self::Securing => matches!(next, Self::Greeting | Self::Open | Self::Refusing | Self::Closing),
+            Self::Greeting => matches!(next, Self::Open | Self::Closing),
+            Self::Open => matches!(next, Self::Draining | Self::Closing),
+            Self::Draining => matches!(next, Self::Leaving | Self::Closing),
+            Self::Leaving | Self::Refusing => matches!(next, Self::Closing),
+            Self::Closing => false,
+        }
+    }
+}
+
+/// The transitions. Each one returns `false` if the connection is in a state that does not lead there.
+impl State {
+    /// The peer's address is resolved.
+    pub(super) fn connect(&mut self) -> bool {
+        self.advance(Step::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
+    }
+
+    /// The two sides begin to prove who they are.
+    pub(super) fn secure(&mut self, handshake: Box<dyn Handshake>, outbox: Vec<u8>) -> bool {
+        self.advance(Step::Securing, |setup| {
+            Self::Securing(Box::new(Securing::new(setup.unwrap_or_default(), handshake, outbox)))
+        })
+    }
+
+    /// Only the peer's hello is missing.
+    pub(super) fn greet(&mut self) -> bool {
+        self.advance(Step::Greeting, |_| Self::Greeting)
+    }
+
+    /// The connection is up. Returns the messages that arrived before, and `None` if the connection cannot come up.
+    pub(super) fn open(&mut self) -> Option<VecDeque<Early>> {
+        let mut early = VecDeque::new();
+        let opened = self.advance(Step::Open, |setup| {
+            early = setup.map_or_else(VecDeque::new, |setup| setup.early);
+            Self::Open
+        });
+        opened.then_some(early)
+    }
+
+    /// The program has closed the connection.
+    pub(super) fn drain(&mut self) -> bool {
+        self.advance(Step::Draining, |_| Self::Draining)
+    }
+
+    /// All sends have ended, and the goodbye is sent.
+    pub(super) fn leave(&mut self) -> bool {
+        self.advance(Step::Leaving, |_| Self::Leaving)
+    }
+
+    /// The two sides do not accept each other.
+    pub(super) fn refuse(&mut self, ending: Ending) -> bool {
+        self.advance(Step::Refusing, |_| Self::Refusing(Box::new(ending)))
+    }
+
+    /// The queues are being flushed.
+    pub(super) fn close(&mut self, ending: Ending) -> bool {
+        self.advance(Step::Closing, |setup| Self::Closing(Box::new(Closing { ending, late: None, setup })))
+    }
+
+    /// Changes to the state `to`, which `next` makes of the data that the connection is set up with.
+    fn advance(&mut self, to: Step, next: impl FnOnce(Option<Box<Setup>>) -> Self) -> bool {
+        let from = self.step();
+        let leads = from.leads_to(to);
+        debug_assert!(leads, "{from:?} does not lead to {to:?}");
+        if leads {
+            *self = next(mem::replace(self, Self::Open).into_setup());
+        } else {
+            log::error!("a connection cannot change from {from:?} to {to:?}");
+        }
+        leads
+    }
+
+    fn into_setup(self) -> Option<Box<Setup>> {
+        match self {
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Securing(securing) => Some(securing.setup),
+            Self::Closing(closing) => closing.setup,
+            Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
+        }
+    }
+
+    /// The data that the connection is set up with.
+    pub(super) fn setup(&self) -> Option<&Setup> {
+        match self {
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Securing(securing) => Some(&securing.setup),
+            Self::Closing(closing) => closing.setup.as_deref(),
+            Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(super) fn setup_mut(&mut self) -> Option<&mut Setup> {
+        match self {
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Securing(securing) => Some(&mut securing.setup),
+            Self::Closing(closing) => closing.setup.as_deref_mut(),
+            Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
+        }
+    }
+
+    const fn step(&self) -> Step {
+        match self {
+            Self::Resolving(_) => Step::Resolving,
+            Self::Connecting(_) => Step::Connecting,
+            Self::Accepting(_) => Step::Accepting,
+            Self::Securing(_) => Step::Securing,
+            Self::Greeting => Step::Greeting,
+            Self::Open => Step::Open,
+            Self::Draining => Step::Draining,
+            Self::Leaving => Step::Leaving,
+            Self::Refusing(_) => Step::Refusing,
+            Self::Closing(_) => Step::Closing,
+        }
     }
 }
 
@@ -79,9 +316,9 @@ impl State {
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(
             self,
-            Self::Resolving
-                | Self::Connecting
-                | Self::Accepting
+            Self::Resolving(_)
+                | Self::Connecting(_)
+                | Self::Accepting(_)
                 | Self::Securing(_)
                 | Self::Greeting
                 | Self::Refusing(_)
@@ -125,6 +362,56 @@ impl State {
             Self::Open => true,
             Self::Closing(closing) => matches!(closing.ending, Ending::Disconnect { delivers: true, .. }),
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: [Step; 10] = [
+        Step::Resolving,
+        Step::Connecting,
+        Step::Accepting,
+        Step::Securing,
+        Step::Greeting,
+        Step::Open,
+        Step::Draining,
+        Step::Leaving,
+        Step::Refusing,
+        Step::Closing,
+    ];
+
+    /// A row for each state, with a letter for each next state in the same order.
+    const TABLE: [&str; 10] = [
+        "-C-------X",
+        "---S-O--RX",
+        "---SGO--RX",
+        "----GO--RX",
+        "-----O---X",
+        "------D--X",
+        "-------L-X",
+        "---------X",
+        "---------X",
+        "----------",
+    ];
+
+    #[test]
+    fn a_connection_changes_in_the_written_ways_only() {
+        for (from, row) in STEPS.into_iter().zip(TABLE) {
+            for (to, letter) in STEPS.into_iter().zip(row.chars()) {
+                assert_eq!(from.leads_to(to), letter != '-', "{from:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_only_moves_forward() {
+        for from in STEPS {
+            for to in STEPS {
+                assert!(!from.leads_to(to) || from < to, "{from:?} to {to:?}");
+            }
         }
     }
 }

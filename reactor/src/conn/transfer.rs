@@ -1,47 +1,37 @@
 //! Messages past one buffer: the sender offers its memory, and the receiver reads it and reports that.
 //!
 //! An offer is a message and has its place in the order of messages. Messages behind it are held until the offered
-//! message is fetched, unless they may overtake it (`Config::overtake`). The bytes come by RDMA Read in pieces, so that
-//! other traffic and signs of life get between them. A transfer that does not move for `Config::transfer_timeout` ends
+//! message is fetched. The bytes come by RDMA Read in pieces, so that
+//! other traffic and signs of life get between them. A transfer that does not move for `Timeouts::transfer` ends
 //! its connection, because other connections want the memory that it holds.
+//! [`incoming`](super::incoming) is one message that is being fetched, and [`shortage`](super::shortage) has the memory for it.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_transport::slab::Key;
+use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::{Action, Arrived, Event, Fragments};
 use super::frame::{Immediate, Kind, Offer, Progress};
+use super::incoming::{Incoming, PIECES, STRIDE, Sink};
 use super::send_queue::Entry;
+use super::shortage::Shortage;
 use super::{Connection, Env, Need};
 use crate::device::pool::Buffer;
 use crate::error::{Blocked, Outcome, PeerViolation, SendErrorKind};
-use crate::id::{SendId, SendKind};
-use crate::limits::{HEADER_LEN, MAX_TRANSFERS};
+use crate::id::{OfferId, SendId, SendKind};
+use crate::limits::{HEADER_LEN, MAX_CONTROL, MAX_TRANSFERS};
 use crate::memory::cells::Hold;
-use crate::memory::operations::{Holds, Locals};
+use crate::memory::landing::{Landing, Offered};
+use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
-use crate::security::Opener;
-use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
+use crate::security::channel::tail;
 
-/// Longest read, bytes.
-const PIECE: u64 = 1 << 20;
-
-/// Shortest rest that gets a last read of its own after other reads, bytes. The siw of Linux 6.1 answers a read of at
-/// most 32 bytes that crosses a page with wrong bytes.
-const CRUMB: u64 = 64;
-
-/// Largest number of reads that a connection has on their way for large messages.
-const PIECES: usize = 4;
-
-/// Number of bytes of a message of which its sender hears each time that they were fetched, before it hears of the whole message.
-const STRIDE: u64 = PIECE * PIECES as u64;
-
-/// Length of the next read if `left` bytes are left.
-fn piece(left: u64) -> u64 {
-    if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
-}
+/// Largest number of transfer timeouts for which a peer may wait for memory of its own. Meanwhile it holds the memory of the
+/// messages that it is offered.
+const WAITS: u32 = 4;
 
 /// The memory that holds an offered message.
 #[derive(Debug)]
@@ -54,83 +44,13 @@ pub(crate) enum Source {
 
 /// A message that the peer is to fetch.
 #[derive(Debug)]
-struct Outgoing {
+pub(super) struct Outgoing {
     number: u32,
     send: SendId,
-    source: Source,
+    pub(super) source: Source,
     len: u64,
     /// Bytes that the peer has said that it has fetched.
     fetched: u64,
-}
-
-/// A message that is being fetched.
-#[derive(Debug)]
-struct Incoming {
-    offer: Offer,
-    /// Memory for the message; `None` until there is some.
-    region: Option<Box<Region>>,
-    /// Bytes for which reads are on their way or done.
-    asked: u64,
-    done: u64,
-    /// Bytes that the peer knows to be done; all of them if it does not want to hear of them.
-    told: u64,
-    /// Bytes to read altogether: the message, and the tags of its segments if it is sealed.
-    total: u64,
-    /// A sealed message that is being opened.
-    segments: Option<Segments>,
-}
-
-impl Incoming {
-    const fn is_whole(&self) -> bool {
-        self.done == self.total
-    }
-
-    /// Whether the peer is to hear of the bytes that are done. It hears of a whole message in another way.
-    const fn owes_progress(&self) -> bool {
-        self.done.saturating_sub(self.told) >= STRIDE && !self.is_whole()
-    }
-
-    const fn is_sealed(&self) -> bool {
-        self.total > self.offer.region.len
-    }
-
-    /// Where the read after the first `asked` bytes begins, and its length. The pieces of a sealed message are read from its end:
-    /// the tags come first, and each piece is opened when it has come.
-    fn read_at(&self, asked: u64) -> (u64, u64) {
-        if !self.is_sealed() {
-            return (asked, piece(self.total - asked));
-        }
-        let end = self.total - asked;
-        let from = end.min(self.offer.region.len).saturating_sub(1) / PIECE * PIECE;
-        (from, end - from)
-    }
-
-    /// Opens the segments of the `len` bytes that came last; `false` if they are not what the peer has sealed.
-    fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
-        let (whole, message) = (self.is_whole(), self.offer.region.len);
-        let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
-        let Some(region) = &mut self.region else { return false };
-        let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
-        if region.is_open() {
-            // The device leaves the memory open to the peer: what is opened is a copy, once all is there.
-            if !whole {
-                return true;
-            }
-            if let Err(error) = region.make_private() {
-                log::warn!("memory for a copy of a message of {message} bytes: {error}");
-                return false;
-            }
-            (from, to) = (0, message);
-        }
-        let segment_len = SEGMENT as u64;
-        (from / segment_len..to.div_ceil(segment_len)).rev().all(|index| {
-            let mut tag = [0; TAG];
-            region.copy_to(message as usize + index as usize * TAG, &mut tag);
-            let range = segment(index, message);
-            let bytes = region.part_mut(range.start..range.end + TAG);
-            bytes.is_some_and(|bytes| opener.open_segment(message_of, index, bytes, tag))
-        })
-    }
 }
 
 /// An event that waits for its turn to be delivered.
@@ -153,20 +73,25 @@ pub(crate) struct Transfers(Option<Box<Active>>);
 
 /// The large messages of a connection that has had at least one.
 #[derive(Debug)]
-struct Active {
+pub(super) struct Active {
     /// Number of the next offer from this side.
     next: u32,
-    outgoing: VecDeque<Outgoing>,
-    incoming: VecDeque<Incoming>,
+    pub(super) outgoing: VecDeque<Outgoing>,
+    pub(super) incoming: VecDeque<Incoming>,
     held: VecDeque<Held>,
-    /// Numbers of messages that were fetched and of which the peer is not told yet.
-    fetched: VecDeque<u32>,
+    /// Numbers of messages that were fetched, or refused, and of which the peer is not told yet.
+    fetched: VecDeque<(u32, Kind)>,
+    /// Messages that were to land in the program's memory, which they hold until the end of the connection.
+    lost: Vec<(Offered, Landing)>,
     /// Number of reads on their way.
-    pieces: usize,
+    pub(super) pieces: usize,
     /// Time at which the last read ended, or the first was posted while none was on its way.
-    read: Instant,
+    pub(super) read: Instant,
+    pub(super) shortage: Shortage,
     /// Time at which the peer said last that it has fetched something, or was offered a message while it had none to fetch.
     answered: Instant,
+    /// Time at which the peer said last that it waits for memory of its own.
+    peer_waited: Option<Instant>,
     /// A message of which parts are still to come. Nothing else comes meanwhile.
     joining: Option<Box<Fragments>>,
     /// What the last message in several buffers has left, for the next one.
@@ -176,12 +101,24 @@ struct Active {
 impl Active {
     /// Number of messages that the peer is to get about what was fetched.
     fn news(&self) -> usize {
-        self.fetched.len() + usize::from(self.incoming.iter().any(Incoming::owes_progress))
+        let waits = self.shortage.owes_report();
+        self.fetched.len() + usize::from(waits) + usize::from(self.incoming.iter().any(Incoming::owes_progress))
     }
 }
 
 impl Transfers {
-    fn active(&mut self, now: Instant) -> &mut Active {
+    /// The large messages, if there has been one.
+    pub(super) fn active(&self) -> Option<&Active> {
+        self.0.as_deref()
+    }
+
+    /// The same, to be changed.
+    pub(super) fn active_mut(&mut self) -> Option<&mut Active> {
+        self.0.as_deref_mut()
+    }
+
+    /// The large messages, of which there is one now.
+    fn activate(&mut self, now: Instant) -> &mut Active {
         self.0.get_or_insert_with(|| {
             Box::new(Active {
                 next: 0,
@@ -189,9 +126,12 @@ impl Transfers {
                 incoming: VecDeque::new(),
                 held: VecDeque::new(),
                 fetched: VecDeque::new(),
+                lost: Vec::new(),
                 pieces: 0,
                 read: now,
+                shortage: Shortage::default(),
                 answered: now,
+                peer_waited: None,
                 joining: None,
                 spare: None,
             })
@@ -220,12 +160,6 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())
     }
 
-    /// Whether parts of a message are still to come.
-    #[inline]
-    pub(super) fn is_joining(&self) -> bool {
-        self.0.as_ref().is_some_and(|active| active.joining.is_some())
-    }
-
     /// The message of which parts are still to come.
     pub(super) fn joining(&self) -> Option<&Fragments> {
         self.0.as_ref()?.joining.as_deref()
@@ -233,7 +167,7 @@ impl Transfers {
 
     /// The message of which parts are still to come, or a new one without parts.
     pub(super) fn join(&mut self, device: usize, now: Instant) -> &mut Fragments {
-        let active = self.active(now);
+        let active = self.activate(now);
         let spare = &mut active.spare;
         active.joining.get_or_insert_with(|| {
             let new = || Box::new(Fragments { parts: Vec::new(), len: 0, following: 0, since: now, device });
@@ -241,11 +175,11 @@ impl Transfers {
         })
     }
 
-    /// Takes the message that has just become whole. Unless it may overtake the events before it, it waits for them.
-    pub(super) fn take_joined(&mut self, overtake: bool) -> Option<Box<Fragments>> {
+    /// Takes the message that has just become complete, unless events before it are held: then it waits for them.
+    pub(super) fn take_joined(&mut self) -> Option<Box<Fragments>> {
         let active = self.0.as_mut()?;
         let joined = active.joining.take()?;
-        if active.held.is_empty() || overtake {
+        if active.held.is_empty() {
             return Some(joined);
         }
         active.held.push_back(Held::Fragments(joined));
@@ -275,33 +209,6 @@ impl Transfers {
         })
     }
 
-    /// Memory for copies of messages that the peer is to fetch, bytes.
-    fn copies(&self) -> usize {
-        self.0.as_ref().map_or(0, |active| {
-            let copied = |outgoing: &Outgoing| match &outgoing.source {
-                Source::Copy { region, .. } => region.len(),
-                Source::Lent(..) => 0,
-            };
-            active.outgoing.iter().map(copied).sum()
-        })
-    }
-
-    /// Length of the next message that needs memory, bytes. That is the oldest message, or one behind it while more
-    /// reads may be posted.
-    fn wants_memory(&self) -> Option<usize> {
-        let active = self.0.as_ref()?;
-        let at = active.incoming.iter().position(|transfer| transfer.region.is_none())?;
-        (at == 0 || active.pieces < PIECES).then(|| active.incoming[at].offer.region.len as usize)
-    }
-
-    /// Takes memory for the message that [`Transfers::wants_memory`] means.
-    fn give_memory(&mut self, region: Region) {
-        let wanting = self.0.as_mut().and_then(|a| a.incoming.iter_mut().find(|transfer| transfer.region.is_none()));
-        if let Some(transfer) = wanting {
-            transfer.region = Some(Box::new(region));
-        }
-    }
-
     /// Numbers of messages that the peer is to fetch, that are being fetched, that are held back, and that are fetched
     /// without the peer's knowing.
     #[cfg(test)]
@@ -315,41 +222,43 @@ impl Transfers {
         (!active.outgoing.is_empty()).then_some(active.answered)
     }
 
+    /// Whether the last report of the peer was that it waits for memory of its own.
+    pub(crate) fn peer_waits(&self) -> bool {
+        self.0.as_ref().is_some_and(|active| active.peer_waited.is_some_and(|waited| waited >= active.answered))
+    }
+
     /// Time since which one of the two directions has stood still; `None` if nothing is under way that the peer is to
-    /// move.
-    pub(crate) fn stands_since(&self) -> Option<Instant> {
+    /// move. A peer that waits for memory of its own does not stand still, for [`WAITS`] times `limit` in all.
+    pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
-        let offers = self.fetched_at();
+        let offers = self.fetched_at().map(|answered| {
+            let waited = active.peer_waited.map_or(answered, |waited| waited.min(answered + limit * (WAITS - 1)));
+            waited.max(answered)
+        });
         let parts = active.joining.as_ref().map(|fragments| fragments.since);
         [reads, offers, parts].into_iter().flatten().min()
     }
 }
 
 impl Connection {
-    // Memory.
+    // Sending.
 
-    /// See [`Transfers::wants_memory`].
-    pub(crate) fn wants_memory(&self) -> Option<usize> {
-        self.transfers.wants_memory()
-    }
-
-    /// See [`Transfers::give_memory`].
-    pub(crate) fn give_memory(&mut self, region: Region) {
-        self.transfers.give_memory(region);
-    }
-
-    /// See [`Transfers::copies`].
+    /// Memory for copies of messages that the peer is to fetch, bytes.
     pub(crate) fn copies(&self) -> usize {
-        self.transfers.copies()
+        self.transfers.active().map_or(0, |active| {
+            let copied = |source: &Source| match source {
+                Source::Copy { region, .. } => region.len(),
+                Source::Lent(..) => 0,
+            };
+            active.outgoing.iter().map(|outgoing| copied(&outgoing.source)).sum()
+        })
     }
 
     /// Whether the state, the peer's limit and the transfers under way allow an offer of `len` bytes.
     pub(crate) fn may_offer(&self, len: usize) -> bool {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
-
-    // Sending.
 
     /// Checks whether a message of `len` bytes can be offered now. `copy`: the message is to be copied.
     pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
@@ -377,12 +286,18 @@ impl Connection {
     }
 
     /// Offers a message that [`Connection::check_offer`] has allowed.
-    pub(crate) fn offer(&mut self, region: RemoteRegion, mut source: Source, env: &mut Env<'_>) -> SendId {
+    pub(crate) fn offer(
+        &mut self,
+        region: RemoteRegion,
+        tag: Option<u64>,
+        mut source: Source,
+        env: &mut Env<'_>,
+    ) -> SendId {
         let send = self.sends.name(SendKind::Message);
         if let Source::Copy { told, .. } = &mut source {
             *told |= self.sends.tells_of_copies();
         }
-        let active = self.transfers.active(env.now);
+        let active = self.transfers.activate(env.now);
         let first = active.outgoing.is_empty();
         if first {
             active.answered = env.now;
@@ -390,8 +305,8 @@ impl Connection {
         let number = active.next;
         active.next = number.wrapping_add(1);
         active.outgoing.push_back(Outgoing { number, send, source, len: region.len, fetched: 0 });
-        let offer = Offer { number, region };
-        self.push_control(Kind::Offer, &offer.emit(), None, env);
+        let offer = Offer { number, region, tag: tag.filter(|_| self.terms.landings) };
+        self.push_control(Kind::Offer, offer.emit(&mut [0; MAX_CONTROL]), None, env);
         env.stats.messages.sent += 1;
         env.stats.messages.bytes_sent += region.len;
         if first {
@@ -400,45 +315,49 @@ impl Connection {
         send
     }
 
-    /// Handles the peer's news that it has fetched a message; `false` if there is no such message.
-    pub(super) fn fetched(&mut self, payload: &[u8], env: &mut Env<'_>) -> bool {
-        let Ok(number) = <[u8; 4]>::try_from(payload).map(u32::from_le_bytes) else { return false };
-        let Some(active) = &mut self.transfers.0 else { return false };
-        let Some(at) = active.outgoing.iter().position(|outgoing| outgoing.number == number) else { return false };
-        let Some(outgoing) = active.outgoing.remove(at) else { return false };
+    /// Handles the peer's report that it has fetched a message, or does not want it.
+    pub(super) fn fetched(&mut self, number: u32, outcome: Outcome, env: &mut Env<'_>) -> Result<(), PeerViolation> {
+        const UNKNOWN: PeerViolation = PeerViolation::MalformedMessage;
+        let active = self.transfers.0.as_mut().ok_or(UNKNOWN)?;
+        let at = active.outgoing.iter().position(|outgoing| outgoing.number == number).ok_or(UNKNOWN)?;
+        let outgoing = active.outgoing.remove(at).ok_or(UNKNOWN)?;
         active.answered = env.now;
         self.ask_writable(env);
-        self.end_offer(outgoing, Outcome::Sent, env);
-        true
+        self.end_offer(outgoing, outcome, env);
+        Ok(())
     }
 
-    /// Handles the peer's news that it has fetched a part of a message; `false` if that cannot be.
-    pub(super) fn progressed(&mut self, payload: &[u8], env: &Env<'_>) -> bool {
-        let Some(progress) = Progress::parse(payload) else { return false };
-        let Some(active) = &mut self.transfers.0 else { return false };
+    /// Handles the peer's report that it has fetched a part of a message, or waits for memory first.
+    pub(super) fn progressed(&mut self, progress: Progress, env: &Env<'_>) -> Result<(), PeerViolation> {
+        const IMPOSSIBLE: PeerViolation = PeerViolation::MalformedMessage;
+        let active = self.transfers.0.as_mut().ok_or(IMPOSSIBLE)?;
         let found = active.outgoing.iter_mut().find(|outgoing| outgoing.number == progress.number);
-        let Some(outgoing) = found else { return false };
+        let outgoing = found.ok_or(IMPOSSIBLE)?;
+        if progress.done == 0 && outgoing.fetched == 0 {
+            active.peer_waited = Some(env.now);
+            return Ok(());
+        }
         // Each time at least a stride, so that a peer cannot claim for ever that it fetches.
         let possible = outgoing.fetched + STRIDE..outgoing.len + tail(outgoing.len);
         if !possible.contains(&progress.done) {
-            return false;
+            return Err(IMPOSSIBLE);
         }
         outgoing.fetched = progress.done;
         active.answered = env.now;
-        true
+        Ok(())
     }
 
     /// Asks for a look after the transfer timeout, because large messages have begun to move and may come to a
     /// standstill.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
-        self.want(env, Action::LookBy(env.now + env.config.transfer_timeout));
+        self.want(env, Action::LookBy(env.now + env.config.timeouts.transfer));
     }
 
     fn end_offer(&self, outgoing: Outgoing, outcome: Outcome, env: &mut Env<'_>) {
         let told = match outgoing.source {
             Source::Copy { region, told } => {
                 self.want(env, Action::Discard(region));
-                told
+                told || outcome == Outcome::Refused
             }
             Source::Lent(key, hold) => {
                 if hold.done() {
@@ -458,17 +377,42 @@ impl Connection {
         self.discard_held(env);
         let Some(active) = &mut self.transfers.0 else { return };
         for outgoing in std::mem::take(&mut active.outgoing) {
-            self.end_offer(outgoing, Outcome::Failed(rdma_transport::wc::WcStatus::Flushed.into()), env);
+            self.end_offer(outgoing, Outcome::Failed(WcStatus::Flushed.into()), env);
+        }
+        // The queue pair is gone: nothing reads into the places any more.
+        for (offered, landing) in
+            self.transfers.0.as_mut().map(|active| std::mem::take(&mut active.lost)).into_iter().flatten()
+        {
+            self.end_landing(offered, landing, Err(WcStatus::Flushed.into()), env);
         }
     }
 
-    /// Frees everything that is held or being fetched, because nothing more is delivered.
+    /// Gives the program its memory back, and tells it of the end of a message that was to land there.
+    fn end_landing(&self, offered: Offered, landing: Landing, result: Result<(), Failure>, env: &mut Env<'_>) {
+        if let Some(region) = landing.done() {
+            self.want(env, Action::Unused(region));
+        }
+        self.tell(env, Event::Landed(Box::new((offered, result))));
+    }
+
+    /// Frees everything that is held or being fetched, because nothing more is delivered. Reads into the program's memory may still be
+    /// on their way.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };
         let (held, incoming) = (std::mem::take(&mut active.held), std::mem::take(&mut active.incoming));
         active.fetched.clear();
+        let probe = active.shortage.end();
         let joining = active.joining.take().map(Held::Fragments);
+        let mut regions = Vec::new();
+        for transfer in incoming {
+            let offered = transfer.offered();
+            match transfer.sink {
+                Sink::Library(region) => regions.push(region),
+                Sink::Program(landing) => active.lost.push((offered, landing)),
+                Sink::Unanswered | Sink::Wanted => {}
+            }
+        }
         for held in held.into_iter().chain(joining) {
             match held {
                 Held::Transfer => {}
@@ -480,7 +424,7 @@ impl Connection {
                 Held::Fragments(fragments) => self.discard_fragments(*fragments, env),
             }
         }
-        for region in incoming.into_iter().filter_map(|transfer| transfer.region) {
+        for region in regions.into_iter().chain(probe) {
             self.want(env, Action::Discard(region));
         }
     }
@@ -488,55 +432,97 @@ impl Connection {
     // Receiving.
 
     /// Handles an offer of the peer.
-    pub(super) fn offered(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
-        let offer = Offer::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
+    pub(super) fn offered(&mut self, offer: Offer, env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if !self.state.delivers() {
             return Ok(());
         }
         let open = self.state.is_open();
-        let active = self.transfers.active(env.now);
+        let active = self.transfers.activate(env.now);
         if !open {
             // The message cannot be fetched any more, so nothing behind it is delivered.
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
-        let (len, sealed) = (offer.region.len, self.opener.is_some());
-        if len > env.config.max_message {
+        let len = offer.region.len;
+        if len > env.config.large.max_message {
             return Err(PeerViolation::InvalidOffer);
         }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
-            || active.fetched.contains(&offer.number);
+            || active.fetched.iter().any(|&(number, _)| number == offer.number);
         // A transfer is under way until the peer is told that the message was fetched.
-        let total = len + if sealed { tail(len) } else { 0 };
-        let wraps = offer.region.address.checked_add(total).is_none();
+        let incoming = Incoming::new(offer, self.opener.is_some(), self.terms.progress);
+        let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
         if len == 0 || full || known || wraps {
             return Err(PeerViolation::InvalidOffer);
         }
-        let told = if self.terms.progress { 0 } else { total };
-        active.incoming.push_back(Incoming { offer, region: None, asked: 0, done: 0, told, total, segments: None });
+        let offered = incoming.offered();
+        active.incoming.push_back(incoming);
         active.held.push_back(Held::Transfer);
-        self.mark(env);
+        self.tell(env, Event::Offered(offered));
         Ok(())
+    }
+
+    /// The message of an offer that the program has not answered.
+    fn unanswered(&mut self, offer: OfferId) -> Option<&mut Incoming> {
+        self.transfers.active_mut()?.incoming.iter_mut().find(|transfer| transfer.is_unanswered(offer))
+    }
+
+    /// Length of a message whose offer the program has not answered, bytes.
+    pub(crate) fn offered_len(&self, offer: OfferId) -> Option<u64> {
+        let mut incoming = self.transfers.active()?.incoming.iter();
+        incoming.find(|transfer| transfer.is_unanswered(offer)).map(|transfer| transfer.offer.region.len)
+    }
+
+    /// Answers an offer: the message is read into the program's memory.
+    pub(crate) fn land(&mut self, offer: OfferId, landing: Landing, env: &mut Env<'_>) {
+        if let Some(transfer) = self.unanswered(offer) {
+            transfer.sink = Sink::Program(landing);
+            self.mark(env);
+        }
+    }
+
+    /// Answers an offer: the message is not wanted. `false`: there is no such offer.
+    pub(crate) fn refuse_offer(&mut self, offer: OfferId, env: &mut Env<'_>) -> bool {
+        let Some(active) = self.transfers.active_mut() else { return false };
+        let Some(at) = active.incoming.iter().position(|transfer| transfer.is_unanswered(offer)) else { return false };
+        // Nothing of it was asked for. The peer may offer another message in its place, so both of its places are free now.
+        active.incoming.remove(at);
+        let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
+        if let Some(place) = places.nth(at) {
+            active.held.remove(place);
+        }
+        active.fetched.push_back((offer.0, Kind::Refused));
+        self.deliver_held(env);
+        self.mark(env);
+        true
+    }
+
+    /// Answers an offer for a program that has not: the message is read into memory of the library.
+    pub(crate) fn settle_offer(&mut self, offer: OfferId, env: &mut Env<'_>) {
+        if let Some(transfer) = self.unanswered(offer) {
+            transfer.sink = Sink::Wanted;
+            self.mark(env);
+        }
     }
 
     /// Holds a message back until those before it are fetched.
     pub(super) fn hold_message(&mut self, buffer: Buffer, end: u32, now: Instant) {
         self.receives.hold();
-        self.transfers.active(now).held.push_back(Held::Message { buffer, end });
+        self.transfers.activate(now).held.push_back(Held::Message { buffer, end });
     }
 
     /// Holds immediate data back, as [`Connection::hold_message`] holds a message. The buffer is free, but its receive
     /// is not posted again, so that the peer's credits bound the number of events held.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
         self.receives.hold();
-        self.transfers.active(now).held.push_back(Held::Immediate(immediate));
+        self.transfers.activate(now).held.push_back(Held::Immediate(immediate));
     }
 
     /// Whether messages are held back now.
     #[inline]
-    pub(super) fn is_holding(&self, env: &Env<'_>) -> bool {
-        self.transfers.holds() && !env.config.overtake && self.state.delivers()
+    pub(super) fn is_holding(&self) -> bool {
+        self.transfers.holds() && self.state.delivers()
     }
 
     /// Chains the reads, and the news for the peer of what was fetched, as far as there is room.
@@ -552,14 +538,10 @@ impl Connection {
                     continue 'transfers;
                 }
                 let (from, len) = transfer.read_at(transfer.asked);
-                let Some(region) = transfer.region.as_mut() else { break 'transfers };
-                let range = from as usize..(from + len) as usize;
                 let memory = RemoteRegion { len: transfer.total, ..transfer.offer.region };
-                let (Some((sge, hold)), Some(remote)) = (region.lend_mut(range), memory.part(from, len)) else {
+                let (Some(remote), Some((sge, holds))) = (memory.part(from, len), transfer.lend(from, len)) else {
                     break 'transfers;
                 };
-                let mut holds = Holds::default();
-                holds[0] = Some((region.key(), hold));
                 transfer.asked += len;
                 if active.pieces == 0 {
                     active.read = env.now;
@@ -573,21 +555,24 @@ impl Connection {
                 break;
             }
         }
-        while self.tx.available_for_data() > 0
-            && self.sends.room(0) > 0
-            && let Some(number) = active.fetched.pop_front()
-        {
-            self.push_control(Kind::Fetched, &number.to_le_bytes(), None, env);
+        while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+            let Some((number, kind)) = active.fetched.pop_front() else { break };
+            self.push_control(kind, &number.to_le_bytes(), None, env);
             self.sends.hurry();
         }
-        if active.fetched.is_empty()
-            && self.tx.available_for_data() > 0
-            && self.sends.room(0) > 0
-            && let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress())
-        {
-            transfer.told = transfer.done;
-            let progress = Progress { number: transfer.offer.number, done: transfer.done };
-            self.push_control(Kind::Progress, &progress.emit(), None, env);
+        if active.fetched.is_empty() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+            if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress()) {
+                transfer.told = transfer.done;
+                let progress = Progress { number: transfer.offer.number, done: transfer.done };
+                self.push_control(Kind::Progress, &progress.emit(), None, env);
+            }
+        }
+        if active.shortage.owes_report() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+            if let Some(transfer) = active.incoming.iter().find(|transfer| transfer.wants_memory()) {
+                active.shortage.reported();
+                let progress = Progress { number: transfer.offer.number, done: 0 };
+                self.push_control(Kind::Progress, &progress.emit(), None, env);
+            }
         }
         self.transfers.0 = Some(active);
         if begun {
@@ -601,17 +586,18 @@ impl Connection {
         let Some(active) = &mut self.transfers.0 else { return };
         active.pieces = active.pieces.saturating_sub(1);
         active.read = env.now;
+        if active.shortage.answered(env.now) {
+            return;
+        }
         // Reads end in order, so the read belongs to the first transfer that is not whole.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
-        if let Some(opener) = &mut self.opener
-            && !transfer.open(u64::from(len), opener)
-        {
+        if self.opener.as_mut().is_some_and(|opener| !transfer.open(u64::from(len), opener)) {
             return self.violated(PeerViolation::NotAuthentic, env);
         }
         if transfer.is_whole() {
             let number = transfer.offer.number;
-            active.fetched.push_back(number);
+            active.fetched.push_back((number, Kind::Fetched));
             self.deliver_held(env);
         }
     }
@@ -636,14 +622,19 @@ impl Connection {
             match active.held.pop_front() {
                 Some(Held::Transfer) => {
                     let Some(transfer) = active.incoming.pop_front() else { return };
-                    let Some(mut region) = transfer.region else { return };
-                    region.truncate(transfer.offer.region.len as usize);
+                    let offered = transfer.offered();
                     if delivers {
                         env.stats.messages.received += 1;
-                        env.stats.messages.bytes_received += region.len() as u64;
-                        self.tell(env, Event::Fetched(region));
-                    } else {
-                        self.want(env, Action::Discard(region));
+                        env.stats.messages.bytes_received += offered.len;
+                    }
+                    match transfer.sink {
+                        Sink::Library(mut region) if delivers => {
+                            region.truncate(offered.len as usize);
+                            self.tell(env, Event::Fetched(region));
+                        }
+                        Sink::Library(region) => self.want(env, Action::Discard(region)),
+                        Sink::Program(landing) => self.end_landing(offered, landing, Ok(()), env),
+                        Sink::Unanswered | Sink::Wanted => {}
                     }
                 }
                 Some(Held::Message { buffer, end }) => {

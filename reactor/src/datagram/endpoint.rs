@@ -16,6 +16,7 @@ use super::{EndpointId, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::error::{DisconnectReason, Error};
 use crate::id::{GUEST_BITS, SendId, SendKind, guest_work};
+use crate::providers::Handle;
 
 /// A datagram on its way.
 #[derive(Debug)]
@@ -35,11 +36,12 @@ pub(super) struct Membership {
 #[derive(Debug)]
 pub(super) struct Site {
     /// The connection-manager id that has the queue pair.
-    pub(super) cm: CmId,
+    pub(super) cm: Handle<CmId>,
     /// The connection-manager id at which peers ask for the endpoint.
-    pub(super) listener: CmId,
+    pub(super) listener: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
+    pub(super) qp_number: u32,
     pub(super) device: usize,
     pub(super) cq: usize,
     /// Number of completion entries that the endpoint has claimed.
@@ -190,7 +192,7 @@ impl Traffic {
         let Some(last) = self.chain.last_mut() else { return Ok(()) };
         last.flags |= SendFlags::SIGNALED;
         match provider.post_send(qp, &self.chain) {
-            Ok(()) => self.chain.clear(),
+            Ok(_) => self.chain.clear(),
             Err(failed) => {
                 self.chain.drain(..failed.posted);
                 return Err(failed.error.into());

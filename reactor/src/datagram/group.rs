@@ -6,6 +6,7 @@ use rdma_transport::cm::{CmEventKind, DisconnectCause};
 use rdma_transport::slab::Key;
 
 use super::endpoint::{Endpoint, Membership};
+use super::peer::datagrams;
 use super::table::{Endpoints, Event};
 use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error};
@@ -13,14 +14,14 @@ use crate::error::{ConnectError, DisconnectReason, Error};
 impl Endpoints {
     pub(crate) fn join(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        driver.provider_mut().join(endpoint.site.cm, group)?;
+        datagrams(driver, endpoint.site.device)?.join(endpoint.site.cm.id, group)?;
         endpoint.groups.push(Membership { group, peer: None });
         Ok(())
     }
 
     pub(crate) fn leave(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        driver.provider_mut().leave(endpoint.site.cm, group)?;
+        datagrams(driver, endpoint.site.device)?.leave(endpoint.site.cm.id, group)?;
         self.forget_group(driver, key, group);
         Ok(())
     }
@@ -49,10 +50,10 @@ impl Endpoints {
                 let joined = self.add_peer(driver, key, &peer).map_err(|error| ConnectError::Local(error.to_string()));
                 match &joined {
                     Ok(peer) => {
-                        if let Some(endpoint) = self.all.get_mut(key)
-                            && let Some(member) = endpoint.groups.iter_mut().find(|member| member.group == group)
-                        {
-                            member.peer = Some(*peer);
+                        if let Some(endpoint) = self.all.get_mut(key) {
+                            if let Some(member) = endpoint.groups.iter_mut().find(|member| member.group == group) {
+                                member.peer = Some(*peer);
+                            }
                         }
                     }
                     Err(_) => {

@@ -1,4 +1,4 @@
-//! Unreliable datagrams, on devices that have them.
+//! Unreliable datagrams, on devices that have them. Needs feature `datagram`.
 //!
 //! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device. It receives
 //! from everybody and sends to anybody. A *peer* is a destination: an endpoint elsewhere, found by its address
@@ -31,7 +31,17 @@ pub(crate) mod table;
 pub use message::{Datagram, Origin};
 
 use crate::error::Error;
-pub use crate::id::{EndpointId, PeerId};
+use crate::id::name;
+
+name!(
+    /// Names one datagram endpoint.
+    EndpointId, "endpoint"
+);
+name!(
+    /// Names one peer of one endpoint. The name is stale when the peer was forgotten, its group was left, or the endpoint is
+    /// gone.
+    PeerId, "peer"
+);
 
 /// Largest number of receives of an endpoint, and largest number of sends.
 const MAX_DEPTH: u32 = 16_384;

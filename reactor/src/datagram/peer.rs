@@ -4,16 +4,25 @@ use std::net::SocketAddr;
 
 use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
+use rdma_transport::provider::Provider;
+use rdma_transport::roles::Datagrams;
 use rdma_transport::slab::Key;
 
-use super::table::{Endpoints, Event, Lookup, Number, Peer};
+use super::table::{DATAGRAMS, Endpoints, Event, Lookup, Number, Peer};
 use super::{Origin, PeerId};
-use crate::driver::fabric::Owner;
+use crate::driver::owners::Owner;
 use crate::driver::{Driver, Due};
 use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
+use crate::providers::{Handle, device_index, role};
 
-fn destroy_address(driver: &mut Driver, address: AddressId) {
-    if let Err(error) = driver.provider_mut().destroy_address(address) {
+/// Returns the datagrams of a device's provider.
+pub(super) fn datagrams(driver: &mut Driver, device: usize) -> rdma_transport::Result<&mut dyn Datagrams> {
+    role(driver.providers_mut().of_device(device), Provider::datagrams, DATAGRAMS)
+}
+
+fn destroy_address(driver: &mut Driver, device: usize, address: AddressId) {
+    let destroyed = datagrams(driver, device).and_then(|role| role.destroy_address(address));
+    if let Err(error) = destroyed {
         log::debug!("destroying an address: {error}");
     }
 }
@@ -22,15 +31,17 @@ impl Endpoints {
     /// Adds a peer; the endpoint owns its address handle from now on.
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        let device = driver.device(endpoint.site.device).ok_or(Error::Gone("device"))?.id;
-        let address = driver.provider_mut().create_address(device, &peer.route)?;
+        let index = endpoint.site.device;
+        let device = driver.device(index).ok_or(Error::Gone("device"))?.id;
+        let address = datagrams(driver, index)?.create_address(device, &peer.route)?;
         let destination = Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key };
-        Ok(PeerId::new(driver.tag(), self.peers.insert(Peer { endpoint: key, destination })))
+        Ok(PeerId::new(driver.tag(), self.peers.insert(Peer { endpoint: key, device: index, destination })))
     }
 
     pub(crate) fn peer_of(&mut self, driver: &mut Driver, key: Key, origin: &Origin) -> Result<PeerId, Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        let route = driver.provider().route_back(endpoint.site.cm, &origin.completion, &origin.header)?;
+        let (device, cm) = (endpoint.site.device, endpoint.site.cm.id);
+        let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key: QUEUE_KEY };
         self.add_peer(driver, key, &peer)
     }
@@ -38,13 +49,13 @@ impl Endpoints {
     /// Forgets a peer. Datagrams that were accepted for the peer are still sent.
     pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
         let Some(peer) = self.peers.remove(peer) else { return };
-        let (key, address) = (peer.endpoint, peer.destination.address);
+        let (key, device, address) = (peer.endpoint, peer.device, peer.destination.address);
         match self.all.get_mut(key) {
             Some(endpoint) => {
                 endpoint.forgotten.push_back((endpoint.traffic.taken, address));
                 self.drop_unused_addresses(driver, key);
             }
-            None => destroy_address(driver, address),
+            None => destroy_address(driver, device, address),
         }
     }
 
@@ -59,14 +70,19 @@ impl Endpoints {
     /// Destroys the address handles of forgotten peers to which nothing is on its way any more. A device may use an
     /// address handle until then.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
-        while let Some(address) = self.all.get_mut(key).and_then(super::endpoint::Endpoint::next_unused) {
-            destroy_address(driver, address);
+        let Some(endpoint) = self.all.get_mut(key) else { return };
+        while let Some(address) = endpoint.next_unused() {
+            destroy_address(driver, endpoint.site.device, address);
         }
     }
 
     /// Destroys the addresses of an endpoint that is gone.
-    pub(super) fn drop_addresses(driver: &mut Driver, addresses: impl IntoIterator<Item = (u64, AddressId)>) {
-        addresses.into_iter().for_each(|(_, address)| destroy_address(driver, address));
+    pub(super) fn drop_addresses(
+        driver: &mut Driver,
+        device: usize,
+        addresses: impl IntoIterator<Item = (u64, AddressId)>,
+    ) {
+        addresses.into_iter().for_each(|(_, address)| destroy_address(driver, device, address));
     }
 
     // Finding.
@@ -74,15 +90,17 @@ impl Endpoints {
     pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
         let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
         let from = SocketAddr::new(endpoint.site.address.ip(), 0);
-        let deadline = driver.now() + driver.config().connect_timeout;
-        let cm = driver.provider_mut().resolve_datagram(address, Some(from), deadline)?;
+        let deadline = driver.now() + driver.config().timeouts.connect;
+        let (device, provider) = (endpoint.site.device, endpoint.site.cm.provider);
+        let id = datagrams(driver, device)?.resolve_datagram(address, Some(from), deadline)?;
+        let cm = Handle { provider, id };
         let lookup = self.lookups.insert(Lookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
         let number = Number::Lookup(lookup).pack();
         let timer = driver.timers_mut().insert(deadline, Due::Guest(number));
         if let Some(lookup) = self.lookups.get_mut(lookup) {
             lookup.timer = timer;
         }
-        driver.fabric_mut().own(cm, Owner::Guest(number));
+        driver.owners_mut().own(cm, Owner::Guest(number));
         Ok(())
     }
 
@@ -91,9 +109,13 @@ impl Endpoints {
         let Some(&Lookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
             CmEventKind::Resolved { device } => {
-                let ours = self.all.get(endpoint).is_some_and(|of| of.site.device == device.0 as usize);
+                let ours = self.all.get(endpoint).is_some_and(|of| of.site.device == device_index(cm.provider, device));
                 let asked = if ours {
-                    driver.provider_mut().connect(cm, &ConnectParam::default()).map_err(|error| error.to_string())
+                    driver
+                        .providers_mut()
+                        .numbered(cm.provider)
+                        .connect(cm.id, &ConnectParam::default())
+                        .map_err(|error| error.to_string())
                 } else {
                     Err("another device leads there than the endpoint's".into())
                 };
@@ -121,19 +143,17 @@ impl Endpoints {
     }
 
     pub(super) fn end_lookup(&mut self, driver: &mut Driver, key: Key, found: Result<PeerId, ConnectError>) {
-        if let Some(Lookup { endpoint, address, .. }) = self.drop_lookup(driver, key)
-            && let Some(endpoint) = self.all.get(endpoint).map(|endpoint| endpoint.id)
-        {
-            self.tell(Event::Peer { endpoint, address, found });
+        if let Some(Lookup { endpoint, address, .. }) = self.drop_lookup(driver, key) {
+            if let Some(endpoint) = self.all.get(endpoint).map(|endpoint| endpoint.id) {
+                self.tell(Event::Peer { endpoint, address, found });
+            }
         }
     }
 
     pub(super) fn drop_lookup(&mut self, driver: &mut Driver, key: Key) -> Option<Lookup> {
         let lookup = self.lookups.remove(key)?;
         driver.timers_mut().cancel(lookup.timer);
-        driver.fabric_mut().disown(lookup.cm);
-        let now = driver.now();
-        driver.provider_mut().destroy_id(lookup.cm, now);
+        driver.discard(lookup.cm);
         Some(lookup)
     }
 
@@ -146,10 +166,12 @@ impl Endpoints {
     }
 
     /// Answers a peer that asks for an endpoint at its address. Nothing is allocated for the answer.
-    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: CmId) {
+    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
         let now = driver.now();
-        let Some(endpoint) = self.open_one(key) else { return driver.provider_mut().destroy_id(asked, now) };
-        if let Err(error) = driver.provider_mut().answer_datagram(asked, endpoint.site.qp, &[], now) {
+        let Some(endpoint) = self.open_one(key) else { return driver.discard(asked) };
+        let (device, qp) = (endpoint.site.device, endpoint.site.qp);
+        let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
+        if let Err(error) = answered {
             log::info!("{}: answering a peer that asks for it: {error}", endpoint.id);
         }
     }

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rdma_transport::QpAttr;
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
+use rdma_transport::cm::{CmEventKind, CmId, ListenOptions};
 use rdma_transport::datagram::{Destination, GRH_LEN};
 use rdma_transport::mr::{LocalKey, MrId};
-use rdma_transport::provider::DeviceId;
+use rdma_transport::provider::Provider;
 use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wc::{Failure, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp};
@@ -18,10 +18,15 @@ use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
 use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
-use crate::driver::fabric::Owner;
+use crate::driver::owners::Owner;
+use crate::driver::stages::Stages;
 use crate::driver::{Driver, Due};
 use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::id::SendId;
+use crate::providers::{Handle, device_index, device_of, role};
+
+/// The feature that a provider without datagrams lacks.
+pub(super) const DATAGRAMS: &str = "datagrams";
 
 /// A callback to make.
 #[derive(Debug)]
@@ -62,6 +67,8 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) endpoint: Key,
+    /// Index of the endpoint's device, which has the address handle.
+    pub(super) device: usize,
     pub(super) destination: Destination,
 }
 
@@ -69,7 +76,7 @@ pub(super) struct Peer {
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) endpoint: Key,
-    pub(super) cm: CmId,
+    pub(super) cm: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) timer: Key,
 }
@@ -151,9 +158,7 @@ impl Endpoints {
     }
 
     fn mark(&mut self, key: Key) {
-        if let Some(endpoint) = self.all.get_mut(key)
-            && !std::mem::replace(&mut endpoint.marked, true)
-        {
+        if self.all.get_mut(key).is_some_and(|endpoint| !std::mem::replace(&mut endpoint.marked, true)) {
             self.to_post.push(key);
         }
     }
@@ -170,20 +175,25 @@ impl Endpoints {
         if driver.refuses_all() {
             return Err(Error::Drained);
         }
-        let (now, backlog) = (driver.now(), driver.config().backlog);
-        let (cm, device) = driver.provider_mut().bind_datagram(SocketAddr::new(local.ip(), 0))?;
-        let listener = match driver.provider_mut().listen_datagram(local, backlog) {
-            Ok(listener) => listener,
+        let providers = driver.providers_mut();
+        let provider = providers.serving(local.ip());
+        let role = role(providers.numbered(provider), Provider::datagrams, DATAGRAMS)?;
+        let (id, device) = role.bind_datagram(SocketAddr::new(local.ip(), 0))?;
+        let listener = role.listen_datagram(local, &ListenOptions::default());
+        providers.note_use(provider);
+        let (cm, device) = (Handle { provider, id }, device_index(provider, device));
+        let listener = match listener {
+            Ok(id) => Handle { provider, id },
             Err(error) => {
-                driver.provider_mut().destroy_id(cm, now);
+                driver.discard(cm);
                 return Err(error.into());
             }
         };
         match self.furnish(driver, cm, listener, local, device, options) {
             Ok(id) => Ok(id),
             Err(error) => {
-                driver.provider_mut().destroy_id(listener, now);
-                driver.provider_mut().destroy_id(cm, now);
+                driver.discard(listener);
+                driver.discard(cm);
                 Err(error)
             }
         }
@@ -193,17 +203,18 @@ impl Endpoints {
     fn furnish(
         &mut self,
         driver: &mut Driver,
-        cm: CmId,
-        listener: CmId,
+        cm: Handle<CmId>,
+        listener: Handle<CmId>,
         local: SocketAddr,
-        device: DeviceId,
+        index: usize,
         options: EndpointOptions,
     ) -> Result<EndpointId, Error> {
         let EndpointOptions { receive_depth, send_depth } = options;
-        let info = driver.provider().device(device).ok_or(Error::Gone("device"))?;
+        let device = device_of(index).1;
+        let info = driver.providers().get(cm.provider).device(device).ok_or(Error::Gone("device"))?;
         let max_datagram = info.capabilities.max_datagram as usize;
-        let (index, room) = (device.0 as usize, receive_depth + send_depth);
-        let cq = driver.claim_room(device, room)?;
+        let room = receive_depth + send_depth;
+        let cq = driver.claim_room(index, room)?;
         let cq_id = driver.device(index).ok_or(Error::Gone("device"))?.cqs[cq].id;
         let mut pool = Pool::new(GRH_LEN + max_datagram, usize::MAX);
         let mut slabs = Vec::new();
@@ -214,21 +225,24 @@ impl Endpoints {
             max_recv_wr: receive_depth,
             max_inline: 0,
             max_recv_sge: 1,
+            srq: None,
         };
-        let provider = driver.provider_mut();
+        let provider = driver.providers_mut().numbered(cm.provider);
         let made = pool
             .reserve(room as usize, |bytes| register(provider, &mut slabs, device, bytes))
-            .and_then(|()| Ok(provider.create_qp(cm, &attr)?));
+            .and_then(|()| Ok(provider.create_qp(cm.id, &attr)?));
         let qp = match made {
             Ok(qp) => qp,
             Err(error) => {
-                drop_slabs(driver, slabs);
+                drop_slabs(driver, index, slabs);
                 driver.release_room(index, cq, room);
                 return Err(error);
             }
         };
-        let address = driver.provider().local_address(listener).unwrap_or(local);
-        let site = Site { cm, listener, address, qp, device: index, cq, room, max_datagram };
+        let provider = driver.providers_mut().numbered(cm.provider);
+        let address = provider.local_address(listener.id).unwrap_or(local);
+        let qp_number = provider.datagrams().and_then(|role| role.qp_number(qp).ok()).unwrap_or_default();
+        let site = Site { qp_number, cm, listener, address, qp, device: index, cq, room, max_datagram };
         let traffic = Traffic {
             receives: VecDeque::with_capacity(receive_depth as usize),
             reposts: (0..receive_depth).map_while(|_| pool.take()).collect(),
@@ -254,7 +268,7 @@ impl Endpoints {
             endpoint.id = id;
         }
         for cm in [cm, listener] {
-            driver.fabric_mut().own(cm, Owner::Guest(Number::Endpoint(key).pack()));
+            driver.owners_mut().own(cm, Owner::Guest(Number::Endpoint(key).pack()));
         }
         self.mark(key);
         // The receives are posted now, so that the endpoint hears datagrams before the next turn.
@@ -264,11 +278,11 @@ impl Endpoints {
 
     // Calls of the program.
 
-    /// The address at which peers find an endpoint, its queue pair, the index of its device, and its largest datagram
+    /// The address at which peers find an endpoint, the number of its queue pair, the index of its device, and its largest datagram
     /// in bytes.
-    pub(crate) fn site(&self, key: Key) -> Option<(SocketAddr, rdma_transport::qp::QpId, usize, usize)> {
+    pub(crate) fn site(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
         let site = &self.all.get(key)?.site;
-        Some((site.address, site.qp, site.device, site.max_datagram))
+        Some((site.address, site.qp_number, site.device, site.max_datagram))
     }
 
     pub(crate) fn send(
@@ -379,13 +393,11 @@ impl Endpoints {
     }
 
     /// Handles an event of the connection manager.
-    pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, event: CmEvent) {
-        match (Number::unpack(number), event) {
-            (Number::Endpoint(key), CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) => {
-                self.answer(driver, key, id);
-            }
-            (Number::Endpoint(key), CmEvent { kind, .. }) => self.endpoint_event(driver, key, kind),
-            (Number::Lookup(key), CmEvent { kind, .. }) => self.lookup_event(driver, key, kind),
+    pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, cm: Handle<CmId>, kind: CmEventKind) {
+        match (Number::unpack(number), kind) {
+            (Number::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
+            (Number::Endpoint(key), kind) => self.endpoint_event(driver, key, kind),
+            (Number::Lookup(key), kind) => self.lookup_event(driver, key, kind),
         }
     }
 
@@ -435,7 +447,7 @@ impl Endpoints {
             }
             let (open, qp, traffic) = (endpoint.is_open(), endpoint.site.qp, &mut endpoint.traffic);
             driver.counters().messages.doorbells += u64::from(!traffic.chain.is_empty());
-            let provider = driver.provider_mut();
+            let provider = driver.providers_mut().numbered(endpoint.site.cm.provider);
             let receives =
                 if open { traffic.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
             if let Err(error) = receives.and_then(|()| traffic.post_sends(qp, provider)) {
@@ -453,11 +465,11 @@ impl Endpoints {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
             log::debug!("{}: ending: {reason}", endpoint.id);
-            let until = driver.now() + driver.config().close_timeout;
+            let until = driver.now() + driver.config().timeouts.close;
             let timer = driver.timers_mut().insert(until, Due::Guest(Number::Endpoint(key).pack()));
             endpoint.phase = Phase::Draining { reason, timer };
             self.ending.push(key);
-            driver.note_ending();
+            driver.note(Stages::ENDS);
         }
         if at_once {
             self.hurry(driver, key);
@@ -477,7 +489,7 @@ impl Endpoints {
         if let Phase::Draining { reason, timer } = &endpoint.phase {
             driver.timers_mut().cancel(*timer);
             endpoint.phase = Phase::Over { reason: reason.clone() };
-            driver.note_ending();
+            driver.note(Stages::ENDS);
         }
     }
 
@@ -493,7 +505,7 @@ impl Endpoints {
     /// Closes all endpoints.
     pub(crate) fn close_all(&mut self, driver: &mut Driver, at_once: bool) {
         for key in self.all.keys() {
-            self.end(driver, key, DisconnectReason::Local, at_once);
+            self.end(driver, key, DisconnectReason::Local { complete: false }, at_once);
         }
     }
 
@@ -514,17 +526,21 @@ impl Endpoints {
     }
 
     fn finish(&mut self, driver: &mut Driver, key: Key) {
+        let complete = self.all.get(key).is_some_and(|endpoint| endpoint.traffic.sends.is_empty());
         self.hurry(driver, key);
         self.destroy_ids_of(driver, key);
-        // The queue pair is destroyed, so nothing touches the buffers from now on.
+        // Nothing is posted any more. What a queue pair that the device has kept may touch is the endpoint's own memory, which
+        // goes back with it.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.traffic.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
         self.cancel_lookups(driver, key);
         let Some(endpoint) = self.all.get(key) else { return };
         let reason = match &endpoint.phase {
+            Phase::Open
+            | Phase::Draining { reason: DisconnectReason::Local { .. }, .. }
+            | Phase::Over { reason: DisconnectReason::Local { .. } } => DisconnectReason::Local { complete },
             Phase::Draining { reason, .. } | Phase::Over { reason } => reason.clone(),
-            Phase::Open => DisconnectReason::Local,
         };
         let endpoint = endpoint.id;
         self.tell(Event::Closed { endpoint, reason });
@@ -533,10 +549,15 @@ impl Endpoints {
     fn destroy_ids_of(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         endpoint.traffic.chain.clear();
-        for cm in [endpoint.site.listener, endpoint.site.cm] {
-            driver.fabric_mut().disown(cm);
-            let now = driver.now();
-            driver.provider_mut().destroy_id(cm, now);
+        let (now, listener, cm) = (driver.now(), endpoint.site.listener, endpoint.site.cm);
+        driver.discard(listener);
+        driver.owners_mut().disown(cm);
+        let (provider, id) = driver.providers_mut().of(cm);
+        if let Err(error) = provider.destroy_id(id, now) {
+            log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
+            driver.counters().connections.undestroyed += 1;
+            // It may go on completing work.
+            endpoint.site.room = 0;
         }
     }
 
@@ -544,8 +565,8 @@ impl Endpoints {
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };
-        Self::drop_addresses(driver, endpoint.forgotten);
-        drop_slabs(driver, endpoint.traffic.slabs);
+        Self::drop_addresses(driver, endpoint.site.device, endpoint.forgotten);
+        drop_slabs(driver, endpoint.site.device, endpoint.traffic.slabs);
         driver.release_room(endpoint.site.device, endpoint.site.cq, endpoint.site.room);
     }
 
@@ -563,8 +584,9 @@ impl Endpoints {
     }
 }
 
-fn drop_slabs(driver: &mut Driver, slabs: Vec<(LocalKey, MrId)>) {
+fn drop_slabs(driver: &mut Driver, device: usize, slabs: Vec<(LocalKey, MrId)>) {
     for (_, slab) in slabs {
-        deregister(driver.provider_mut(), slab);
+        let kept = deregister(driver.providers_mut().of_device(device), slab);
+        driver.counters().memory.unreleased += kept;
     }
 }

@@ -8,11 +8,20 @@ use super::pool::Buffer;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
+/// Names a pool of buffers. A device that is used again after nothing was left on it has another pool, with another name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolId {
+    /// The index of the device.
+    pub(crate) device: usize,
+    /// The number of the pool among all pools of the reactor.
+    pub(crate) number: u64,
+}
+
 /// Memory on its way back to the reactor.
 #[derive(Debug)]
 pub(crate) struct Returned {
-    /// Index of its device.
-    pub(crate) device: usize,
+    /// The pool that the memory belongs to.
+    pub(crate) pool: PoolId,
     pub(crate) what: Lent,
     /// The connection, if the memory held a received message; then its buffers are to be posted again.
     pub(crate) receive_of: Option<ConnectionId>,
@@ -34,10 +43,10 @@ pub(crate) struct Joined {
     pub(crate) receives: Vec<Buffer>,
 }
 
-/// The place to which the buffers of a device go back.
+/// The place to which the buffers of a pool go back.
 #[derive(Debug)]
 pub(crate) struct Home {
-    pub(crate) device: usize,
+    pub(crate) pool: PoolId,
     pub(crate) channel: Sender<Returned>,
     pub(crate) wake: Arc<WakeFlag>,
 }
@@ -54,7 +63,7 @@ impl Home {
     }
 
     fn send(&self, what: Lent, receive_of: Option<ConnectionId>) {
-        if self.channel.send(Returned { device: self.device, what, receive_of }).is_ok() {
+        if self.channel.send(Returned { pool: self.pool, what, receive_of }).is_ok() {
             self.wake.wake();
         }
     }

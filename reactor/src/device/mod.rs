@@ -10,11 +10,13 @@ pub(crate) mod table;
 use std::sync::Arc;
 
 use rdma_transport::caps::Features;
-use rdma_transport::mem::Memory;
+use rdma_transport::cq::CqAttr;
+use rdma_transport::mem::{Memory, Sharing};
 use rdma_transport::mr::{Access, LocalKey, MrId};
 use rdma_transport::provider::{CqId, DeviceId, DeviceInfo, Provider};
-use rdma_transport::qp::{QpAttr, SrqId};
+use rdma_transport::qp::{QpAttr, QpId, SrqId};
 use rdma_transport::slab::Key;
+use rdma_transport::srq::SrqAttr;
 use rdma_transport::wr::RecvWr;
 
 use self::cq::CompletionQueue;
@@ -24,6 +26,7 @@ use self::srq::queue::SharedReceives;
 use crate::config::Config;
 use crate::error::Error;
 use crate::limits::{HEADER_LEN, TAG_ROOM, buffer_len};
+use crate::providers::role;
 
 /// The buffers of a device: the pool, and the receives that connections share.
 #[derive(Debug)]
@@ -84,6 +87,15 @@ pub(crate) struct Device {
     pub(crate) removed: bool,
 }
 
+/// What a device has not given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    /// Number of shared receive queues.
+    pub(crate) queues: u64,
+    /// Number of registrations.
+    pub(crate) registrations: usize,
+}
+
 impl From<Exhausted> for Error {
     fn from(_: Exhausted) -> Self {
         Self::Limit { limit: "max_memory", value: 0 }
@@ -100,7 +112,7 @@ pub(crate) fn register(
     let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
     let memory = Arc::new(memory);
     // The memory has local access only, so that no peer can ever reach a pool.
-    let region = provider.register(id, &memory, Access::LOCAL_WRITE)?;
+    let region = provider.register(id, &memory, 0..bytes, Access::LOCAL_WRITE)?;
     slabs.push((region.local_key, region.id));
     Ok((memory, region.local_key))
 }
@@ -121,10 +133,17 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
     }
 }
 
-fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) {
-    if let Err(error) = provider.destroy_srq(srq) {
-        log::warn!("destroying a shared receive queue: {error}");
-    }
+const SHARED_RECEIVES: &str = "shared receive queues on this device";
+
+/// Destroys a shared receive queue. Returns `false` if the device keeps it, and may go on using what is posted there.
+fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
+    let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
+    destroyed.inspect_err(|error| log::error!("a shared receive queue is left as it is: {error}")).is_ok()
+}
+
+/// Returns `true` if nothing completes on a queue any more.
+fn has_failed(provider: &dyn Provider, cq: &CompletionQueue) -> bool {
+    provider.adapter().is_some_and(|adapter| adapter.has_failed(cq.id))
 }
 
 fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
@@ -133,14 +152,20 @@ fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
     }
 }
 
-/// Deregisters memory of buffers; logs a failure.
-pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) {
-    if let Err(error) = provider.deregister(slab) {
-        log::warn!("deregistering the memory of buffers: {error}");
-    }
+/// Deregisters memory of buffers. Returns how many registrations the device has kept: 0 or 1.
+pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
+    let failed = provider.deregister(slab).inspect_err(|error| {
+        log::error!("the memory of buffers stays registered: {error}");
+    });
+    usize::from(failed.is_err())
 }
 
 impl Device {
+    /// The index of the device in the reactor.
+    pub(crate) fn index(&self) -> usize {
+        self.home.pool.device
+    }
+
     pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, reactor: u32, home: Arc<Home>) -> Self {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
@@ -161,7 +186,7 @@ impl Device {
             home,
             buffer_size: config.buffer_size.min(longest),
             queues: info.map_or(queues, |info| queues.clamped(info)),
-            vector: vector(config.completion_vector, reactor, info),
+            vector: vector(config.completions.vector, reactor, info),
             max_completion_queue: info.map_or(u32::MAX, |info| info.capabilities.max_completion_queue),
             claims: 0,
             removed: false,
@@ -177,32 +202,27 @@ impl Device {
             .device(self.id)
             .is_some_and(|info| info.capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE));
         if !has {
-            let (provider, feature) = (provider.name(), "shared receive queues on this device");
+            let (provider, feature) = (provider.name(), SHARED_RECEIVES);
             return Err(rdma_transport::Error::Unsupported { provider, feature }.into());
         }
-        let srq = provider.create_srq(self.id, receives)?;
+        let srq = role(provider, Provider::shared_receives, SHARED_RECEIVES)?
+            .create_srq(self.id, &SrqAttr { max_wr: receives, max_sge: 1 })?;
         let (count, size) = (receives as usize, buffer_len(self.buffer_size));
-        let reserved = self.reserve(provider, count);
-        let pool = &mut self.buffers.pool;
-        let made = reserved.and_then(|()| {
-            let mut shared = SharedReceives::new(pool, srq, receives, size);
-            match shared.post(provider, pool, &mut Vec::with_capacity(count)) {
-                Ok(()) => Ok(shared),
-                Err(error) => {
-                    shared.empty(pool);
-                    pool.unreserve(count);
-                    Err(error)
-                }
-            }
-        });
-        match made {
-            Ok(shared) => self.buffers.shared = Some(shared),
-            Err(error) => {
-                destroy_srq(provider, srq);
-                return Err(error);
-            }
+        if let Err(error) = self.reserve(provider, count) {
+            destroy_srq(provider, srq);
+            return Err(error);
         }
-        Ok(())
+        let pool = &mut self.buffers.pool;
+        let mut shared = SharedReceives::new(pool, srq, receives, size);
+        let posted = shared.post(provider, pool, &mut Vec::with_capacity(count));
+        // A part of them may be posted, so nothing is taken back from a queue that the device keeps. It serves later connections.
+        if posted.is_err() && destroy_srq(provider, srq) {
+            shared.empty(pool);
+            pool.unreserve(count);
+        } else {
+            self.buffers.shared = Some(shared);
+        }
+        posted
     }
 
     fn reserve(&mut self, provider: &mut dyn Provider, count: usize) -> Result<(), Error> {
@@ -254,17 +274,12 @@ impl Device {
         let index = match self.with_room(provider, entries, false) {
             Some(index) => index,
             None => {
-                let size = config.completion_queue.min(self.max_completion_queue).max(entries);
-                let id = provider.create_cq_on(self.id, size, self.vector)?;
-                if let Some(to) = config.completion_moderation
-                    && let Err(error) = provider.moderate_cq(id, to)
-                {
-                    destroy_cq(provider, id);
-                    return Err(error.into());
-                }
+                let size = config.completions.queue.min(self.max_completion_queue).max(entries);
+                let attr = CqAttr { entries: size, vector: self.vector, moderation: config.completions.moderation };
+                let id = provider.create_cq(self.id, &attr)?;
                 let new = CompletionQueue::new(id, size);
                 // A queue that has failed gives its place up when nobody uses it any more.
-                match self.cqs.iter().position(|cq| cq.is_unused() && provider.has_failed(cq.id)) {
+                match self.cqs.iter().position(|cq| cq.is_unused() && has_failed(provider, cq)) {
                     Some(index) => {
                         destroy_cq(provider, std::mem::replace(&mut self.cqs[index], new).id);
                         index
@@ -281,7 +296,7 @@ impl Device {
 
     /// Finds a completion queue with so many free entries, which has not failed. `shared`: it has room for all shared receives.
     fn with_room(&self, provider: &dyn Provider, entries: u32, shared: bool) -> Option<usize> {
-        let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !provider.has_failed(cq.id);
+        let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !has_failed(provider, cq);
         self.cqs.iter().position(good)
     }
 
@@ -318,9 +333,11 @@ impl Device {
 
     /// Gives a connection's claim back. `kept`: number of the connection's own receive buffers that the program still
     /// has. They stay counted until they come home. Buffers of the shared queue never count as a connection's own.
-    pub(crate) fn release(&mut self, room: Room, kept: usize) {
-        self.release_room(room.cq, room.entries);
-        self.buffers.pool.unreserve(room.entries as usize);
+    /// `lost`: number of buffers that a queue pair has for good, which may go on completing work, so its completion entries stay
+    /// claimed.
+    pub(crate) fn release(&mut self, room: Room, kept: usize, lost: Option<usize>) {
+        self.release_room(room.cq, if lost.is_none() { room.entries } else { 0 });
+        self.buffers.pool.unreserve(room.entries as usize - lost.unwrap_or(0));
         self.buffers.pool.lend(kept);
     }
 
@@ -339,26 +356,56 @@ impl Device {
         Some(buffer)
     }
 
-    /// Gives back memory of the pool that was not needed for a while.
-    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
-        let slabs = &mut self.slabs;
-        self.buffers.pool.trim(|key| {
-            if let Some(at) = slabs.iter().position(|&(of, _)| of == key) {
-                deregister(provider, slabs.swap_remove(at).1);
-            }
+    /// Makes buffers for sends of one connection, which its peer maps, so that nobody copies what is sent from there. Returns the number
+    /// of their slab; `None` if its peer is not on this host, or it cannot be.
+    pub(crate) fn lend_to(&mut self, provider: &mut dyn Provider, qp: Option<QpId>) -> Option<u16> {
+        let qp = qp.filter(|&qp| provider.shared_memory().is_some_and(|role| role.is_shared(qp)))?;
+        let bytes = self.buffers.pool.room_apart(self.queues.max_send_wr as usize)?;
+        let memory = Memory::new_shared(bytes, Sharing::Read).inspect_err(|error| {
+            log::debug!("{}: no buffers that a peer could map: {error}", self.name);
         });
+        let memory = Arc::new(memory.ok()?);
+        let region = provider.register(self.id, &memory, 0..bytes, Access::LOCAL_WRITE).ok()?;
+        let lent = provider.shared_memory().is_some_and(|role| role.lend(qp, region.id).unwrap_or(false));
+        let slab = if lent { self.buffers.pool.add_apart(memory, region.local_key) } else { None };
+        match slab {
+            Some(_) => self.slabs.push((region.local_key, region.id)),
+            None => drop(deregister(provider, region.id)),
+        }
+        slab
     }
 
-    /// Destroys the queues and deregisters the buffers, after all connections are gone.
-    pub(crate) fn close(&mut self, provider: &mut dyn Provider) {
-        if let Some(shared) = self.buffers.shared.take() {
-            destroy_srq(provider, shared.srq());
-        }
+    /// Lets the buffers of a connection go whose queue pair is gone. Returns the number of registrations that the device has kept.
+    pub(crate) fn end_lending(&mut self, provider: &mut dyn Provider, slab: u16) -> usize {
+        let Some(key) = self.buffers.pool.end_apart(slab) else { return 0 };
+        let Some(at) = self.slabs.iter().position(|&(of, _)| of == key) else { return 0 };
+        deregister(provider, self.slabs.swap_remove(at).1)
+    }
+
+    /// Gives back memory of the pool that was not needed for a while. Returns the number of registrations that the device has
+    /// kept.
+    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) -> usize {
+        let (slabs, mut kept) = (&mut self.slabs, 0);
+        self.buffers.pool.trim(|key| {
+            if let Some(at) = slabs.iter().position(|&(of, _)| of == key) {
+                kept += deregister(provider, slabs.swap_remove(at).1);
+            }
+        });
+        kept
+    }
+
+    /// Destroys the queues and deregisters the buffers, after all connections are gone. Returns what the device has kept.
+    pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Kept {
+        let destroyed = self.buffers.shared.take().is_none_or(|shared| destroy_srq(provider, shared.srq()));
         for cq in self.cqs.drain(..) {
             destroy_cq(provider, cq.id);
         }
-        for (_, slab) in self.slabs.drain(..) {
-            deregister(provider, slab);
+        let slabs = self.slabs.drain(..);
+        if destroyed {
+            Kept { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
+        } else {
+            // The device may still write into what is posted: the buffers stay registered, so their memory is never freed.
+            Kept { queues: 1, registrations: slabs.len() }
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 /// in vain.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
+/// Number of buffers that a slab for one connection has at least.
+const FEWEST_APART: usize = 4;
 /// Largest number of buffers in one slab, given by the width of an index.
 const PER_SLAB: usize = 1 << 16;
 
@@ -66,13 +68,13 @@ impl fmt::Debug for Slabs {
 }
 
 impl Slabs {
-    #[inline]
+    #[inline(always)]
     fn base(&self, buffer: &Buffer) -> NonNull<u8> {
         let memory = &self.memories[usize::from(buffer.slab)];
         let offset = usize::from(buffer.index) * self.stride;
-        debug_assert!(offset + self.stride <= memory.len());
-        // SAFETY: the pool makes as many buffers of stride bytes as a slab has room for, so the offset is inside it, and the
-        // start of a mapping is not null.
+        assert!(offset + self.stride <= memory.len(), "a buffer of another pool");
+        // SAFETY: the offset and the stride bytes behind it are inside the memory, as was just checked, and the start of a
+        // mapping is not null.
         unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
     }
 
@@ -113,6 +115,18 @@ pub(crate) struct Pool {
     lent: usize,
     capacity: usize,
     max_buffers: usize,
+    /// For each slab that is for sends of one connection, its buffers; and the number of buffers of all of them.
+    apart: Vec<Option<Apart>>,
+    apart_size: usize,
+}
+
+/// A slab that is for sends of one connection, whose peer has mapped it. Its buffers are no part of the pool's capacity.
+#[derive(Debug)]
+struct Apart {
+    free: Vec<Buffer>,
+    size: usize,
+    /// The connection is gone, and the slab goes when its last buffer has come home.
+    ends: bool,
 }
 
 /// The failure of a pool that may not grow any further.
@@ -135,6 +149,8 @@ impl Pool {
             lent: 0,
             capacity: 0,
             max_buffers: max_bytes / stride,
+            apart: Vec::new(),
+            apart_size: 0,
         }
     }
 
@@ -150,7 +166,7 @@ impl Pool {
         mut register: impl FnMut(usize) -> Result<(Arc<Memory>, LocalKey), E>,
     ) -> Result<(), E> {
         let wanted = self.reserved + self.lent + count;
-        if wanted > self.max_buffers {
+        if wanted > self.max_buffers - self.apart_size {
             return Err(Exhausted.into());
         }
         while self.capacity < wanted {
@@ -172,11 +188,19 @@ impl Pool {
         let stride = self.slabs.stride;
         let smallest = (SMALLEST_SLAB / stride).max(1);
         let largest = (LARGEST_SLAB / stride).clamp(1, PER_SLAB);
-        let left = self.max_buffers - self.capacity;
+        let left = self.max_buffers - self.capacity - self.apart_size;
         Ok((missing.max(self.capacity).max(smallest).min(largest).min(left), slab))
     }
 
     fn grow(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) {
+        let buffers = self.add_slab(slab, buffers, memory, key);
+        self.capacity += buffers;
+        self.free.reserve(buffers);
+        self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
+    }
+
+    /// Adds the memory of a slab; returns the number of its buffers.
+    fn add_slab(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) -> usize {
         let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
         if self.vacant.pop().is_some() {
@@ -188,9 +212,70 @@ impl Pool {
             self.sizes.push(buffers);
         }
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
-        self.capacity += buffers;
-        self.free.reserve(buffers);
-        self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
+        buffers
+    }
+
+    // Buffers for one connection.
+
+    /// Length of a slab of up to `count` buffers for one connection, bytes; `None` if the pool may not grow by so much.
+    pub(crate) fn room_apart(&self, count: usize) -> Option<usize> {
+        let stride = self.slabs.stride;
+        let buffers = (LARGEST_SLAB / stride).max(FEWEST_APART).min(count).min(PER_SLAB);
+        let used = self.capacity.max(self.reserved + self.lent) + self.apart_size;
+        (used + buffers <= self.max_buffers && self.next_slab(1).is_ok()).then_some(buffers * stride)
+    }
+
+    /// Adds a slab for one connection; returns its number.
+    pub(crate) fn add_apart(&mut self, memory: Arc<Memory>, key: LocalKey) -> Option<u16> {
+        let slab = self.next_slab(1).ok()?.1;
+        let size = self.add_slab(slab, PER_SLAB, memory, key);
+        let free = (0..size).rev().map(|index| Buffer { slab, index: index as u16 }).collect();
+        self.apart.resize_with(self.sizes.len(), || None);
+        self.apart[usize::from(slab)] = Some(Apart { free, size, ends: false });
+        self.apart_size += size;
+        Some(slab)
+    }
+
+    fn apart(&mut self, slab: u16) -> Option<&mut Apart> {
+        self.apart.get_mut(usize::from(slab))?.as_mut()
+    }
+
+    /// Takes a buffer of a slab apart.
+    pub(crate) fn take_apart(&mut self, slab: u16) -> Option<Buffer> {
+        self.apart(slab)?.free.pop()
+    }
+
+    /// Lets a slab apart go, at once or when its last buffer has come home. Returns its key.
+    pub(crate) fn end_apart(&mut self, slab: u16) -> Option<LocalKey> {
+        self.apart(slab)?.ends = true;
+        let key = self.keys[usize::from(slab)];
+        self.drop_apart(slab);
+        Some(key)
+    }
+
+    /// Takes a buffer back while there are slabs apart.
+    #[inline(never)]
+    fn give_any(&mut self, buffer: Buffer) {
+        let slab = buffer.slab;
+        match self.apart(slab) {
+            Some(apart) => {
+                apart.free.push(buffer);
+                self.drop_apart(slab);
+            }
+            None => self.free.push(buffer),
+        }
+    }
+
+    /// Drops a slab apart if it ends and all of its buffers are home. The first slab stands in for its memory.
+    fn drop_apart(&mut self, slab: u16) {
+        let at = usize::from(slab);
+        let Some(apart) = self.apart[at].take_if(|apart| apart.ends && apart.free.len() == apart.size) else { return };
+        self.apart_size -= apart.size;
+        let mut memories = self.slabs.memories.clone();
+        memories[at] = Arc::clone(&memories[0]);
+        (self.keys[at], self.sizes[at]) = (self.keys[0], 0);
+        self.vacant.push(slab);
+        self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
     /// Takes a promise of `count` buffers back; the memory stays for the next connection.
@@ -220,7 +305,7 @@ impl Pool {
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
             let size = self.sizes[slab];
-            if size == 0 || idle[slab] < size || size > excess {
+            if self.apart.get(slab).is_some_and(Option::is_some) || size == 0 || idle[slab] < size || size > excess {
                 continue;
             }
             deregister(self.keys[slab]);
@@ -243,7 +328,10 @@ impl Pool {
     }
 
     /// Counts one lent buffer as back, or as a connection's own from now on.
-    pub(crate) fn unlend(&mut self) {
+    pub(crate) fn unlend(&mut self, buffer: &Buffer) {
+        if self.apart(buffer.slab).is_some() {
+            return;
+        }
         debug_assert!(self.lent > 0, "a buffer came home that was not lent");
         self.lent = self.lent.saturating_sub(1);
     }
@@ -264,9 +352,19 @@ impl Pool {
         self.free.pop()
     }
 
+    /// Takes a buffer for code of the program to fill.
+    #[inline]
+    pub(crate) fn take_to_fill(&mut self) -> Option<Filling<'_>> {
+        let buffer = self.free.pop();
+        buffer.is_some().then_some(Filling { pool: self, buffer })
+    }
+
     /// Takes a buffer back.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
+        if self.apart_size > 0 {
+            return self.give_any(buffer);
+        }
         debug_assert!(self.free.len() < self.capacity(), "a buffer came home twice");
         self.free.push(buffer);
     }
@@ -280,7 +378,7 @@ impl Pool {
     }
 
     /// Copies `header` and `payload` into a buffer, which they fit together, and hands it to a work request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_copy(&self, mut buffer: Buffer, header: &[u8], payload: &[u8]) -> (Posted, Sge) {
         let (head, rest) = self.slabs.bytes_mut(&mut buffer).split_at_mut(header.len());
         head.copy_from_slice(header);
@@ -309,6 +407,36 @@ impl Pool {
     /// Length of one buffer, bytes.
     pub(crate) fn stride(&self) -> usize {
         self.slabs.stride
+    }
+}
+
+/// A buffer that code of the program fills. It goes back to its pool unless it is kept, even if that code panics.
+#[derive(Debug)]
+pub(crate) struct Filling<'a> {
+    pool: &'a mut Pool,
+    buffer: Option<Buffer>,
+}
+
+impl Filling<'_> {
+    /// The whole buffer.
+    #[inline]
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().map_or(&mut [], |buffer| self.pool.slabs.bytes_mut(buffer))
+    }
+
+    /// Takes the buffer, to send it.
+    #[inline]
+    pub(crate) fn keep(mut self) -> Option<Buffer> {
+        self.buffer.take()
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
     }
 }
 
@@ -414,7 +542,9 @@ mod tests {
         // A peak counts until the next trimming.
         pool.unreserve(5);
         pool.lend(5);
-        (0..5).for_each(|_| pool.unlend());
+        let buffer = pool.take().unwrap();
+        (0..5).for_each(|_| pool.unlend(&buffer));
+        pool.give(buffer);
         assert!(trimmed(&mut pool).is_empty());
         assert_eq!(trimmed(&mut pool), [1]);
         assert!(!pool.is_excessive() && trimmed(&mut pool).is_empty(), "the first one stays");
@@ -442,10 +572,39 @@ mod tests {
         let first = pool.take().unwrap();
         assert_eq!(first.slab, 0);
         pool.give(first);
+        pool.unlend(&kept);
         pool.give(kept);
-        pool.unlend();
         assert_eq!(trimmed(&mut pool), [1]);
         assert_eq!((pool.capacity(), pool.available()), (4, 4));
+    }
+
+    /// Buffers of one connection come and go beside the others, and their slab goes with the last of them.
+    #[test]
+    fn a_slab_apart_goes_with_its_connection() {
+        let mut pool = Pool::new(1 << 20, 10 << 20);
+        pool.reserve(4, memory).unwrap();
+        assert_eq!((pool.room_apart(64), pool.room_apart(2)), (Some(4 << 20), Some(2 << 20)));
+        let slab = pool.add_apart(memory(4 << 20).unwrap().0, LocalKey(9)).unwrap();
+        assert_eq!((slab, pool.capacity(), pool.available(), pool.room_apart(64)), (1, 4, 4, None));
+        // What the pool may hold is for both.
+        assert!(pool.reserve(3, memory).is_err());
+        let mut kept = pool.take_apart(slab).unwrap();
+        let slabs = Arc::clone(pool.slabs());
+        slabs.bytes_mut(&mut kept)[0] = 42;
+        let (posted, sge) = pool.post(kept, 8);
+        assert_eq!(sge.local_key(), LocalKey(9));
+        let kept = posted.done();
+        let others: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
+        assert!(others.len() == 4 && others.iter().all(|buffer| buffer.slab == 0));
+        others.into_iter().for_each(|buffer| pool.give(buffer));
+        assert_eq!(pool.end_apart(slab), Some(LocalKey(9)));
+        assert!(trimmed(&mut pool).is_empty() && pool.room_apart(64).is_none());
+        pool.unlend(&kept);
+        assert_eq!(slabs.bytes(&kept, 1), [42]);
+        pool.give(kept);
+        assert_eq!((pool.available(), pool.capacity(), pool.room_apart(64)), (4, 4, Some(4 << 20)));
+        // Its number is used again.
+        assert_eq!(pool.add_apart(memory(4 << 20).unwrap().0, LocalKey(9)), Some(1));
     }
 
     #[test]

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
-use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::wr::RecvWr;
 
 use super::cq::{CompletionQueue, Queue};
-use super::home::{Home, Returned};
+use super::home::{Home, PoolId, Returned};
 use super::pool::Pool;
 use super::{Buffers, Device};
 use crate::config::Config;
+use crate::providers::{Providers, device_of};
 use crate::seam::wake::WakeFlag;
 use crate::stats::MemoryStats;
 
@@ -20,9 +20,11 @@ use crate::stats::MemoryStats;
 pub(crate) struct Devices {
     all: Vec<Option<Device>>,
     /// Devices that came into use and whose channels are not watched yet.
-    fresh: Vec<DeviceId>,
+    fresh: Vec<usize>,
     /// The buffers of connections that are on no device.
     nowhere: Buffers,
+    /// The number of pools so far.
+    pools: u64,
     return_to: Sender<Returned>,
     returned: Receiver<Returned>,
     wake: Arc<WakeFlag>,
@@ -40,6 +42,7 @@ impl Devices {
             all: Vec::new(),
             fresh: Vec::new(),
             nowhere: Buffers::none(),
+            pools: 0,
             return_to,
             returned,
             wake,
@@ -74,33 +77,41 @@ impl Devices {
         }
     }
 
+    /// As [`Devices::buffers`], with a list for work requests of receives.
+    #[inline]
+    pub(crate) fn buffers_and_chain(&mut self, index: usize) -> (&mut Buffers, &mut Vec<RecvWr>) {
+        let buffers = match self.all.get_mut(index) {
+            Some(Some(device)) => &mut device.buffers,
+            _ => &mut self.nowhere,
+        };
+        (buffers, &mut self.receive_chain)
+    }
+
     /// Returns a device; adds it to the table on first use.
-    pub(crate) fn use_device(&mut self, id: DeviceId, provider: &dyn Provider, config: &Config) -> &mut Device {
-        let index = id.0 as usize;
+    pub(crate) fn use_device(&mut self, index: usize, providers: &Providers, config: &Config) -> &mut Device {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
         }
         let (fresh, channel, wake, reactor) = (&mut self.fresh, &self.return_to, &self.wake, self.reactor);
+        let pools = &mut self.pools;
         self.all[index].get_or_insert_with(|| {
-            fresh.push(id);
-            let home = Home { device: index, channel: channel.clone(), wake: Arc::clone(wake) };
-            Device::new(id, provider, config, reactor, Arc::new(home))
+            fresh.push(index);
+            *pools += 1;
+            let pool = PoolId { device: index, number: *pools };
+            let home = Home { pool, channel: channel.clone(), wake: Arc::clone(wake) };
+            let (provider, id) = device_of(index);
+            Device::new(id, providers.get(provider), config, reactor, Arc::new(home))
         })
     }
 
     /// The next device with a channel that is not watched yet.
-    pub(crate) fn fresh(&self) -> Option<DeviceId> {
+    pub(crate) fn fresh(&self) -> Option<usize> {
         self.fresh.last().copied()
     }
 
     /// Notes that the channel of that device is watched, or not needed any more.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
-    }
-
-    #[inline]
-    pub(crate) fn has_fresh(&self) -> bool {
-        !self.fresh.is_empty()
     }
 
     /// Bound of the devices' numbers: each is below it.
@@ -126,9 +137,16 @@ impl Devices {
         self.returned.try_recv().ok()
     }
 
-    /// Whether a buffer belongs to a device of this reactor.
+    /// Returns true if a device in the table has that pool. After the device was taken out, its pool is gone, and a device under
+    /// the same index has another one.
+    pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
+        let by_index = cfg!(planted = "pools-known-by-their-index");
+        self.get(pool.device).is_some_and(|device| by_index || device.home.pool == pool)
+    }
+
+    /// Returns true if buffers with that home belong to a device of this reactor.
     pub(crate) fn is_home_of(&self, home: &Home) -> bool {
-        home.channel.same_channel(&self.return_to)
+        home.channel.same_channel(&self.return_to) && self.has_pool(home.pool)
     }
 
     /// Lends a list for work requests of receives; see [`Devices::put_receive_chain`].
@@ -142,9 +160,13 @@ impl Devices {
     }
 
     /// Posts the shared receives that came back, on all devices.
-    pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider) {
+    pub(crate) fn settle_shared(&mut self, providers: &mut Providers) {
         let chain = &mut self.receive_chain;
-        self.all.iter_mut().flatten().for_each(|device| device.settle_shared(provider, chain));
+        for (index, device) in self.all.iter_mut().enumerate() {
+            if let Some(device) = device {
+                device.settle_shared(providers.of_device(index), chain);
+            }
+        }
     }
 
     /// Whether some pool has more than it needs.

@@ -1,94 +1,104 @@
-//! Opening the provider that a configuration asks for.
+//! Opening the providers that a configuration asks for.
 
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpConfig, TcpNet};
+use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpConfig, TcpNet};
 use rdma_transport::provider::Provider;
 
 use crate::config::{Config, ProviderChoice};
 use crate::error::Error;
 use crate::seam::poller::Entropy;
 
-/// Opens the provider. For `Auto` that is the devices and the embedded provider as one, if there are devices.
-pub(crate) fn open(config: &Config, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
+/// Opens the providers that [`Config::provider`] asks for, in the order in which a reactor asks them: for
+/// [`ProviderChoice::Auto`] the RDMA devices, if there are any, and then the embedded provider. For a program with a provider of its
+/// own, which puts it where it belongs and hands the list to [`Reactor::with_parts`](crate::Reactor::with_parts):
+///
+/// ```
+/// use rdma_reactor::transport::Provider;
+/// use rdma_reactor::{Config, Error, MioPoller, Parts, Reactor, SystemClock, open_providers, system_entropy};
+///
+/// fn reactor(config: Config, mine: Box<dyn Provider>) -> Result<Reactor, Error> {
+///     let mut providers = open_providers(&config, system_entropy())?;
+///     providers.insert(0, mine);
+///     let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
+///     Reactor::with_parts(config, Parts { providers, poller, clock: Box::new(SystemClock) })
+/// }
+/// ```
+///
+/// # Errors
+/// There is no device, where one is asked for, or the system refused what the embedded provider needs.
+pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>, Error> {
+    let embedded = |policy| Ok::<_, Error>(Box::new(iwarp(config, policy, entropy)?));
     match config.provider {
         ProviderChoice::Verbs => {
             let provider = devices::open()?;
             log::info!("provider verbs: as configured");
-            Ok(provider)
+            Ok(vec![provider])
         }
         ProviderChoice::Iwarp => {
             log::info!("provider iwarp: as configured");
-            Ok(Box::new(iwarp(config, entropy)?))
+            Ok(vec![embedded(SharedMemoryPolicy::Off)?])
         }
-        ProviderChoice::Auto => devices::or(iwarp(config, entropy)?, config),
+        ProviderChoice::Shm => {
+            log::info!("provider shm: as configured");
+            Ok(vec![embedded(SharedMemoryPolicy::Require)?])
+        }
+        ProviderChoice::Auto => match devices::open() {
+            Ok(devices) => Ok(vec![devices, embedded(config.iwarp.shared_memory)?]),
+            Err(why) => {
+                log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
+                Ok(vec![embedded(config.iwarp.shared_memory)?])
+            }
+        },
     }
 }
 
-fn iwarp(config: &Config, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
+fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
     let net = TcpNet::with_config(tcp(config));
     let net = net.map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
-    let mut settings = IwarpConfig::default();
-    settings.crc = if config.crc { CrcPolicy::Require } else { CrcPolicy::Off };
+    let mut settings = settings(config);
+    settings.shared_memory = policy;
+    Ok(Iwarp::new(settings, net, entropy)?)
+}
+
+/// What is set for the embedded provider alone counts there; what is not set is taken from the reactor's settings.
+fn settings(config: &Config) -> IwarpConfig {
+    let mut settings = config.iwarp.clone();
     // Those that are complete are counted and rejected by this side; what is still silent gives way in there.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
-    settings.allowed_peers.clone_from(&config.allowed_peers);
-    settings.max_handshakes_per_peer = config.max_handshakes_per_peer;
-    settings.request_grace = config.request_grace;
-    // Only where the greetings agree on them.
-    settings.extensions = true;
-    Ok(Iwarp::new(settings, net, entropy)?)
+    settings.allowed_peers = settings.allowed_peers.or_else(|| config.allowed_peers.clone());
+    settings.max_handshakes_per_peer = settings.max_handshakes_per_peer.or(config.max_handshakes_per_peer);
+    settings
 }
 
 /// TCP gives no connection up whose peer the keepalive would still wait for: a peer that takes nothing for a while, because its
 /// process is stopped or its machine is busy, is not gone.
 fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
-    tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.keepalive_timeout));
+    tcp.host_congestion.clone_from(&config.iwarp.host_congestion);
+    tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.timeouts.keepalive));
     tcp
 }
 
 #[cfg(feature = "verbs")]
 mod devices {
-    use rdma_transport::dual::Dual;
-    use rdma_transport::iwarp::{Iwarp, TcpNet};
     use rdma_transport::provider::Provider;
     use rdma_transport::verbs::Verbs;
 
-    use crate::config::Config;
     use crate::error::Error;
 
     pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
         Ok(Box::new(Verbs::open()?))
     }
-
-    /// The devices together with the embedded provider, which is alone where there are none.
-    pub(super) fn or(embedded: Iwarp<TcpNet>, config: &Config) -> Result<Box<dyn Provider>, Error> {
-        match Verbs::open() {
-            Ok(devices) => Ok(Box::new(Dual::new(devices, embedded, config.resolve_timeout)?)),
-            Err(why) => {
-                log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
-                Ok(Box::new(embedded))
-            }
-        }
-    }
 }
 
 #[cfg(not(feature = "verbs"))]
 mod devices {
-    use rdma_transport::iwarp::{Iwarp, TcpNet};
     use rdma_transport::provider::Provider;
 
-    use crate::config::Config;
     use crate::error::Error;
 
-    const MISSING: &str = "this build has no support for RDMA devices (feature `verbs`)";
-
     pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
-        Err(Error::NoProvider { provider: "verbs", reason: format!("{MISSING}; use the provider iwarp") })
-    }
-
-    pub(super) fn or(embedded: Iwarp<TcpNet>, _: &Config) -> Result<Box<dyn Provider>, Error> {
-        log::info!("provider iwarp: {MISSING}");
-        Ok(Box::new(embedded))
+        let reason = "this build has no support for RDMA devices (feature `verbs`); use the provider iwarp";
+        Err(Error::NoProvider { provider: "verbs", reason: reason.into() })
     }
 }
 
@@ -98,11 +108,28 @@ mod tests {
 
     use super::*;
 
+    /// A setting of the embedded provider is never dropped.
+    #[test]
+    fn the_embedded_provider_has_what_is_set_for_it() {
+        let networks = |text: &str| Some(vec![text.parse().unwrap()]);
+        let both = Config::default().allowed_peers(networks("192.0.2.0/24")).max_handshakes_per_peer(Some(3));
+        let usual = settings(&both);
+        assert_eq!((usual.allowed_peers, usual.max_handshakes_per_peer), (networks("192.0.2.0/24"), Some(3)));
+        assert!(usual.extensions);
+        let own = settings(&both.max_pending(9000).iwarp(|iwarp| {
+            (iwarp.allowed_peers, iwarp.max_handshakes_per_peer) = (networks("192.0.2.8/29"), Some(1));
+            iwarp.extensions = false;
+        }));
+        assert_eq!((own.allowed_peers, own.max_handshakes_per_peer), (networks("192.0.2.8/29"), Some(1)));
+        assert_eq!((own.max_handshakes, own.extensions), (9000, false));
+    }
+
     #[test]
     fn tcp_waits_for_as_long_as_the_keepalive() {
         let usual = tcp(&Config::default()).user_timeout.expect("there is a limit");
-        assert!(usual >= Config::default().keepalive_timeout);
-        let patient = Config::default().keepalive(Duration::from_secs(20), Duration::from_secs(60));
+        assert!(usual >= Config::default().timeouts.keepalive);
+        let patient = Config::default()
+            .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(20), Duration::from_secs(60)));
         assert_eq!(tcp(&patient).user_timeout, Some(Duration::from_secs(60)));
     }
 }

@@ -1,16 +1,18 @@
 //! The data path: sends go to their connection, work requests to the devices, and completions back to their connection.
 //! Nobody else posts the work requests of connections, and no completion finds its connection elsewhere.
 
-use rdma_transport::provider::{PostError, Provider};
+use rdma_transport::provider::{PostError, Posted, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::wc::{WcOpcode, WorkCompletion};
-use rdma_transport::wr::{RecvWr, SendFlags};
+use rdma_transport::wr::RecvWr;
 
 use super::Driver;
 use super::large::Payload;
-use super::table::{Place, Seat};
-use crate::conn::Env;
+use super::pending::Waits;
+use super::stages::Stages;
+use super::table::{Link, Place, Seat};
 use crate::conn::recv_queue::Completed;
+use crate::conn::{Connection, Env};
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, Work};
 
@@ -18,7 +20,16 @@ impl Driver {
     /// Sends a copy of `payload`, which the peer fetches if it does not fit one buffer.
     #[inline]
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
-        let Some((seat, mut env)) = self.at(id) else { return Err(SendErrorKind::Closed) };
+        let Some((seat, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
+        if let Some(qp) = seat.link.qp.filter(|_| seat.conn.sends_quietly()) {
+            if let Some(role) = provider.immediate_sends() {
+                let send = |header: &[u8]| role.send_now(qp, header, payload);
+                if let Some(id) = seat.conn.send_now(payload.len(), &mut env, send) {
+                    self.act();
+                    return Ok(id);
+                }
+            }
+        }
         match seat.conn.send(payload, &mut env) {
             Err(SendErrorKind::TooLong { len, max }) if len <= max => self.send_large(id, Payload::Bytes(payload)),
             other => {
@@ -34,7 +45,7 @@ impl Driver {
     /// now or in a later turn. A guest's completion is not taken: its number comes back.
     #[inline]
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
-        let Self { table, devices, queues, fair, config, now, effects, stats, .. } = self;
+        let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
         let (device, wc) = queues.completion(nth)?;
         let work = Work::of(wc.wr_id);
         let seat = match work {
@@ -45,10 +56,10 @@ impl Driver {
                 shared.and_then(|shared| {
                     let owner = shared.owner(wc.qp);
                     let seat = owner.and_then(|id| table.get_mut(id));
-                    if seat.is_none()
-                        && let Some(buffer) = shared.take(place)
-                    {
-                        shared.give(buffer);
+                    if seat.is_none() {
+                        if let Some(buffer) = shared.take(place) {
+                            shared.give(buffer);
+                        }
                     }
                     seat
                 })
@@ -60,11 +71,13 @@ impl Driver {
             stats.completions.stale += 1;
             return None;
         };
-        if seat.allowance.admit_or_defer(seat.conn.id(), wc, fair) {
+        let (conn, link) = (&seat.conn, &seat.link);
+        if seat.allowance.admit_or_defer(conn.id(), wc, fair, || never_came_up(conn, link)) {
             let mut env = Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats };
             take(seat, work, wc, &mut env);
             if seat.conn.state().is_ending() {
-                table.note_ending();
+                queues.spared += usize::from(never_came_up(&seat.conn, &seat.link));
+                stages.insert(Stages::ENDS);
             }
             self.act();
         } else {
@@ -78,7 +91,7 @@ impl Driver {
         let Some((seat, mut env)) = self.at(id) else { return };
         take(seat, Work::of(wc.wr_id), wc, &mut env);
         if seat.conn.state().is_ending() {
-            self.table.note_ending();
+            self.note(Stages::ENDS);
         }
         self.act();
     }
@@ -89,74 +102,80 @@ impl Driver {
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.config.shared_receives.is_some() {
-            self.devices.settle_shared(&mut *self.fabric.provider);
+            self.devices.settle_shared(&mut self.providers);
         }
-        if !self.effects.to_post.is_empty() {
-            self.post_marked();
+        match self.effects.to_post[..] {
+            [] => {}
+            [only] => {
+                self.effects.to_post.clear();
+                self.post(only, true);
+                self.act();
+            }
+            _ => self.post_all(),
         }
     }
 
     /// Posts what all connections on the list have gathered.
-    fn post_marked(&mut self) {
+    fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
-        for id in list.drain(..) {
-            if !self.post(id, true) {
-                self.find_memory(id);
-                self.post(id, false);
-            }
-        }
+        list.drain(..).for_each(|id| self.post(id, true));
         // Posting puts nothing on the list: it goes back with its memory.
         debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
         self.effects.to_post = list;
         self.act();
     }
 
-    /// Posts what a connection has gathered. Receives go first when the sends are to grant them. Returns `false`, and posts
-    /// nothing, if `ask` is set and the connection wants memory for a large message.
-    fn post(&mut self, id: ConnectionId, ask: bool) -> bool {
-        let mut chain = self.devices.take_receive_chain();
-        let (mut wants, mut sent_to) = (false, None);
-        if let Some((seat, mut env, provider)) = self.at_with_provider(id) {
-            wants = ask && seat.conn.wants_memory().is_some();
-            if !wants && let Some(qp) = seat.link.qp {
-                let posted = if seat.conn.sends_first() {
-                    post_sends(seat, &mut env, provider, qp)
-                        .and_then(|any| post_receives(seat, &mut env, provider, qp, &mut chain).map(|()| any))
-                } else {
-                    post_receives(seat, &mut env, provider, qp, &mut chain).and_then(|()| {
-                        seat.conn.pump_transfers(&mut env);
-                        post_sends(seat, &mut env, provider, qp)
-                    })
-                };
-                match posted {
-                    Ok(true) => sent_to = seat.link.place.as_ref().map(Place::queue),
-                    Ok(false) => {}
-                    Err(error) => {
-                        log::warn!("{id}: posting failed: {error}");
-                        seat.conn.posting_failed(error.to_string(), &mut env);
+    /// Posts what a connection has gathered. Receives go first when the sends are to grant them. `ask`: memory that the connection wants
+    /// for a large message is looked for first.
+    fn post(&mut self, id: ConnectionId, ask: bool) {
+        let Self { table, devices, providers, config, now, effects, stats, .. } = self;
+        let Some(seat) = table.get_mut(id) else { return };
+        if ask && seat.conn.wants_memory().is_some() {
+            self.find_memory(id);
+            return self.post(id, false);
+        }
+        let mut completed = None;
+        if let Some(qp) = seat.link.qp {
+            let provider = providers.numbered(seat.link.cm.provider);
+            let device = seat.link.place.map_or(usize::MAX, |place| place.device);
+            let (buffers, chain) = devices.buffers_and_chain(device);
+            let mut env = Env { now: *now, config, device, buffers, effects, stats };
+            let posted = if seat.conn.sends_first() {
+                post_sends(seat, &mut env, provider, qp)
+                    .and_then(|any| post_receives(seat, &mut env, provider, qp, chain).map(|()| any))
+            } else {
+                post_receives(seat, &mut env, provider, qp, chain).and_then(|()| {
+                    seat.conn.pump_transfers(&mut env);
+                    if seat.conn.has_lists() {
+                        seat.conn.pump_lists(&mut env);
                     }
+                    post_sends(seat, &mut env, provider, qp)
+                })
+            };
+            match posted {
+                Ok(Posted::Pending) => {}
+                Ok(Posted::Completed) => completed = seat.link.place.as_ref().map(Place::queue),
+                Err(error) => {
+                    log::warn!("{id}: posting failed: {error}");
+                    seat.conn.posting_failed(error.to_string(), &mut env);
                 }
             }
-            if !wants {
-                seat.conn.unmark();
-            }
         }
-        self.devices.put_receive_chain(chain);
-        if let Some(queue) = sent_to {
-            self.posted_sends(queue);
+        seat.conn.unmark();
+        if let Some(queue) = completed {
+            self.completed_in_post(queue);
         }
-        !wants
     }
 
     /// Posts the sends that a connection has gathered, in the middle of a turn.
     pub(crate) fn post_sends_of(&mut self, id: ConnectionId) {
-        if let Some((seat, mut env, provider)) = self.at_with_provider(id)
-            && let Some(qp) = seat.link.qp
-        {
-            seat.conn.uncork();
-            if let Err(error) = post_sends(seat, &mut env, provider, qp) {
-                log::warn!("{id}: posting failed: {error}");
-                seat.conn.posting_failed(error.to_string(), &mut env);
+        if let Some((seat, mut env, provider)) = self.at_with_provider(id) {
+            if let Some(qp) = seat.link.qp {
+                seat.conn.uncork();
+                if let Err(error) = post_sends(seat, &mut env, provider, qp) {
+                    log::warn!("{id}: posting failed: {error}");
+                    seat.conn.posting_failed(error.to_string(), &mut env);
+                }
             }
         }
         self.act();
@@ -164,13 +183,19 @@ impl Driver {
 
     /// As [`Driver::at`], with the provider.
     pub(super) fn at_with_provider(&mut self, id: ConnectionId) -> Option<(&mut Seat, Env<'_>, &mut dyn Provider)> {
-        let Self { table, devices, fabric, config, now, effects, stats, .. } = self;
+        let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let seat = table.get_mut(id)?;
+        let provider = providers.numbered(seat.link.cm.provider);
         let device = seat.link.place.map_or(usize::MAX, |place| place.device);
         let buffers = devices.buffers(device);
         let env = Env { now: *now, config, device, buffers, effects, stats };
-        Some((seat, env, &mut *fabric.provider))
+        Some((seat, env, provider))
     }
+}
+
+/// Whether a connection that a peer opened ends and was never up. It has no callbacks, and holds a place that others may want.
+const fn never_came_up(conn: &Connection, link: &Link) -> bool {
+    matches!(link.waits, Some(Waits::ToEnd(_))) && !conn.state().is_announced()
 }
 
 /// Gives a completion to its connection.
@@ -192,28 +217,34 @@ fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
     }
 }
 
-/// Posts the sends that are ready. Returns whether there may be some that the device is to tell of.
-fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<bool, Error> {
+/// Posts the sends that are ready, and rings for those that have ended with their post.
+#[inline]
+fn post_sends(seat: &mut Seat, env: &mut Env<'_>, provider: &mut dyn Provider, qp: QpId) -> Result<Posted, Error> {
     let chain = seat.conn.ready_chain(env);
-    if chain.is_empty() {
-        return Ok(false);
-    }
+    let count = chain.len();
+    let posted = if count > 0 {
+        provider.post_send(qp, chain)
+    } else if seat.conn.sends_mut().is_unrung() && !cfg!(planted = "immediate-sends-never-rung") {
+        Ok(provider.immediate_sends().map_or(Posted::Pending, |role| role.ring(qp)))
+    } else {
+        return Ok(Posted::Pending);
+    };
     env.stats.messages.doorbells += 1;
-    let signaled = chain.last().is_some_and(|wr| wr.flags.contains(SendFlags::SIGNALED)) || chain.len() > 1;
-    let (count, posted) = (chain.len(), provider.post_send(qp, chain));
     match posted {
-        Ok(()) => {
+        Ok(posted) => {
             seat.conn.sends_mut().taken(count);
-            Ok(signaled)
+            seat.conn.sends_mut().rung();
+            Ok(posted)
         }
         Err(failed) => {
             seat.conn.sends_mut().taken(failed.posted);
             let waits = seat.conn.awaits_sends();
-            full_or_failed(failed, waits).map(|()| true)
+            full_or_failed(failed, waits).map(|()| Posted::Completed)
         }
     }
 }
 
+#[inline]
 fn post_receives(
     seat: &mut Seat,
     env: &mut Env<'_>,

@@ -3,8 +3,10 @@
 use rdma_transport::event::{self, DeviceEventKind};
 
 use super::Driver;
-use crate::conn::state::{Certainty, Ending};
+use super::stages::Stages;
+use crate::conn::state::Ending;
 use crate::error::DisconnectReason;
+use crate::providers::device_index;
 
 /// An asynchronous event of a device in use; see [`crate::Handler::on_device_event`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +28,12 @@ pub(crate) struct Told {
 impl Driver {
     /// Takes the next event of a device. Connections that it ends are ended.
     pub(crate) fn next_device_event(&mut self) -> Option<Told> {
-        let event::DeviceEvent { device, kind } = self.fabric.provider.next_device_event()?;
-        let index = device.0 as usize;
+        let (provider, event) = self.providers.next_device_event()?;
+        let event::DeviceEvent { device, kind } = event;
+        let index = device_index(provider, device);
         let mut told = Told::default();
         match kind {
-            DeviceEventKind::LastReceive(_) | DeviceEventKind::SharedReceivesLow(_) => return Some(told),
+            DeviceEventKind::LastReceive(_) => return Some(told),
             DeviceEventKind::SharedReceiveQueueFailed(_) => {
                 self.shared_queue_failed(index);
                 return Some(told);
@@ -43,7 +46,7 @@ impl Driver {
         }
         let name = match self.devices.get(index) {
             Some(used) => used.name.clone(),
-            None => match self.fabric.provider.device(device) {
+            None => match self.providers.get(provider).device(device) {
                 Some(info) => info.name.clone(),
                 None => format!("device {}", device.0),
             },
@@ -60,9 +63,9 @@ impl Driver {
             });
             if on_it {
                 let reason = DisconnectReason::Internal("the shared receive queue failed".into());
-                self.input(id, |conn, env| conn.end(Ending::disconnect(reason), Certainty::Known, env));
+                self.input(id, |conn, env| conn.end(Ending::decided(reason), env));
             }
         }
-        self.table.note_ending();
+        self.note(Stages::ENDS);
     }
 }

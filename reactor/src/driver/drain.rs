@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rdma_transport::slab::Key;
 
+use super::stages::Stages;
 use super::{Driver, Due};
 use crate::seam::timer::FOREVER;
 
@@ -27,10 +28,6 @@ impl Drain {
     pub(super) const fn is_on(self) -> bool {
         !matches!(self, Self::No)
     }
-
-    pub(super) const fn is_wanted(self) -> bool {
-        matches!(self, Self::Wanted(_))
-    }
 }
 
 impl Driver {
@@ -38,6 +35,7 @@ impl Driver {
     pub(crate) fn want_drain(&mut self, deadline: Duration) {
         if !self.drain.is_on() {
             self.drain = Drain::Wanted(deadline);
+            self.note(Stages::OTHERS);
             self.ring();
         }
     }
@@ -102,6 +100,11 @@ impl Driver {
     /// Whether nothing new may begin.
     pub(crate) const fn refuses_all(&self) -> bool {
         matches!(self.drain, Drain::Overdue | Drain::Done)
+    }
+
+    /// Whether a drain was asked for.
+    pub(crate) const fn is_draining(&self) -> bool {
+        self.drain.is_on()
     }
 
     pub(crate) fn is_drained(&self) -> bool {

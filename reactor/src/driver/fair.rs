@@ -42,11 +42,18 @@ impl Allowance {
         true
     }
 
-    /// Whether a completion is handled now; if not, it waits in the backlog, and `waiting` is told of the first.
+    /// Whether a completion is handled now; if not, it waits in the backlog, and `waiting` is told of the first. `spared`
+    /// says whether the connection may have more than its allowance.
     #[inline]
-    pub(crate) fn admit_or_defer(&mut self, id: ConnectionId, wc: &WorkCompletion, fair: &mut Fair) -> bool {
+    pub(crate) fn admit_or_defer(
+        &mut self,
+        id: ConnectionId,
+        wc: &WorkCompletion,
+        fair: &mut Fair,
+        spared: impl FnOnce() -> bool,
+    ) -> bool {
         if self.backlog.is_empty() {
-            if self.take(wc, &fair.limits) {
+            if self.take(wc, &fair.limits) || spared() {
                 return true;
             }
             fair.waiting.push_back(id);
@@ -79,9 +86,16 @@ impl Driver {
         self.fair.is_behind()
     }
 
+    /// Notes that everything that connections have received until now was handled, or is next.
+    #[inline]
+    pub(crate) const fn caught_up(&mut self) {
+        self.table.pending.saw(self.now);
+    }
+
     /// Gives every connection a fresh allowance: anything while there is no other.
     #[inline]
     pub(crate) fn begin_turn(&mut self) {
+        self.caught_up();
         let turn = self.fair.limits.turn + 1;
         self.fair.limits = match self.table.len() {
             0 | 1 => Limits { turn, completions: u32::MAX, bytes: usize::MAX },

@@ -1,69 +1,108 @@
-//! The addresses of a peer that are still to be tried for a connection.
+//! The addresses of a peer, and the providers that may lead there, which are still to be tried for a connection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmId, PathOptions};
-use rdma_transport::provider::Provider;
+use rdma_transport::cm::{CmId, PathOptions, Source};
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::providers::{Handle, Providers};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// In the order in which they are tried.
+    /// In the order in which they are tried. The first one is being tried if some of its providers were.
     addresses: VecDeque<SocketAddr>,
+    /// Number of providers that were tried for the first address.
+    tried: usize,
+    /// The time until which the attempt that is being made may last. Until its address is resolved it has less, because another
+    /// provider waits for its turn.
+    limit: Option<Instant>,
     path: PathOptions,
 }
 
-/// An attempt to connect to one address.
+/// An attempt to connect to one address over one provider.
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) peer: SocketAddr,
-    pub(super) cm: CmId,
+    pub(super) cm: Handle<CmId>,
     /// The time until which the peer may stay silent.
     pub(super) deadline: Instant,
 }
 
 impl Fallback {
     pub(super) fn new(addresses: impl IntoIterator<Item = SocketAddr>, path: PathOptions) -> Self {
-        Self { addresses: addresses.into_iter().collect(), path }
+        Self { addresses: addresses.into_iter().collect(), tried: 0, limit: None, path }
     }
 
-    /// Whether no address is left.
+    /// Returns `true` if nothing is left to try.
     pub(super) fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// Resolves the next address that is not refused at once.
+    /// Notes that the address of the attempt is resolved, so that no other provider is tried for it. Returns the time until which the
+    /// attempt may last, if that was not its deadline before.
+    pub(super) fn resolved(&mut self) -> Option<Instant> {
+        let limit = self.limit.take();
+        if limit.is_some() {
+            self.next_address();
+        }
+        limit
+    }
+
+    /// Resolves the next address that is not refused at once, over the next provider.
     ///
     /// # Errors
-    /// That of the last address, if each is refused; [`Error::NoAddress`] if there was none.
+    /// The error of the last attempt, if each is refused; of the first one, if a source was chosen, which the providers of the next
+    /// attempts may not know. [`Error::NoAddress`] if there was no address.
     pub(super) fn resolve_next(
         &mut self,
-        provider: &mut dyn Provider,
+        providers: &mut Providers,
         config: &Config,
         now: Instant,
     ) -> Result<Attempt, Error> {
-        let mut refusal = Error::NoAddress;
-        while let Some(peer) = self.addresses.pop_front() {
-            let patience = if self.is_empty() {
-                config.connect_timeout
-            } else {
-                config.attempt_timeout.min(config.connect_timeout)
+        self.limit = None;
+        let any_source = self.path.source == Source::Any;
+        let mut refusal = None;
+        while let Some(&peer) = self.addresses.front() {
+            let patience = match self.addresses.len() {
+                1 => config.timeouts.connect,
+                _ => config.timeouts.attempt.min(config.timeouts.connect),
             };
-            let deadline = now + patience;
-            match provider.resolve_with(peer, &self.path, deadline) {
-                Ok(cm) => return Ok(Attempt { peer, cm, deadline }),
+            let (limit, provider) = (now + patience, providers.nth_for(peer.ip(), self.tried));
+            self.tried += 1;
+            let moves_on = any_source && self.tried < providers.len();
+            match providers.numbered(provider).resolve(peer, &self.path, limit) {
+                Ok(id) => {
+                    let mut deadline = limit;
+                    if moves_on {
+                        deadline = limit.min(now + config.timeouts.resolve);
+                        self.limit = Some(limit);
+                    } else {
+                        self.next_address();
+                    }
+                    log::debug!("{peer} is resolved by the provider {}", providers.get(provider).name());
+                    return Ok(Attempt { peer, cm: Handle { provider, id }, deadline });
+                }
                 Err(error) => {
-                    log::info!("{peer} cannot be connected to: {error}");
-                    refusal = error.into();
+                    log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
+                    if any_source || refusal.is_none() {
+                        refusal = Some(error);
+                    }
+                    if self.tried == providers.len() {
+                        self.next_address();
+                    }
                 }
             }
         }
-        Err(refusal)
+        Err(refusal.map_or(Error::NoAddress, Error::from))
+    }
+
+    fn next_address(&mut self) {
+        self.addresses.pop_front();
+        self.tried = 0;
     }
 }
 

@@ -23,6 +23,7 @@ use crate::config::Framing;
 use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::Service;
+use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 use crate::security::Security;
 
@@ -96,7 +97,8 @@ struct Member {
 /// A connect request on its way from the reactor that listens.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) detached: Detached,
+    /// With the number of its provider in the reactor that listens.
+    pub(crate) detached: Handle<Detached>,
     pub(crate) framing: Framing,
     pub(crate) service: Service,
     pub(crate) security: Security,
@@ -150,7 +152,6 @@ impl Reactors {
             group: group.clone(),
             index,
             arrivals,
-            pending: false,
             counted: false,
         });
         (group.clone(), ends.collect())
@@ -175,7 +176,7 @@ impl Reactors {
         self.members.get(index).filter(|member| member.open.load(Ordering::Relaxed)).map(Member::load)
     }
 
-    /// Drains one reactor, as [`crate::Remote::drain`] does. What connects goes to the others from now on; if it
+    /// Drains one reactor, as [`crate::ReactorHandle::drain`] does. What connects goes to the others from now on; if it
     /// listens, it goes on listening for them, and its `run` returns when the last of them is drained or gone.
     /// Ignored when out of range.
     ///
@@ -236,8 +237,6 @@ pub(crate) struct Membership {
     group: Reactors,
     pub(crate) index: usize,
     arrivals: Receiver<Arrival>,
-    /// There may be more arrivals than a turn takes.
-    pub(crate) pending: bool,
     /// The next connection is counted already, since it was placed here.
     counted: bool,
 }
@@ -250,10 +249,10 @@ impl Membership {
     /// Counts a request in at the reactor that is to take it; `None` when all are being drained.
     pub(crate) fn place(&self, place: Place) -> Option<usize> {
         let members = &self.group.members;
-        if let Place::Reactor(index) = place
-            && members.get(index).is_some_and(Member::reserve)
-        {
-            return Some(index);
+        if let Place::Reactor(index) = place {
+            if members.get(index).is_some_and(Member::reserve) {
+                return Some(index);
+            }
         }
         // Another may close or fill up in between: not more often than there are reactors.
         for _ in 0..members.len() {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use rdma_transport::cm::CmId;
-use rdma_transport::provider::DeviceId;
+use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
 use super::Driver;
@@ -11,21 +11,22 @@ use super::accept::Request;
 use super::group::{Arrival, Place};
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
+use crate::providers::{HANDOVER, Handle, role};
 
 impl Driver {
     /// A request on a listener of this reactor.
     pub(super) fn request(
         &mut self,
-        cm: CmId,
+        cm: Handle<CmId>,
         listener: Key,
-        device: DeviceId,
+        device: usize,
         peer: SocketAddr,
         private_data: Box<[u8]>,
     ) -> Option<Request> {
         let ListenOptions { framing, service, ref security, .. } = self.listeners.get(listener)?.options;
         let security = security.as_ref().unwrap_or(&self.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
-        let listener = ListenerId::new(self.tag, listener);
+        let listener = ListenerId::new(self.tag(), listener);
         // A listener of IPv6 that takes IPv4 too gets the IPv4 address of a peer in the form of IPv6 (RFC 4291, section
         // 2.5.5.2).
         let peer = match peer.ip().to_canonical() {
@@ -57,8 +58,9 @@ impl Driver {
     /// Hands a request to the reactor that it was placed at. It comes back when that cannot be.
     fn hand_over(&mut self, request: Request, index: usize) -> Option<Request> {
         let membership = self.membership.as_ref()?;
-        let detached = match self.fabric.provider.detach(request.cm) {
-            Ok(detached) => detached,
+        let (provider, cm) = self.providers.of(request.cm);
+        let detached = match role(provider, Provider::handover, HANDOVER).and_then(|role| role.detach(cm)) {
+            Ok(id) => Handle { provider: request.cm.provider, id },
             Err(error) => {
                 log::debug!("{} is not handed over: {error}", request.peer);
                 membership.unplace(index);
@@ -80,13 +82,11 @@ impl Driver {
         }
     }
 
-    /// Stage 9: the next request that another reactor has handed over.
-    pub(crate) fn next_arrival(&mut self) -> Option<Request> {
-        while let Some(membership) = self.membership.as_mut().filter(|membership| membership.pending) {
-            let Some(arrival) = membership.next_arrival() else {
-                membership.pending = false;
-                break;
-            };
+    /// Stage 9: the next request that another reactor has handed over, while `left` lasts.
+    pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<Request> {
+        while *left > 0 {
+            let arrival = self.membership.as_ref()?.next_arrival()?;
+            *left -= 1;
             self.stats.connections.taken_over += 1;
             let request = self.take_in(arrival, true);
             if request.is_some() {
@@ -98,7 +98,7 @@ impl Driver {
 
     fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
         let Arrival { detached, framing, service, security, reactor, listener, peer, private_data } = arrival;
-        match self.fabric.provider.attach(detached, self.now) {
+        match self.providers.attach(detached, self.now) {
             Ok((cm, device)) => {
                 Some(Request { cm, reactor, listener, framing, service, security, device, peer, private_data, placed })
             }
@@ -113,7 +113,7 @@ impl Driver {
 
     /// A request has become a connection, or was refused.
     pub(super) fn request_done(&mut self, placed: bool) {
-        if placed && let Some(membership) = &mut self.membership {
+        if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();
         }
     }
@@ -121,16 +121,8 @@ impl Driver {
     /// Somebody has called: a request may have come, the addresses of a host, or a wish to drain.
     pub(crate) fn check_inbox(&mut self) {
         self.take_lookups();
-        if let Some(membership) = &mut self.membership {
-            membership.pending = true;
-        }
         if let Some(deadline) = self.os.wake.take_drain() {
             self.want_drain(deadline);
         }
-    }
-
-    /// Whether stage 9 has something left to do.
-    pub(crate) fn awaits_turn(&self) -> bool {
-        self.drain.is_wanted() || self.membership.as_ref().is_some_and(|membership| membership.pending)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Driver;
 use crate::conn::effects::Fragments;
-use crate::device::home::Joined;
+use crate::device::home::{Joined, PoolId};
 use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::budget::Account;
@@ -54,13 +54,13 @@ impl Driver {
     }
 
     /// A message that the program kept comes back.
-    pub(super) fn take_joined_home(&mut self, device: usize, joined: Joined, of: Option<ConnectionId>) {
+    pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: Joined, of: Option<ConnectionId>) {
         let Joined { bytes, receives } = joined;
         if receives.is_empty() {
             self.settle(Account::Fetched, bytes.len(), of);
         }
         for buffer in receives {
-            self.take_home(device, buffer, of);
+            self.take_home(pool, buffer, of);
         }
         self.large.joins.keep(bytes);
         self.expect_trim();

@@ -1,32 +1,48 @@
 //! Memory for messages past one buffer: copies that peers are to fetch, and messages that are being fetched.
 
 use std::ops::Range;
+use std::time::Duration;
 
-use super::Driver;
+use rdma_transport::caps::Features;
+use rdma_transport::newcomers::Host;
+
+use super::table::Seat;
+use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::Need;
+use crate::conn::shortage::PROBE;
 use crate::conn::transfer::Source;
 use crate::error::{Blocked, SendErrorKind};
-use crate::id::{ConnectionId, SendId};
-use crate::memory::budget::{Account, Budget};
+use crate::id::{ConnectionId, OfferId, SendId};
+use crate::memory::budget::{Account, Budget, Claimant, Shortage};
 use crate::memory::joins::Joins;
+use crate::memory::landing::Landing;
 use crate::memory::operations::outside;
 use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
+
+/// Time for which a peer that has memory may answer no read while others wait for that memory. It is time for a mebibyte over
+/// a path of 5 Mbit/s.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Time between two looks at the memory while some connections wait for it.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How much of it is in use.
 #[derive(Debug)]
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
+    /// A look at who has the memory that others wait for is due.
+    looks: bool,
     /// Memory in which messages in several buffers are joined.
     pub(super) joins: Joins,
 }
 
 impl LargeMessages {
     pub(super) const fn new(limit: usize, keep: usize) -> Self {
-        Self { copied: Budget::new(limit), fetched: Budget::new(limit), joins: Joins::new(keep) }
+        Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
     }
 
     /// Bytes fetched, and bytes copied.
@@ -38,6 +54,13 @@ impl LargeMessages {
     pub(super) fn leave(&mut self, id: ConnectionId) {
         self.copied.leave(id);
         self.fetched.leave(id);
+    }
+
+    /// A connection is gone. What it has had for its host counts no longer.
+    pub(super) fn relieve(&mut self, seat: &Seat) {
+        if seat.link.fetched_large > 0 {
+            self.fetched.relieve(Host::of(seat.conn.peer().ip()), seat.link.fetched_large);
+        }
     }
 }
 
@@ -68,6 +91,14 @@ impl Payload<'_> {
         }
     }
 
+    /// Whether this side can look at the memory.
+    fn is_readable(&self) -> bool {
+        match self {
+            Self::Bytes(_) => true,
+            Self::Region(region, range) => region.try_copy_to(range.start, &mut []),
+        }
+    }
+
     /// Copies all of it into memory that nobody else writes.
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
@@ -79,7 +110,8 @@ impl Payload<'_> {
 }
 
 /// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and whoever knows its key,
-/// may read the region at any time, so nothing gets there that is not sealed.
+/// may read the region at any time, so nothing gets there that is not sealed. `false`: the numbers of the segments are used up,
+/// and the peer can open nothing behind them.
 fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
@@ -109,14 +141,17 @@ impl Driver {
         if let Some(sent) = cut.flatten() {
             return sent;
         }
+        if !payload.is_readable() {
+            return Err(SendErrorKind::Sealed);
+        }
         let (len, most) = (payload.len(), self.large.copied.limit());
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
         let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
         seat.conn.check_offer(len, true, &mut env)?;
-        let own = seat.conn.copies();
-        if !self.large.copied.request(id, len, own) {
+        let claimant = Claimant { who: id, host: None, own: seat.conn.copies() };
+        if !self.large.copied.request(claimant, len) {
             let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
             seat.conn.refuse_transfer(len, true, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
@@ -136,10 +171,12 @@ impl Driver {
             None => payload.copy_to(&mut region),
         };
         if !copied {
-            return Err(SendErrorKind::Sealed);
+            self.input(id, |conn, env| conn.posting_failed("a large message could not be sealed".into(), env));
+            return Err(SendErrorKind::Closed);
         }
         let remote = RemoteRegion { len: len as u64, ..region.remote() };
-        self.input(id, |conn, env| conn.offer(remote, Source::Copy { region, told }, env)).ok_or(SendErrorKind::Closed)
+        self.input(id, |conn, env| conn.offer(remote, None, Source::Copy { region, told }, env))
+            .ok_or(SendErrorKind::Closed)
     }
 
     /// Sends a part of a region without a copy.
@@ -149,8 +186,7 @@ impl Driver {
         region: &Region,
         range: Range<usize>,
     ) -> Result<SendId, SendErrorKind> {
-        let conn = self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_open());
-        let conn = conn.ok_or(SendErrorKind::Closed)?;
+        let conn = &self.open_seat(id)?.conn;
         let (max, raw, secured) = (conn.terms().buffer_size, conn.framing() == Framing::Raw, conn.is_secured());
         self.check_local(id, region, &range)?;
         if range.len() <= max || raw {
@@ -167,30 +203,108 @@ impl Driver {
         if !self.registry.readable_by(region.key(), id) {
             return Err(SendErrorKind::NotReadable { max });
         }
-        if let Some(conn) = self.table.get(id).map(|seat| &seat.conn)
-            && conn.may_cut(range.len())
-        {
+        if self.table.get(id).is_some_and(|seat| seat.conn.may_cut(range.len())) {
             return self.input(id, |conn, env| conn.send_cut_from(region, &range, env)).ok_or(SendErrorKind::Closed)?;
         }
+        self.offer_checked(id, region, range, None)
+    }
+
+    /// Offers a part of a region, of any length, with a tag.
+    pub(crate) fn offer(
+        &mut self,
+        id: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+        tag: u64,
+    ) -> Result<SendId, SendErrorKind> {
+        if self.open_seat(id)?.conn.is_secured() {
+            return Err(self.lacks(id, "tagged offers on secured connections"));
+        }
+        self.check_local(id, region, &range)?;
+        if range.is_empty() {
+            return Err(SendErrorKind::Empty);
+        }
+        if !self.registry.readable_by(region.key(), id) {
+            return Err(SendErrorKind::NotReadable { max: 0 });
+        }
+        self.offer_checked(id, region, range, Some(tag))
+    }
+
+    /// Offers a part of a region that the peer may read.
+    fn offer_checked(
+        &mut self,
+        id: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+        tag: Option<u64>,
+    ) -> Result<SendId, SendErrorKind> {
         let (start, len) = (range.start as u64, range.len());
         let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
         self.input(id, |conn, env| {
             conn.check_offer(len, false, env)?;
             let hold = region.lend_to_peer(range);
-            Ok(conn.offer(remote, Source::Lent(region.key(), hold), env))
+            Ok(conn.offer(remote, tag, Source::Lent(region.key(), hold), env))
         })
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Gives the transfers of a connection memory, in order, while there is any.
+    /// Has an offered message read into a region of the program, from `offset` on.
+    pub(crate) fn land(
+        &mut self,
+        id: ConnectionId,
+        offer: OfferId,
+        region: &mut Region,
+        offset: usize,
+    ) -> Result<(), SendErrorKind> {
+        let conn = &self.open_seat(id)?.conn;
+        let (len, secured) = (conn.offered_len(offer).ok_or(SendErrorKind::NoOffer)?, conn.is_secured());
+        if secured {
+            return Err(self.lacks(id, "landing places on secured connections"));
+        }
+        let end = usize::try_from(len).ok().and_then(|len| offset.checked_add(len));
+        let range = offset..end.ok_or(SendErrorKind::OutOfBounds { end: u64::MAX, len: region.len() as u64 })?;
+        self.check_local(id, region, &range)?;
+        if self.has(id, Features::OPEN_READ_SINKS) && !self.registry.is_sink(region.key()) {
+            return Err(SendErrorKind::NotASink);
+        }
+        let lease = region.lease_mut(range.clone()).ok_or_else(|| outside(region, &range))?;
+        let landing = Landing::new(region.key(), lease, offset);
+        self.input(id, |conn, env| conn.land(offer, landing, env)).ok_or(SendErrorKind::Closed)
+    }
+
+    /// Refuses an offered message.
+    pub(crate) fn refuse_offer(&mut self, id: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
+        if !self.open_seat(id)?.conn.terms().landings {
+            return Err(self.lacks(id, "refusals that this peer understands"));
+        }
+        let refused = self.input(id, |conn, env| conn.refuse_offer(offer, env));
+        if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
+    }
+
+    /// A connection as one that requests memory to fetch into.
+    fn claimant(seat: &Seat) -> Claimant {
+        let host = Some(Host::of(seat.conn.peer().ip()));
+        Claimant { who: seat.conn.id(), host, own: seat.link.fetched }
+    }
+
+    /// Gives the transfers of a connection memory, in order, while there is any. Past the memory that is given on trust, only a
+    /// peer that answers reads gets some, or a place in line.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
-        while let Some(seat) = self.table.get_mut(id).filter(|seat| seat.conn.state().is_open())
-            && let Some(len) = seat.conn.wants_memory()
-        {
-            if !self.large.fetched.request(id, len, seat.link.fetched) {
-                return;
+        while let Some(seat) = self.table.get_mut(id).filter(|seat| seat.conn.state().is_open()) {
+            let Some(len) = seat.conn.wants_memory() else { return };
+            let claimant = Self::claimant(seat);
+            if !seat.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
+                // It keeps nobody behind it waiting.
+                self.large.fetched.leave(id);
+                return self.probe(id);
+            }
+            if !self.large.fetched.request(claimant, len) {
+                self.input(id, |conn, env| conn.wait_for_memory(env));
+                self.expect_shortage();
+                return self.probe(id);
             }
             seat.link.fetched += len;
+            seat.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
             match self.block(id, len, Account::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));
@@ -205,11 +319,82 @@ impl Driver {
         }
     }
 
+    /// Has a peer that has shown nothing lately answer a read of a few bytes. The connection asks for memory again when it has.
+    fn probe(&mut self, id: ConnectionId) {
+        let Some(seat) = self.table.get(id).filter(|seat| seat.conn.may_probe(self.now)) else { return };
+        if !seat.conn.has_probe() {
+            match self.block(id, PROBE as usize, Account::Program) {
+                Ok(region) => _ = self.input(id, |conn, _| conn.take_probe(region)),
+                Err(error) => {
+                    log::warn!("{id}: memory for a read of {PROBE} bytes: {error}");
+                    self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
+                    return;
+                }
+            }
+        }
+        self.input(id, |conn, env| conn.probe(env));
+    }
+
+    /// A connection waits for memory: has those looked at that have it.
+    fn expect_shortage(&mut self) {
+        if !std::mem::replace(&mut self.large.looks, true) {
+            self.timers.insert(self.now + LOOK, Due::Shortage);
+        }
+    }
+
+    /// Ends connections whose peers have answered no read for the grace time while others wait for the memory that they have: those
+    /// that have stalled longest, and no more than are needed. What others have besides does not matter: it may be theirs as long as
+    /// they move.
+    pub(super) fn relieve_shortage(&mut self) {
+        self.large.looks = false;
+        if self.large.fetched.in_line().next().is_none() {
+            return;
+        }
+        self.expect_shortage();
+        let shortages = self.large.fetched.shortages();
+        if shortages.is_empty() {
+            return;
+        }
+        let grace = GRACE.min(self.config.timeouts.transfer);
+        let (mut stalled, mut ending, mut giving_way) = (Vec::new(), Vec::new(), Vec::new());
+        for seat in self.table.iter().filter(|seat| seat.link.fetched > 0) {
+            let (id, host) = (seat.conn.id(), Host::of(seat.conn.peer().ip()));
+            match seat.conn.stalled().filter(|_| seat.conn.state().is_open()) {
+                Some((since, held)) if since + grace <= self.now => stalled.push((since, (id, host, held))),
+                // Its memory is about to come back.
+                None if seat.conn.state().is_ending() => ending.push((id, host, seat.link.fetched)),
+                _ => {}
+            }
+        }
+        stalled.sort_unstable_by_key(|&(since, _)| since);
+        for Shortage { who, mut bytes, of } in shortages {
+            let helps = |id, host| id != who && of.is_none_or(|of| of == host);
+            for &(_, _, held) in ending.iter().filter(|&&(id, host, _)| helps(id, host)) {
+                bytes = bytes.saturating_sub(held);
+            }
+            stalled.retain(|&(_, (id, host, held))| {
+                let goes = bytes > 0 && helps(id, host);
+                if goes {
+                    bytes = bytes.saturating_sub(held);
+                    ending.push((id, host, held));
+                    giving_way.push(id);
+                }
+                !goes
+            });
+        }
+        for id in giving_way {
+            self.input(id, |conn, env| conn.give_way(env));
+        }
+    }
+
     /// Takes memory for a message of a connection that has arrived, if there is some.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(seat) = self.table.get_mut(id) else { return false };
-        let taken = self.large.fetched.take(id, len, seat.link.fetched);
-        seat.link.fetched += if taken { len } else { 0 };
+        let taken = self.large.fetched.take(Self::claimant(seat), len);
+        if taken {
+            seat.link.fetched += len;
+            seat.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+        }
         taken
     }
 
@@ -218,6 +403,10 @@ impl Driver {
         self.large.fetched.give_back(len);
         if let Some(seat) = id.and_then(|id| self.table.get_mut(id)) {
             seat.link.fetched = seat.link.fetched.saturating_sub(len);
+            if !self.large.fetched.is_small(len) {
+                seat.link.fetched_large = seat.link.fetched_large.saturating_sub(len);
+                self.large.fetched.relieve(Host::of(seat.conn.peer().ip()), len);
+            }
         }
     }
 
@@ -251,14 +440,16 @@ impl Driver {
             let memory = match seat.conn.is_unblocked() {
                 None => continue,
                 Some(Need::Transfer { copy, .. }) if copy > 0 => {
-                    self.large.copied.would_grant(id, copy, seat.conn.copies())
+                    self.large.copied.would_grant(Claimant { who: id, host: None, own: seat.conn.copies() }, copy)
                 }
                 Some(_) => true,
             };
-            if memory && let Some((seat, mut env)) = self.at(id) {
-                seat.conn.unblock(&mut env);
-                self.large.copied.leave(id);
-                return true;
+            if memory {
+                if let Some((seat, mut env)) = self.at(id) {
+                    seat.conn.unblock(&mut env);
+                    self.large.copied.leave(id);
+                    return true;
+                }
             }
         }
         false
@@ -271,6 +462,7 @@ impl Driver {
         if conn.writable() == 0 || len <= conn.terms().buffer_size {
             return conn.writable() > 0;
         }
-        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(id, len, conn.copies()))
+        let claimant = Claimant { who: id, host: None, own: conn.copies() };
+        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(claimant, len))
     }
 }

@@ -3,23 +3,27 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_transport::cm::CmId;
+use rdma_transport::cm::{self, CmId};
 use rdma_transport::slab::Key;
 
-use super::fabric::Owner;
+use super::owners::Owner;
 use super::{Driver, Due};
 use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
+use crate::providers::Handle;
 
 /// How often a listener without an id tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
+/// Number of ports that are tried when any will do and another provider cannot have the first one.
+const PORTS: usize = 4;
+
 /// A place where connections come in.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// `None` while the address is on no device.
-    cm: Option<CmId>,
+    /// One for each provider that listens. Empty while the address is on no device.
+    ids: Vec<Handle<CmId>>,
     /// Where it listens, with its port.
     address: SocketAddr,
     pub(super) options: ListenOptions,
@@ -32,28 +36,27 @@ impl Driver {
         }
         options.check()?;
         check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, false)?;
-        let cm = self.fabric.provider.listen_with(address, self.config.backlog, &options.path)?;
-        let address = self.fabric.provider.local_address(cm).unwrap_or(address);
-        let key = self.listeners.insert(Listener { cm: Some(cm), address, options });
-        self.fabric.own(cm, Owner::Listener(key));
+        let ids = self.listen_on(address, &options.path)?;
+        let address = ids.first().and_then(|&id| self.address_of(id)).unwrap_or(address);
+        let key = self.listeners.insert(Listener { ids: Vec::new(), address, options });
+        self.listens(key, ids);
         self.ring();
-        Ok(ListenerId::new(self.tag, key))
+        Ok(ListenerId::new(self.tag(), key))
     }
 
     pub(crate) fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
-        Some(self.listeners.get(listener.key(self.tag)?)?.address)
+        Some(self.listeners.get(listener.key(self.tag())?)?.address)
     }
 
     pub(crate) fn close_listener(&mut self, listener: ListenerId) {
-        if let Some(key) = listener.key(self.tag) {
+        if let Some(key) = listener.key(self.tag()) {
             self.drop_listener(key);
         }
     }
 
     fn drop_listener(&mut self, key: Key) {
-        if let Some(cm) = self.listeners.remove(key).and_then(|listener| listener.cm) {
-            self.fabric.disown(cm);
-            self.fabric.provider.destroy_id(cm, self.now);
+        for id in self.listeners.remove(key).map(|listener| listener.ids).unwrap_or_default() {
+            self.discard(id);
         }
     }
 
@@ -80,28 +83,99 @@ impl Driver {
         }
     }
 
-    /// Destroys the id of a listener that is to listen again; returns the address, if there was an id.
+    /// Destroys the ids of a listener that is to listen again; returns the address, if there were any.
     fn stop_listening(&mut self, key: Key) -> Option<SocketAddr> {
         let listener = self.listeners.get_mut(key)?;
-        let (cm, address) = (listener.cm.take()?, listener.address);
-        self.fabric.disown(cm);
-        self.fabric.provider.destroy_id(cm, self.now);
-        Some(address)
+        let (ids, address) = (std::mem::take(&mut listener.ids), listener.address);
+        let any = !ids.is_empty();
+        ids.into_iter().for_each(|id| self.discard(id));
+        any.then_some(address)
     }
 
     /// Listens again if the address is on a device, else tries again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
-        let Some(listener) = self.listeners.get_mut(key) else { return };
-        match self.fabric.provider.listen_with(listener.address, self.config.backlog, &listener.options.path) {
-            Ok(cm) => {
-                log::info!("{} is listened on again", listener.address);
-                listener.cm = Some(cm);
-                self.fabric.own(cm, Owner::Listener(key));
+        let Some(listener) = self.listeners.get(key) else { return };
+        let (address, options) = (listener.address, listener.options.path.clone());
+        match self.listen_on(address, &options) {
+            Ok(ids) => {
+                log::info!("{address} is listened on again");
+                self.listens(key, ids);
             }
             Err(error) => {
                 log::debug!("{error}");
                 self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
             }
         }
+    }
+
+    /// Notes the ids of a listener.
+    fn listens(&mut self, key: Key, ids: Vec<Handle<CmId>>) {
+        for &id in &ids {
+            self.owners.own(id, Owner::Listener(key));
+            self.providers.note_use(id.provider);
+        }
+        if let Some(listener) = self.listeners.get_mut(key) {
+            listener.ids = ids;
+        }
+    }
+
+    // Choosing the providers.
+
+    /// Listens on an address: on every provider if it is unspecified, else on the first one that has it.
+    fn listen_on(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
+        if address.ip().is_unspecified() && self.providers.len() > 1 {
+            return self.listen_on_all(address, options);
+        }
+        let provider = self.providers.serving(address.ip());
+        log::info!("provider {}: listens on {address}", self.providers.get(provider).name());
+        Ok(vec![self.listen_at(provider, address, options)?])
+    }
+
+    fn listen_at(
+        &mut self,
+        provider: usize,
+        address: SocketAddr,
+        options: &cm::ListenOptions,
+    ) -> Result<Handle<CmId>, rdma_transport::Error> {
+        Ok(Handle { provider, id: self.providers.numbered(provider).listen(address, options)? })
+    }
+
+    fn address_of(&self, id: Handle<CmId>) -> Option<SocketAddr> {
+        self.providers.get(id.provider).local_address(id.id)
+    }
+
+    /// Listens on all providers, at the same port. On iWARP devices the port is one of TCP, which the embedded provider cannot have
+    /// then: the first provider listens without it.
+    fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
+        let tries = if address.port() == 0 { PORTS } else { 1 };
+        // Ids whose port another provider cannot have. They stay open meanwhile, so that the next one is another port.
+        let mut given_up = Vec::new();
+        let listening = loop {
+            let first = match self.listen_at(0, address, options) {
+                Ok(first) => first,
+                Err(error) => break Err(error.into()),
+            };
+            let same =
+                SocketAddr::new(address.ip(), self.address_of(first).map_or(address.port(), |local| local.port()));
+            let (mut ids, mut refused) = (vec![first], None);
+            for provider in 1..self.providers.len() {
+                match self.listen_at(provider, same, options) {
+                    Ok(id) => ids.push(id),
+                    Err(error) => refused = Some((self.providers.get(provider).name(), error)),
+                }
+            }
+            let Some((name, error)) = refused else { break Ok(ids) };
+            if given_up.len() + 1 < tries {
+                given_up.push(ids);
+                continue;
+            }
+            log::info!(
+                "{same} is listened on without the provider {name}, as a device may have the port of TCP itself: clients over \
+                 the loopback and over other networks are refused ({error})"
+            );
+            break Ok(ids);
+        };
+        given_up.into_iter().flatten().for_each(|id| self.discard(id));
+        listening
     }
 }

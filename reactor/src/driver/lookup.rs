@@ -9,11 +9,12 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use rdma_transport::cm::PathOptions;
 
 use super::Driver;
-use super::accept::NOWHERE;
 use super::fallback::{Fallback, by_turns};
-use crate::conn::state::{Certainty, Ending};
+use super::stages::Stages;
+use crate::conn::state::Ending;
 use crate::error::ConnectError;
 use crate::id::ConnectionId;
+use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 
 /// Largest number of names that are looked up at a time. Others wait for their turn; the connect timeout counts meanwhile.
@@ -82,7 +83,8 @@ impl Driver {
         while let Ok(Answer { question, addresses }) = self.lookups.answers.1.try_recv() {
             let Question { of, host, path, .. } = question;
             // The program may have given the connection up meanwhile, or its time may be over.
-            if !self.table.get(of).is_some_and(|seat| seat.link.cm == NOWHERE && seat.conn.state().is_handshake()) {
+            if !self.table.get(of).is_some_and(|seat| seat.link.cm == Handle::NONE && seat.conn.state().is_handshake())
+            {
                 continue;
             }
             let error = match addresses {
@@ -99,8 +101,8 @@ impl Driver {
                 }
             };
             let ending = Ending::ConnectError(error);
-            self.input(of, |conn, env| conn.end(ending, Certainty::Known, env));
-            self.table.note_ending();
+            self.input(of, |conn, env| conn.end(ending, env));
+            self.note(Stages::ENDS);
         }
     }
 }

@@ -7,46 +7,51 @@ mod close;
 mod data_path;
 mod device_event;
 pub(crate) mod drain;
-pub(crate) mod fabric;
 pub(crate) mod fair;
 mod fallback;
 pub(crate) mod group;
 pub(crate) mod handover;
 mod join;
 mod large;
+mod list;
 mod listen;
 mod lookup;
+pub(crate) mod owners;
+mod pending;
 pub(crate) mod queues;
 mod regions;
+pub(crate) mod stages;
 pub(crate) mod table;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_transport::caps::{Capabilities, Features};
-use rdma_transport::provider::{DeviceId, Provider};
+use rdma_transport::cm::CmId;
 use rdma_transport::slab::{Key, Slab};
 
 use self::drain::Drain;
-use self::fabric::Fabric;
 use self::fair::Fair;
 use self::group::Membership;
 use self::large::LargeMessages;
 use self::listen::Listener;
 use self::lookup::Lookups;
+use self::owners::Owners;
 use self::queues::Queues;
+use self::stages::Stages;
 use self::table::{Seat, Table};
 use crate::config::Config;
-use crate::conn::effects::{Action, Effects, Event};
+use crate::conn::effects::{Action, Arrived, Effects, Event};
 use crate::conn::{Connection, Env};
 use crate::device::Device;
-use crate::device::home::{Home, Lent, Returned};
+use crate::device::home::{Home, Lent, PoolId, Returned};
 use crate::device::pool::{Buffer, Slabs};
 use crate::device::table::Devices;
-use crate::error::Error;
+use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, ReactorTag};
 use crate::limits::{HEADER_LEN, TAG_ROOM};
 use crate::memory::registry::Registry;
+use crate::providers::{Handle, Providers, SHARED_MEMORY};
 use crate::seam::io::Registrations;
 use crate::seam::poller::{Clock, Poller};
 use crate::seam::timer::Timers;
@@ -64,6 +69,8 @@ pub(crate) enum Due {
     Program(u64),
     /// A connection has set a deadline.
     Connection(ConnectionId),
+    /// The deadline of a list of transfers of a connection.
+    Lists(ConnectionId),
     /// The lifetime of peers' rights to a region is over.
     Region(Key),
     /// Look whether a listener's device is back.
@@ -72,6 +79,8 @@ pub(crate) enum Due {
     Drain,
     /// Look whether pools have memory that nobody needs.
     Trim,
+    /// Look whether memory for large messages is with peers that answer no reads while others wait for it.
+    Shortage,
     /// Something else than a connection has set it, with a number of its own.
     Guest(u64),
 }
@@ -89,13 +98,14 @@ pub(crate) struct Os {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Driver {
-    tag: ReactorTag,
     config: Config,
     /// The time of this turn.
     now: Instant,
-    fabric: Fabric,
+    providers: Providers,
+    owners: Owners,
     os: Os,
     devices: Devices,
+    stages: Stages,
     queues: Queues,
     table: Table,
     fair: Fair,
@@ -116,22 +126,23 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(
         config: Config,
-        provider: Box<dyn Provider>,
+        providers: Providers,
         (poller, mut clock): (Box<dyn Poller>, Box<dyn Clock>),
         wake: Arc<WakeFlag>,
     ) -> Self {
-        let tag = ReactorTag::next();
+        let (tag, now) = (ReactorTag::next(), clock.now());
         Self {
-            tag,
-            now: clock.now(),
-            fabric: Fabric::new(provider),
+            now,
+            providers,
+            owners: Owners::default(),
             devices: Devices::new(Arc::clone(&wake), tag.number()),
+            stages: Stages::CHANNELS | Stages::EVENTS,
             queues: Queues::new(&config),
-            table: Table::new(tag),
+            table: Table::new(tag, now),
             fair: Fair::default(),
             listeners: Slab::default(),
-            registry: Registry::new(Arc::clone(&wake), config.transfer_cache),
-            large: LargeMessages::new(config.transfer_memory, config.transfer_cache),
+            registry: Registry::new(Arc::clone(&wake), config.large.cache),
+            large: LargeMessages::new(config.large.memory, config.large.cache),
             timers: Timers::default(),
             effects: Effects::default(),
             stats: Stats::default(),
@@ -145,13 +156,7 @@ impl Driver {
     }
 
     pub(crate) const fn tag(&self) -> ReactorTag {
-        self.tag
-    }
-
-    /// Has the connections that are opened from now on not tell of messages that were copied.
-    #[cfg(feature = "async")]
-    pub(crate) const fn quiet_sends(&mut self) {
-        self.config.quiet_sends = true;
+        self.table.tag()
     }
 
     pub(crate) const fn config(&self) -> &Config {
@@ -185,16 +190,21 @@ impl Driver {
         self.now = self.os.clock.now();
     }
 
-    pub(crate) const fn fabric_mut(&mut self) -> &mut Fabric {
-        &mut self.fabric
+    pub(crate) const fn providers(&self) -> &Providers {
+        &self.providers
     }
 
-    pub(crate) fn provider(&self) -> &dyn Provider {
-        &*self.fabric.provider
+    pub(crate) const fn providers_mut(&mut self) -> &mut Providers {
+        &mut self.providers
     }
 
-    pub(crate) fn provider_mut(&mut self) -> &mut dyn Provider {
-        &mut *self.fabric.provider
+    pub(crate) const fn owners_mut(&mut self) -> &mut Owners {
+        &mut self.owners
+    }
+
+    /// Destroys a connection-manager id that has no queue pair.
+    pub(crate) fn discard(&mut self, cm: Handle<CmId>) {
+        self.owners.discard(&mut self.providers, cm, self.now);
     }
 
     pub(crate) const fn os(&self) -> &Os {
@@ -220,11 +230,15 @@ impl Driver {
     /// The counters, and the levels of now.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.stats;
-        stats.completions.acknowledgements = self.fabric.provider.acknowledgements();
+        stats.completions.acknowledgements = self.providers.acknowledgements();
         stats.connections = ConnectionStats { current: self.table.len(), ..stats.connections };
         let (fetched_bytes, copied_bytes) = self.large.levels();
         let (regions, kept_bytes) = (self.registry.len(), self.registry.kept());
-        stats.memory = MemoryStats { regions, kept_bytes, fetched_bytes, copied_bytes, ..self.devices.levels() };
+        let unreleased = stats.memory.unreleased + self.registry.unreleased();
+        let unrevoked = self.registry.unrevoked();
+        let levels = self.devices.levels();
+        stats.memory =
+            MemoryStats { regions, unreleased, unrevoked, kept_bytes, fetched_bytes, copied_bytes, ..levels };
         stats
     }
 
@@ -246,7 +260,7 @@ impl Driver {
 
     /// When a turn is due at the latest, though nothing becomes readable.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
-        [self.timers.next(), self.fabric.provider.next_deadline()].into_iter().flatten().min()
+        [self.timers.next(), self.providers.next_deadline()].into_iter().flatten().min()
     }
 
     // Connections.
@@ -288,11 +302,12 @@ impl Driver {
             match action {
                 Action::Deadline(at) => self.set_deadline(id, at),
                 Action::LookBy(at) => self.look_by(id, at),
+                Action::ListsBy(at) => self.watch_lists(id, at),
                 Action::Flush => self.begin_flush(id),
                 Action::Ending => self.watch_end(id),
                 Action::Settled => self.table.settled(id),
-                Action::Invalidated(remote) => {
-                    let ended = self.registry.invalidated(&mut *self.fabric.provider, remote);
+                Action::Invalidated { device, key } => {
+                    let ended = self.registry.invalidated(&mut self.providers, (device, id), key);
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
@@ -304,10 +319,16 @@ impl Driver {
         }
     }
 
+    /// The next callback to make, if it is that of a message which waits for no others.
+    #[inline]
+    pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
+        self.effects.arrived.take()
+    }
+
     /// The next callback to make.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
-        self.effects.events.pop_front()
+        self.effects.next_event()
     }
 
     /// A connection that the program was told of.
@@ -324,7 +345,7 @@ impl Driver {
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let seat = self.table.get(id)?;
         let device = self.devices.get(seat.link.place?.device)?;
-        let mut capabilities = self.fabric.provider.device(device.id)?.capabilities;
+        let mut capabilities = self.providers.get(seat.link.cm.provider).device(device.id)?.capabilities;
         if capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
             capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
@@ -341,6 +362,17 @@ impl Driver {
         self.devices.get(place.device).map(|device| device.name.as_str())
     }
 
+    /// Name of what carries a connection.
+    pub(crate) fn carrier(&mut self, id: ConnectionId) -> Option<&'static str> {
+        let link = &self.table.get(id)?.link;
+        let (provider, qp) = (link.cm.provider, link.qp?);
+        Some(if self.providers.is_in_memory(provider, qp) {
+            SHARED_MEMORY
+        } else {
+            self.providers.get(provider).name()
+        })
+    }
+
     /// Whether a connection is neither up nor ending yet.
     pub(crate) fn is_coming_up(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|seat| seat.conn.state().is_handshake())
@@ -351,14 +383,22 @@ impl Driver {
         self.membership = Some(membership);
     }
 
+    /// A connection that is open.
+    pub(super) fn open_seat(&self, id: ConnectionId) -> Result<&Seat, SendErrorKind> {
+        self.table.get(id).filter(|seat| seat.conn.state().is_open()).ok_or(SendErrorKind::Closed)
+    }
+
     // Buffers.
 
     /// A buffer for a program to fill, of a connection's device, with what it holds and where it belongs.
     pub(crate) fn send_buffer_for(&mut self, id: ConnectionId) -> Option<(usize, Buffer, Arc<Slabs>, Arc<Home>)> {
-        let Self { table, devices, fabric, .. } = self;
-        let seat = table.get(id).filter(|seat| seat.conn.state().is_open())?;
+        let Self { table, devices, providers, .. } = self;
+        let seat = table.get_mut(id).filter(|seat| seat.conn.state().is_open())?;
         let device = devices.get_mut(seat.link.place?.device)?;
-        let buffer = device.take_for_program(&mut *fabric.provider)?;
+        let provider = providers.numbered(seat.link.cm.provider);
+        let apart = *seat.link.apart.get_or_insert_with(|| device.lend_to(provider, seat.link.qp));
+        let apart = apart.and_then(|slab| device.buffers.pool.take_apart(slab));
+        let buffer = apart.or_else(|| device.take_for_program(provider))?;
         let pool = &device.buffers.pool;
         let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.home)))
@@ -369,15 +409,20 @@ impl Driver {
         self.devices.is_home_of(home)
     }
 
-    /// Whether a buffer is of this reactor and of a connection's device: its memory is registered nowhere else.
-    pub(crate) fn owns_buffer(&self, id: ConnectionId, home: &Home) -> bool {
-        let place = self.table.get(id).and_then(|seat| seat.link.place);
-        self.is_home_of(home) && place.is_some_and(|place| place.device == home.device)
+    /// Checks that a buffer belongs to the pool of a connection's device: its memory is registered nowhere else.
+    pub(crate) fn check_buffer(&self, id: ConnectionId, home: &Home) -> Result<(), SendErrorKind> {
+        let seat = self.open_seat(id)?;
+        let same = seat.link.place.is_some_and(|place| place.device == home.pool.device);
+        if same && self.is_home_of(home) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
     }
 
-    /// Where the buffers of a device are, and where they belong.
+    /// Where the buffers of a device are, and where they belong. `None` never happens for the device of a message that is to be
+    /// delivered: the claim of its connection keeps the device until the connection is released, and that is after its messages. If it
+    /// happened, there would be no pool that the buffers could go back to.
     pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<Home>)> {
-        let device = self.devices.get(device)?;
+        let device = self.devices.get(device);
+        debug_assert!(device.is_some(), "a message of a device that is gone");
+        let device = device?;
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.home)))
     }
 
@@ -400,31 +445,35 @@ impl Driver {
 
     /// Stage 9: takes the buffers that came home from the program.
     pub(crate) fn take_returned(&mut self) {
-        while let Some(Returned { device, what, receive_of }) = self.devices.next_returned() {
+        while let Some(Returned { pool, what, receive_of }) = self.devices.next_returned() {
             match what {
-                Lent::Buffer(buffer) => self.take_home(device, buffer, receive_of),
-                Lent::Joined(joined) => self.take_joined_home(device, joined, receive_of),
+                Lent::Buffer(buffer) => self.take_home(pool, buffer, receive_of),
+                Lent::Joined(joined) => self.take_joined_home(pool, joined, receive_of),
             }
         }
     }
 
-    /// A buffer is back from the program's hands.
-    pub(crate) fn take_home(&mut self, device: usize, buffer: Buffer, receive_of: Option<ConnectionId>) {
+    /// Takes a buffer back from the program's hands. A buffer of a pool that is gone is discarded: it names nothing any more, and
+    /// its memory goes with the last holder.
+    pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
+        if !self.devices.has_pool(pool) {
+            return;
+        }
         if let Some((seat, mut env)) = receive_of.and_then(|id| self.at(id)) {
             seat.conn.message_returned(buffer, &mut env);
             if seat.conn.state().is_ending() {
-                self.table.note_ending();
+                self.note(Stages::ENDS);
             }
             return;
         }
-        let buffers = self.devices.buffers(device);
+        let buffers = self.devices.buffers(pool.device);
         // A receive of the shared queue that a connection which is gone had kept, or any in its place.
         let buffer = match &mut buffers.shared {
             Some(shared) if receive_of.is_some() => shared.give_astray(buffer),
             _ => Some(buffer),
         };
         if let Some(buffer) = buffer {
-            buffers.pool.unlend();
+            buffers.pool.unlend(&buffer);
             buffers.pool.give(buffer);
             self.expect_trim();
         }
@@ -437,11 +486,14 @@ impl Driver {
     }
 
     /// Claims completion entries on a device, for something else than a connection; returns the index of their queue.
-    pub(crate) fn claim_room(&mut self, id: DeviceId, entries: u32) -> Result<usize, Error> {
-        let Self { devices, fabric, config, .. } = self;
-        devices.use_device(id, &*fabric.provider, config);
-        let device = devices.get_mut(id.0 as usize).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
-        device.claim_room(&mut *fabric.provider, config, entries)
+    pub(crate) fn claim_room(&mut self, index: usize, entries: u32) -> Result<usize, Error> {
+        let Self { devices, providers, config, stages, .. } = self;
+        stages.insert(Stages::CHANNELS);
+        let device = devices.use_device(index, providers, config);
+        if device.removed {
+            return Err(Error::Gone("device"));
+        }
+        device.claim_room(providers.of_device(index), config, entries)
     }
 
     /// Gives them back.
@@ -452,18 +504,12 @@ impl Driver {
         self.drop_if_abandoned(device);
     }
 
-    /// Watches the channels of a provider and of devices that came into use.
-    #[inline]
-    pub(crate) fn watch_channels(&mut self) -> Result<bool, Error> {
-        if self.fabric.is_fresh() || self.devices.has_fresh() { self.watch_new_channels() } else { Ok(false) }
-    }
-
     /// Pools have let go of buffers, or memory of large messages was kept: looks later whether it is needed.
     pub(crate) fn expect_trim(&mut self) {
         let kept = self.registry.kept() + self.large.joins.kept();
         if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {
             self.devices.trimming = true;
-            let idle = self.config.pool_idle;
+            let idle = self.config.timeouts.pool_idle;
             self.timers.insert(self.now + idle, Due::Trim);
         }
     }
@@ -471,9 +517,9 @@ impl Driver {
     pub(crate) fn trim_pools(&mut self) {
         self.devices.trimming = false;
         for device in self.devices.iter_mut() {
-            device.trim(&mut *self.fabric.provider);
+            self.stats.memory.unreleased += device.trim(self.providers.of_device(device.index()));
         }
-        self.registry.trim(&mut *self.fabric.provider);
+        self.registry.trim(&mut self.providers);
         self.large.joins.trim();
         self.expect_trim();
     }

@@ -4,20 +4,29 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
-use rdma_transport::provider::{Drive, Provider};
+use rdma_transport::cq::Notify;
+use rdma_transport::provider::{Channel, Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
 use super::Driver;
+use super::stages::Stages;
 use crate::config::Config;
 use crate::device::cq::{CompletionQueue, Queue};
 use crate::error::Error;
+use crate::providers::{MAX_PROVIDERS, device_of};
 use crate::seam::poller::Interest;
 
 /// Completions taken from a queue at a time.
 const BATCH: usize = 256;
 
-/// The poller's token of the connection-manager channel; completion channels follow, by device.
-pub(crate) const CM_CHANNEL: usize = 0;
+/// Names no queue.
+const NO_QUEUE: Queue = (usize::MAX, usize::MAX);
+
+/// Returns `true` if the token of an edge is that of a connection-manager channel: it is the number of the provider. The completion
+/// channels follow, by the index of their device.
+pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
+    token < MAX_PROVIDERS
+}
 
 /// The completions that were taken from a queue last.
 #[derive(Debug)]
@@ -42,8 +51,8 @@ pub(crate) struct Queues {
     quiet: bool,
     /// Completions to ask a queue for before its stage.
     early_limit: usize,
-    /// The provider has stopped at its bound.
-    pub(crate) provider_pending: bool,
+    /// Completions of the batch that do not count, because their connections never came up.
+    pub(super) spared: usize,
 }
 
 impl Queues {
@@ -53,8 +62,8 @@ impl Queues {
             ready: VecDeque::new(),
             polling: false,
             quiet: false,
-            early_limit: BATCH.min(config.completions_per_turn as usize),
-            provider_pending: false,
+            spared: 0,
+            early_limit: BATCH.min(config.completions.per_turn as usize),
         }
     }
 
@@ -115,22 +124,30 @@ impl Driver {
         self.queues.batch.early || !self.queues.ready.is_empty()
     }
 
-    /// Watches the channels of the provider and of devices that came into use; whether connection-manager events are to be
-    /// asked for. After an error the next call goes on with the channel that could not be watched.
-    pub(super) fn watch_new_channels(&mut self) -> Result<bool, Error> {
-        let fresh = self.fabric.is_fresh();
-        if fresh {
-            self.watch(self.fabric.provider.cm_channel(), CM_CHANNEL)?;
-            self.fabric.watched();
+    /// Watches the channels of providers and devices that came into use. After an error the next call goes on with the channel that
+    /// could not be watched.
+    pub(crate) fn watch_channels(&mut self) -> Result<(), Error> {
+        if !self.is_noted(Stages::CHANNELS) {
+            return Ok(());
         }
-        while let Some(id) = self.devices.fresh() {
+        if self.providers.unwatched().is_some() {
+            self.note(Stages::EVENTS);
+        }
+        while let Some(provider) = self.providers.unwatched() {
+            self.watch(self.providers.get(provider).channel(Channel::ConnectionManager)?, provider)?;
+            self.providers.note_watched();
+        }
+        while let Some(index) = self.devices.fresh() {
+            let (number, id) = device_of(index);
+            let provider = self.providers.get(number);
             // A device without information was removed again.
-            if self.fabric.provider.device(id).is_some() {
-                self.watch(self.fabric.provider.completion_channel(id)?, CM_CHANNEL + 1 + id.0 as usize)?;
+            if provider.device(id).is_some() {
+                self.watch(provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
             }
             self.devices.watched();
         }
-        Ok(fresh)
+        self.stages.remove(Stages::CHANNELS);
+        Ok(())
     }
 
     /// Watches a channel. The channel of a device that was given up and is used again is still watched: it is watched anew, so
@@ -154,25 +171,40 @@ impl Driver {
     }
 
     /// Polls the completion queues until one has something; whether one has.
+    #[inline]
     pub(crate) fn poll_any(&mut self) -> bool {
-        self.has_unseen() || self.fair.is_behind() || self.each_device(Self::poll_device)
+        self.has_unseen() || self.fair.is_behind() || self.poll_all()
+    }
+
+    fn poll_all(&mut self) -> bool {
+        let Self { devices, queues, providers, .. } = self;
+        for index in 0..devices.len() {
+            let Some(device) = devices.get_mut(index).filter(|device| !device.removed) else { continue };
+            for (at, cq) in device.cqs.iter_mut().enumerate() {
+                match queues.poll_early(providers.of_device(index), (index, at), cq) {
+                    Ok(false) => {}
+                    Ok(true) => return true,
+                    Err(error) => {
+                        // Its connections have to hear of that, which is work.
+                        self.fail_device(index, &error);
+                        return true;
+                    }
+                }
+            }
+        }
+        false
     }
 
     /// Arms the queues that are not armed, after taking all events of those that were. Polls each one once more that was
     /// armed now, because what completed between the last poll and the arming has raised no event; a queue that was armed
     /// all along raises one. Polls also those that somebody waits to be seen empty. Returns whether there is a completion.
     pub(crate) fn arm(&mut self) -> bool {
-        self.each_device(Self::arm_device)
-    }
-
-    /// Does something with one device after the other until it has led to work; whether it has. A device with which it
-    /// cannot be done has failed, and its connections have to hear of that, which is work.
-    fn each_device(&mut self, act: impl Fn(&mut Self, usize) -> rdma_transport::Result<bool>) -> bool {
         for index in 0..self.devices.len() {
-            match act(self, index) {
+            match self.arm_device(index) {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(error) => {
+                    // Its connections have to hear of that, which is work.
                     self.fail_device(index, &error);
                     return true;
                 }
@@ -181,19 +213,9 @@ impl Driver {
         false
     }
 
-    fn poll_device(&mut self, index: usize) -> rdma_transport::Result<bool> {
-        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
-        for (at, cq) in device.cqs.iter_mut().enumerate() {
-            if self.queues.poll_early(&mut *self.fabric.provider, (index, at), cq)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     fn arm_device(&mut self, index: usize) -> rdma_transport::Result<bool> {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
-        let provider = &mut *self.fabric.provider;
+        let provider = self.providers.of_device(index);
         if std::mem::take(&mut device.has_events) {
             while let Some(id) = provider.next_completion_event(device.id)? {
                 self.stats.completions.events += 1;
@@ -211,7 +233,7 @@ impl Driver {
             }
             let arms = !cq.armed;
             if arms {
-                provider.req_notify(cq.id)?;
+                provider.req_notify(cq.id, Notify::Any)?;
                 cq.armed = true;
                 self.stats.completions.arms += 1;
             }
@@ -223,40 +245,46 @@ impl Driver {
         Ok(false)
     }
 
-    /// Stage 6: lets the provider move, if `edges` say that it can or a deadline of its own has passed. Which completion
-    /// queues had events is asked before the next arming, and not now: the queues are polled at once. Returns whether there may
-    /// be news from the connection manager.
-    pub(crate) fn drive(&mut self, edges: bool) -> bool {
-        let due = self.fabric.provider.next_deadline().is_some_and(|deadline| deadline <= self.now);
-        if edges || due || self.queues.provider_pending {
-            self.queues.provider_pending = self.fabric.provider.progress(self.now, Drive::Full);
-            self.queues.quiet = false;
-            self.devices.iter_mut().for_each(|device| device.has_events = true);
+    /// The operating system was asked for edges, or will not be asked for a while: looks whether a provider's deadline has passed.
+    pub(crate) fn check_providers(&mut self) {
+        if self.providers.next_deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.note(Stages::PROVIDERS | Stages::EVENTS);
         }
-        due
     }
 
-    /// One round of a busy poll of the provider; whether it has stopped at its bound.
-    pub(crate) fn spin(&mut self) -> bool {
+    /// Takes stage 6: lets the providers move. Which completion queues had events is asked before the next arming, and not now: the
+    /// queues are polled at once.
+    pub(crate) fn drive(&mut self) {
+        if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
+            self.note(Stages::PROVIDERS);
+        }
         self.queues.quiet = false;
-        let more = self.fabric.provider.progress(self.now, Drive::Spin);
-        self.queues.provider_pending |= more;
-        more
+        self.devices.iter_mut().for_each(|device| device.has_events = true);
+    }
+
+    /// Takes one round of a busy poll of the providers.
+    #[inline]
+    pub(crate) fn spin(&mut self) {
+        self.queues.quiet = false;
+        // Octets that are left raise no edge again.
+        if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
+            self.note(Stages::PROVIDERS);
+        }
     }
 
     /// Stage 7 begins. The batch that was polled before, if any, comes first; then each queue that is not armed, or whose
     /// events were not taken yet, is looked at in its turn, however busy the others are. A queue that was just polled and gave
     /// all it had is not asked again. Whether there is a batch that was polled before.
     pub(crate) fn begin_polling(&mut self) -> bool {
-        self.queues.polling = true;
-        let early = std::mem::take(&mut self.queues.batch.early);
-        let polled = (early && !self.queues.batch.full).then_some(self.queues.batch.queue);
-        for index in 0..self.devices.len() {
-            let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
+        let Self { devices, queues, .. } = self;
+        queues.polling = true;
+        let early = std::mem::take(&mut queues.batch.early);
+        let polled = if early && !queues.batch.full { queues.batch.queue } else { NO_QUEUE };
+        for index in 0..devices.len() {
+            let Some(device) = devices.get_mut(index).filter(|device| !device.removed) else { continue };
             for (at, cq) in device.cqs.iter_mut().enumerate() {
-                let look = device.has_events || !cq.armed;
-                if look && polled != Some((index, at)) {
-                    self.queues.make_ready((index, at), cq);
+                if (device.has_events || !cq.armed) && polled != (index, at) {
+                    queues.make_ready((index, at), cq);
                 }
             }
         }
@@ -264,21 +292,20 @@ impl Driver {
     }
 
     /// Stage 7 goes on for what is posted now. Whether there is a batch that was polled before.
-    #[cfg(feature = "async")]
     pub(crate) const fn resume_polling(&mut self) -> bool {
         self.queues.polling = true;
         std::mem::replace(&mut self.queues.batch.early, false)
     }
 
-    /// Sends were posted whose completions go to `queue`. A provider may complete them at once, so stage 7 looks at that queue
-    /// again, and the turn need not be followed by another one just for them.
+    /// Completions were added to `queue` while sends were posted. Stage 7 looks at that queue again, so that the turn need not be
+    /// followed by another one just for them.
     #[inline]
-    pub(super) fn posted_sends(&mut self, queue: Queue) {
+    pub(super) fn completed_in_post(&mut self, queue: Queue) {
         self.queues.quiet = false;
-        if self.queues.polling
-            && let Some(cq) = self.devices.cq(queue)
-        {
-            self.queues.make_ready(queue, cq);
+        if self.queues.polling {
+            if let Some(cq) = self.devices.cq(queue) {
+                self.queues.make_ready(queue, cq);
+            }
         }
     }
 
@@ -298,7 +325,7 @@ impl Driver {
             if device.removed {
                 continue;
             }
-            match self.queues.poll(&mut *self.fabric.provider, (index, at), cq, BATCH.min(limit)) {
+            match self.queues.poll(self.providers.of_device(index), (index, at), cq, BATCH.min(limit)) {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(error) => self.fail_device(index, &error),
@@ -328,12 +355,13 @@ impl Driver {
         len
     }
 
-    /// The batch was handled.
+    /// The batch was handled. Returns the number of its completions that do not count towards the turn's budget.
     #[inline]
-    pub(crate) fn end_batch(&mut self) {
+    pub(crate) fn end_batch(&mut self) -> usize {
         let Batch { completions, queue, .. } = &self.queues.batch;
         if let Some(cq) = self.devices.cq(*queue) {
             cq.handled(completions.len());
         }
+        std::mem::take(&mut self.queues.spared)
     }
 }

@@ -8,9 +8,11 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
+use super::stages::Stages;
 use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
+use crate::device::Device;
 use crate::error::{Error, SendErrorKind, Side};
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::memory::budget::Account;
@@ -18,6 +20,7 @@ use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 use crate::memory::registry::{RightsEnded, Site};
+use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
 /// A part of a region, to read from.
@@ -36,11 +39,10 @@ impl Driver {
     ) -> Result<Region, Error> {
         let site = self.site(id)?;
         let region = self.register_on(&site, material, options)?;
-        if options.access.intersects(Access::REMOTE)
-            && !options.any_peer
-            && let Some(seat) = self.table.get_mut(id)
-        {
-            seat.link.regions.push(region.key());
+        if options.access.intersects(Access::REMOTE) && !options.any_peer {
+            if let Some(seat) = self.table.get_mut(id) {
+                seat.link.regions.push(region.key());
+            }
         }
         Ok(region)
     }
@@ -58,9 +60,12 @@ impl Driver {
         if self.refuses_all() {
             return Err(Error::Drained);
         }
-        let Self { devices, fabric, config, .. } = self;
-        let device = fabric.provider.device_at(local)?;
-        if devices.use_device(device, &*fabric.provider, config).removed {
+        let Self { devices, providers, config, stages, .. } = self;
+        let provider = providers.serving(local);
+        let device = device_index(provider, providers.numbered(provider).device_at(local)?);
+        providers.note_use(provider);
+        stages.insert(Stages::CHANNELS);
+        if devices.use_device(device, providers, config).removed {
             return Err(Error::Gone("device"));
         }
         self.register_on(&Site { device, connection: None }, material, options)
@@ -76,13 +81,12 @@ impl Driver {
                        send messages, or set allow_plain_remote_memory";
             return Err(SecurityError::Settings(why.into()).into());
         }
-        let region = self.registry.register(&mut *self.fabric.provider, site, material, options)?;
-        if options.access.intersects(Access::REMOTE)
-            && let Some(lifetime) = options.lifetime
-            && let Some(at) = self.now.checked_add(lifetime)
-        {
-            let timer = self.timers.insert(at, Due::Region(region.key()));
-            self.registry.set_timer(region.key(), timer);
+        let region = self.registry.register(&mut self.providers, site, material, options)?;
+        if options.access.intersects(Access::REMOTE) {
+            if let Some(at) = options.lifetime.and_then(|lifetime| self.now.checked_add(lifetime)) {
+                let timer = self.timers.insert(at, Due::Region(region.key()));
+                self.registry.set_timer(region.key(), timer);
+            }
         }
         Ok(region)
     }
@@ -92,12 +96,12 @@ impl Driver {
         let site = self.site(id)?;
         let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
         let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
-        let (region, fresh) = self.registry.block(&mut *self.fabric.provider, &site, (len, tail), account)?;
+        let (region, fresh) = self.registry.block(&mut self.providers, &site, (len, tail), account)?;
         self.stats.messages.large_registrations += u64::from(fresh);
-        if self.registry.belongs_to(region.key(), id)
-            && let Some(seat) = self.table.get_mut(id)
-        {
-            seat.link.regions.push(region.key());
+        if self.registry.belongs_to(region.key(), id) {
+            if let Some(seat) = self.table.get_mut(id) {
+                seat.link.regions.push(region.key());
+            }
         }
         Ok(region)
     }
@@ -106,19 +110,20 @@ impl Driver {
     fn site(&self, id: ConnectionId) -> Result<Site, Error> {
         let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
         let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
-        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
-        Ok(Site { device: device.id, connection: Some((id, qp)) })
+        self.live_device(place.device)?;
+        Ok(Site { device: place.device, connection: Some((id, qp)) })
+    }
+
+    fn live_device(&self, index: usize) -> Result<&Device, Error> {
+        self.devices.get(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))
     }
 
     /// Prepares regions of the device of a connection on other threads.
-    pub(crate) fn region_maker(&self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
+    pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
         let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
-        let device = self.devices.get(place.device).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
-        let registrar = match self.fabric.provider.registrar(device.id) {
-            Ok(registrar) => Some(registrar),
-            Err(rdma_transport::Error::Unsupported { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
+        let device = self.live_device(place.device)?.id;
+        let role = self.providers.of_device(place.device).off_loop_registration();
+        let registrar = role.map(|role| role.registrar(device)).transpose()?;
         Ok(RegionMaker { registrar, options, device: place.device, home: self.registry.home().clone() })
     }
 
@@ -133,16 +138,24 @@ impl Driver {
     }
 
     /// The program takes the rights of peers to a region back.
-    pub(crate) fn revoke(&mut self, region: &Region) {
-        if self.registry.knows(region) {
-            self.revoke_region(region.key());
+    pub(crate) fn revoke(&mut self, region: &Region) -> Result<(), Error> {
+        match self.registry.knows(region) {
+            true => self.revoke_region(region.key()),
+            false if region.is_exposed() => Err(Error::Gone("registration of the region")),
+            false => Ok(()),
         }
     }
 
-    /// Takes the rights of peers to a region back.
-    pub(crate) fn revoke_region(&mut self, key: Key) {
-        let ended = self.registry.revoke(&mut *self.fabric.provider, key);
+    fn revoke_region(&mut self, key: Key) -> Result<(), Error> {
+        let ended = self.registry.revoke(&mut self.providers, key)?;
         self.forget_rights(ended);
+        Ok(())
+    }
+
+    /// Takes the rights of peers to a region back whose end is due. A failure is logged and counted.
+    #[cold]
+    pub(super) fn end_rights(&mut self, key: Key) {
+        let _ = self.revoke_region(key);
     }
 
     /// Clears up behind rights that have ended.
@@ -160,9 +173,9 @@ impl Driver {
     pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
         let Some(seat) = self.table.get_mut(id) else { return };
         for key in std::mem::take(&mut seat.link.regions) {
-            self.revoke_region(key);
+            self.end_rights(key);
         }
-        self.registry.forget_peer(&mut *self.fabric.provider, id);
+        self.registry.forget_peer(&mut self.providers, id);
     }
 
     /// Takes note of the regions that the program has dropped.
@@ -174,7 +187,7 @@ impl Driver {
 
     /// Lets go of a region that the program has dropped, when nothing uses it any more.
     pub(super) fn deregister_unused(&mut self, key: Key) {
-        if let Some(retired) = self.registry.retire(&mut *self.fabric.provider, key) {
+        if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
             self.settle(retired.account, retired.len, retired.of);
             self.expect_trim();
@@ -183,15 +196,16 @@ impl Driver {
         if !self.registry.is_unwanted(key) {
             return;
         }
-        self.revoke_region(key);
-        // Rights that cannot be taken back any other way end when the region is deregistered.
         if self.registry.is_abandoned(key) {
+            // The rights of peers end with the registration.
             self.remove_region(key);
+        } else {
+            self.end_rights(key);
         }
     }
 
     fn remove_region(&mut self, key: Key) {
-        if let Some(removed) = self.registry.remove(&mut *self.fabric.provider, key) {
+        if let Some(removed) = self.registry.remove(&mut self.providers, key) {
             self.forget_rights(removed.rights);
             self.settle(removed.account, removed.len, removed.of);
         }
@@ -202,7 +216,7 @@ impl Driver {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
         }
-        self.registry.forget_device(&mut *self.fabric.provider, device);
+        self.registry.forget_device(&mut self.providers, device);
     }
 
     // Operations.
@@ -241,10 +255,10 @@ impl Driver {
         let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
         let tells = immediate.is_some() && !native;
         if tells && self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw) {
-            return Err(self.lacks("writes with immediate data"));
+            return Err(self.lacks(id, "writes with immediate data"));
         }
         if tells && self.config.send_depth < 2 {
-            return Err(self.lacks("writes with immediate data while send_depth is 1"));
+            return Err(self.lacks(id, "writes with immediate data while send_depth is 1"));
         }
         self.input(id, |conn, env| {
             conn.check_operation(if tells { 2 } else { 1 }, immediate.is_some(), env)?;
@@ -272,10 +286,10 @@ impl Driver {
         let range = offset..offset.saturating_add(8);
         self.check_parts(id, remote, std::iter::once((&*local, &range)))?;
         if !self.has(id, Features::ATOMICS) {
-            return Err(self.lacks("atomic operations"));
+            return Err(self.lacks(id, "atomic operations"));
         }
         for (side, at) in [(Side::Local, offset as u64), (Side::Remote, remote.address)] {
-            if !at.is_multiple_of(8) {
+            if at % 8 != 0 {
                 return Err(SendErrorKind::Misaligned { side, at });
             }
         }
@@ -288,7 +302,7 @@ impl Driver {
     }
 
     /// Whether a connection is secured and its memory therefore not for one-sided operations.
-    fn hides_memory(&self, id: ConnectionId) -> bool {
+    pub(super) fn hides_memory(&self, id: ConnectionId) -> bool {
         !self.config.plain_remote_memory && self.table.get(id).is_some_and(|seat| seat.conn.is_secured())
     }
 
@@ -297,8 +311,9 @@ impl Driver {
         self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
     }
 
-    fn lacks(&self, feature: &'static str) -> SendErrorKind {
-        SendErrorKind::Unsupported { provider: self.fabric.provider.name(), feature }
+    pub(super) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
+        let provider = self.table.get(id).map_or(0, |seat| seat.link.cm.provider);
+        SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
     /// Checks that a range is one of a region on a connection's device.
@@ -322,9 +337,7 @@ impl Driver {
         remote: RemoteRegion,
         locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
     ) -> Result<u32, SendErrorKind> {
-        if self.table.get(id).is_none_or(|seat| !seat.conn.state().is_open()) {
-            return Err(SendErrorKind::Closed);
-        }
+        self.open_seat(id)?;
         if self.hides_memory(id) {
             return Err(SendErrorKind::PlainRemoteMemory);
         }

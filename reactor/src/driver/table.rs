@@ -1,21 +1,22 @@
 //! The connections of a reactor, each with its place in the world. A completion, an event or a call finds its connection
 //! here, once.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Instant;
 
 use rdma_transport::cm::CmId;
+use rdma_transport::newcomers::Host;
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
 
 use super::fair::Allowance;
 use super::fallback::Fallback;
+use super::pending::{Pending, Waits};
 use crate::conn::Connection;
 use crate::device::Room;
 use crate::device::cq::{Mark, Queue};
 use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
 use crate::options::Service;
+use crate::providers::Handle;
 
 /// A connection and its place in the world.
 #[derive(Debug)]
@@ -27,19 +28,24 @@ pub(crate) struct Seat {
 
 impl Seat {
     /// The seat of a connection that is on no device yet.
-    pub(super) fn new(conn: Connection, cm: CmId, service: Service) -> Self {
+    pub(super) fn new(conn: Connection, cm: Handle<CmId>, service: Service) -> Self {
         let link = Link {
             cm,
             service,
             fallback: None,
             qp: None,
             place: None,
+            apart: None,
             timer: None,
+            lists: None,
+            waits: None,
             regions: Vec::new(),
             fetched: 0,
+            fetched_large: 0,
             ending: false,
             flush: Flush::Before,
             suspect: None,
+            lost: None,
         };
         Self { conn, link, allowance: Allowance::default() }
     }
@@ -48,7 +54,7 @@ impl Seat {
 /// What the driver knows of a connection.
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(super) cm: CmId,
+    pub(super) cm: Handle<CmId>,
     /// What its device is asked for.
     pub(super) service: Service,
     /// What is tried when this attempt fails.
@@ -57,18 +63,28 @@ pub(crate) struct Link {
     pub(super) qp: Option<QpId>,
     /// Once it is on a device.
     pub(super) place: Option<Place>,
+    /// Once it was asked for, the slab of buffers that its peer has mapped, if there is one.
+    pub(super) apart: Option<Option<u16>>,
     /// The timer that calls `Connection::timeout`, and when.
     pub(super) timer: Option<(Key, Instant)>,
+    /// The timer that calls `Connection::lists_due`.
+    pub(super) lists: Option<Key>,
+    /// The place among the connections of peers that are not up.
+    pub(super) waits: Option<Waits>,
     /// Regions registered for this peer alone.
     pub(super) regions: Vec<Key>,
     /// Memory that messages past one buffer have, those that the program keeps included, bytes.
     pub(super) fetched: usize,
+    /// The part of it that counts for the host of the peer, bytes.
+    pub(super) fetched_large: usize,
     /// It is on the list of those that end.
     pub(super) ending: bool,
     /// When the flush of its queues began, and how it goes on.
     pub(super) flush: Flush,
     /// The peer seems to be gone, and what may still be unseen is looked at.
     pub(super) suspect: Option<Suspect>,
+    /// The number of buffers that the queue pair has for good, if the device did not destroy it.
+    pub(super) lost: Option<usize>,
 }
 
 /// Where on a device a connection is.
@@ -122,20 +138,16 @@ pub(crate) struct Table {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
     live: usize,
-    /// Connections of peers that were accepted and are not up yet, by the address of the peer; none has 0.
-    pending: BTreeMap<IpAddr, u32>,
-    /// All of these together.
-    all_pending: u32,
+    /// Connections of peers that were accepted and are not up yet, or never were and are not gone yet.
+    pub(super) pending: Pending,
     /// Connections that end.
     pub(super) ending: Vec<ConnectionId>,
-    /// One of those may have come to its end: they are to be looked at before anything sleeps.
-    pub(super) ending_moved: bool,
 }
 
 impl Table {
-    pub(crate) fn new(reactor: ReactorTag) -> Self {
+    pub(crate) fn new(reactor: ReactorTag, now: Instant) -> Self {
         let (slots, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
-        Self { reactor, slots, vacant, live: 0, pending: BTreeMap::new(), all_pending: 0, ending, ending_moved: false }
+        Self { reactor, slots, vacant, live: 0, pending: Pending::new(now), ending }
     }
 
     /// Adds what `make` makes of its name.
@@ -155,38 +167,35 @@ impl Table {
         slot.id
     }
 
-    /// Number of connections of peers that were accepted and are not up yet.
-    pub(super) const fn pending(&self) -> u32 {
-        self.all_pending
-    }
-
-    /// Number of those of one peer.
-    pub(super) fn pending_of(&self, peer: IpAddr) -> u32 {
-        self.pending.get(&peer).copied().unwrap_or(0)
-    }
-
     /// Counts a connection of a peer that was accepted.
-    pub(super) fn add_pending(&mut self, peer: IpAddr) {
-        *self.pending.entry(peer).or_default() += 1;
-        self.all_pending += 1;
+    pub(super) fn add_pending(&mut self, id: ConnectionId, now: Instant) {
+        let Some(seat) = self.slots.get_mut(id.slot()).and_then(|slot| slot.seat.as_mut()) else { return };
+        seat.link.waits = Some(self.pending.add(id, Host::of(seat.conn.peer().ip()), now));
     }
 
-    /// A connection that a peer has opened is up, or will not come up.
+    /// Notes that a connection begins to end. It counts until it is gone.
+    pub(super) fn will_end(&mut self, id: ConnectionId) {
+        let Some(seat) = self.slots.get_mut(id.slot()).and_then(|slot| slot.seat.as_mut()) else { return };
+        seat.link.waits = seat.link.waits.map(|place| self.pending.will_end(place));
+        if cfg!(planted = "an-end-frees-its-place") {
+            self.settled(id);
+        }
+    }
+
+    /// Frees the place of a connection that a peer has opened: it is up.
     pub(super) fn settled(&mut self, id: ConnectionId) {
-        let Some(peer) = self.get(id).map(|seat| seat.conn.peer().ip()) else { return };
-        if let Some(count) = self.pending.get_mut(&peer) {
-            *count -= 1;
-            self.all_pending -= 1;
-            if *count == 0 {
-                self.pending.remove(&peer);
-            }
+        if let Some(place) = self.get_mut(id).and_then(|seat| seat.link.waits.take()) {
+            self.pending.remove(place);
         }
     }
 
     /// Takes a connection out. Its name is stale from now on.
     pub(super) fn remove(&mut self, id: ConnectionId) -> Option<Seat> {
         let slot = self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?;
-        let seat = slot.seat.take()?;
+        let mut seat = slot.seat.take()?;
+        if let Some(place) = seat.link.waits.take() {
+            self.pending.remove(place);
+        }
         self.live -= 1;
         let generation = id.generation() + 1;
         // A slot whose generations are used up is never used again: an old name would mean a new connection.
@@ -214,6 +223,11 @@ impl Table {
         self.slots.get_mut(slot as usize).filter(right)?.seat.as_mut()
     }
 
+    /// The reactor that the connections belong to.
+    pub(crate) const fn tag(&self) -> ReactorTag {
+        self.reactor
+    }
+
     /// Connections in any state.
     #[inline]
     pub(crate) const fn len(&self) -> usize {
@@ -232,11 +246,6 @@ impl Table {
     pub(crate) fn ids(&self) -> Vec<ConnectionId> {
         self.iter().map(|seat| seat.conn.id()).collect()
     }
-
-    /// A connection that ends may have moved on.
-    pub(super) const fn note_ending(&mut self) {
-        self.ending_moved = true;
-    }
 }
 
 #[cfg(test)]
@@ -251,7 +260,7 @@ mod tests {
         let (framing, security) = (Framing::Credits, Security::Plain);
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security };
         let conn = Connection::new(id, Role::Passive, opening, config, now);
-        Seat::new(conn, CmId(Key::new(0, 1)), Service::default())
+        Seat::new(conn, Handle::NONE, Service::default())
     }
 
     /// A slot has had a million connections and more: its first name still means none of them.
@@ -259,7 +268,7 @@ mod tests {
     fn a_name_is_never_that_of_another_connection() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
         let now = Instant::now();
-        let (mut table, config) = (Table::new(ReactorTag::next()), Config::default());
+        let (mut table, config) = (Table::new(ReactorTag::next(), now), Config::default());
         let first = table.insert(|id| seat(id, &config, now));
         assert!(table.remove(first).is_some());
         let mut last = first;

@@ -1,16 +1,20 @@
 //! Memory for messages past one buffer, shared by all connections: how much of it one connection may take now. Pure.
 //!
-//! Three rules keep one connection from taking everything, however many messages its peer offers:
+//! Four rules keep one peer from taking everything, however many messages it offers:
 //!
 //! - The last parts of the memory are for small messages: one eighth is for messages of at most an eighth of all, and half
 //!   of that is for messages of at most a 64th. When nothing is in use, a message may take all.
-//! - A connection that has some memory gets no more than half of all.
+//! - A connection that has some memory gets no more than half of all. The same holds for the connections of one host together,
+//!   except for messages of at most a 64th of all.
+//! - Only the first quarter is given on trust. Past that a peer has answered a Read before it gets memory or a place in line.
 //! - A request that cannot be granted waits in line. When the first in line was passed over [`PATIENCE`] times and needs
 //!   nothing but the memory that small messages use, the others wait, too. So a large message is not kept out by a stream of
-//!   small ones, and a large one that does not move on keeps no small ones out. A connection that has its half is no first in
-//!   line: it waits for itself.
+//!   small ones, and a large one that does not move on keeps no small ones out. A connection or a host that has its half is no
+//!   first in line: it waits for itself.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+
+use rdma_transport::newcomers::Host;
 
 use crate::id::ConnectionId;
 
@@ -34,14 +38,36 @@ const SMALL: usize = 64;
 /// A message of at most this part of the memory may use what larger ones may not.
 const MEDIUM: usize = 8;
 
+/// This part of the memory is given to peers that have shown nothing yet.
+const TRUST: usize = 4;
+
+/// A connection that requests memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claimant {
+    pub(crate) who: ConnectionId,
+    /// The host of its peer; `None` if hosts have no shares.
+    pub(crate) host: Option<Host>,
+    /// The memory that it has already, bytes.
+    pub(crate) own: usize,
+}
+
 #[derive(Debug)]
 struct Waiting {
-    who: ConnectionId,
+    claimant: Claimant,
     bytes: usize,
     /// Requests of others that were granted meanwhile.
     passed: u32,
-    /// The connection would have more than its share.
+    /// The connection, or its host, would have more than its share.
     over_share: bool,
+}
+
+/// The memory that is missing for a connection in line that others keep from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) who: ConnectionId,
+    pub(crate) bytes: usize,
+    /// Only memory of this host helps: it has its share.
+    pub(crate) of: Option<Host>,
 }
 
 /// See the [module](self).
@@ -51,12 +77,14 @@ pub(crate) struct Budget {
     used: usize,
     /// The part of `used` that small messages have.
     used_by_small: usize,
+    /// The memory that messages which are not small have, by host; none has 0.
+    hosts: BTreeMap<Host, usize>,
     line: VecDeque<Waiting>,
 }
 
 impl Budget {
     pub(crate) const fn new(limit: usize) -> Self {
-        Self { limit, used: 0, used_by_small: 0, line: VecDeque::new() }
+        Self { limit, used: 0, used_by_small: 0, hosts: BTreeMap::new(), line: VecDeque::new() }
     }
 
     pub(crate) const fn used(&self) -> usize {
@@ -67,7 +95,8 @@ impl Budget {
         self.limit
     }
 
-    const fn is_small(&self, bytes: usize) -> bool {
+    /// Returns true for a message of at most a 64th of all memory. It does not count for its host.
+    pub(crate) const fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.limit / SMALL
     }
 
@@ -86,46 +115,70 @@ impl Budget {
         beside + bytes <= self.ceiling(bytes) || (beside == 0 && bytes <= self.limit)
     }
 
-    /// Whether a request would be granted now. `own`: what the connection has already.
-    pub(crate) fn would_grant(&self, who: ConnectionId, bytes: usize, own: usize) -> bool {
+    /// Whether a request would be granted now.
+    pub(crate) fn would_grant(&self, claimant: Claimant, bytes: usize) -> bool {
         let first = self.line.iter().find(|waiting| !waiting.over_share);
         let held_back = first.is_some_and(|first| {
-            first.who != who && first.passed >= PATIENCE && self.fits(first.bytes, self.used - self.used_by_small)
+            first.claimant.who != claimant.who
+                && first.passed >= PATIENCE
+                && self.fits(first.bytes, self.used - self.used_by_small)
         });
-        !held_back && !self.is_over_share(bytes, own) && self.fits(bytes, self.used)
+        !held_back && !self.is_over_share(claimant, bytes) && self.fits(bytes, self.used)
     }
 
-    /// Whether a connection that has `own` already would have more than its share.
-    const fn is_over_share(&self, bytes: usize, own: usize) -> bool {
+    /// Whether a request would be granted now to a peer that has not answered a Read.
+    pub(crate) fn would_trust(&self, claimant: Claimant, bytes: usize) -> bool {
+        self.used.saturating_add(bytes) <= self.limit / TRUST && self.would_grant(claimant, bytes)
+    }
+
+    /// Whether somebody who has `own` already would have more than half.
+    const fn is_too_much(&self, bytes: usize, own: usize) -> bool {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
+    /// The memory that a host has for messages which are not small.
+    fn of_host(&self, host: Host) -> usize {
+        self.hosts.get(&host).copied().unwrap_or(0)
+    }
+
+    fn host_has_too_much(&self, host: Option<Host>, bytes: usize) -> bool {
+        host.is_some_and(|host| !self.is_small(bytes) && self.is_too_much(bytes, self.of_host(host)))
+    }
+
+    fn is_over_share(&self, claimant: Claimant, bytes: usize) -> bool {
+        self.is_too_much(bytes, claimant.own) || self.host_has_too_much(claimant.host, bytes)
+    }
+
     /// Takes memory, or puts the connection in line.
-    pub(crate) fn request(&mut self, who: ConnectionId, bytes: usize, own: usize) -> bool {
-        let (granted, over_share) = (self.would_grant(who, bytes, own), self.is_over_share(bytes, own));
+    pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
+        let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
             self.used += bytes;
-            self.used_by_small += if self.is_small(bytes) { bytes } else { 0 };
-            self.leave(who);
+            let small = self.is_small(bytes);
+            self.used_by_small += if small { bytes } else { 0 };
+            if let Some(host) = claimant.host.filter(|_| !small) {
+                *self.hosts.entry(host).or_default() += bytes;
+            }
+            self.leave(claimant.who);
             if let Some(first) = self.line.iter_mut().find(|waiting| !waiting.over_share) {
                 first.passed = first.passed.saturating_add(1);
             }
-        } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.who == who) {
-            (waiting.bytes, waiting.over_share) = (bytes, over_share);
+        } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.claimant.who == claimant.who) {
+            (waiting.claimant, waiting.bytes, waiting.over_share) = (claimant, bytes, over_share);
         } else {
-            self.line.push_back(Waiting { who, bytes, passed: 0, over_share });
+            self.line.push_back(Waiting { claimant, bytes, passed: 0, over_share });
         }
         granted
     }
 
     /// Takes memory if there is some, and does not wait for it.
-    pub(crate) fn take(&mut self, who: ConnectionId, bytes: usize, own: usize) -> bool {
-        self.would_grant(who, bytes, own) && self.request(who, bytes, own)
+    pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
+        self.would_grant(claimant, bytes) && self.request(claimant, bytes)
     }
 
     /// A connection wants nothing any more.
     pub(crate) fn leave(&mut self, who: ConnectionId) {
-        self.line.retain(|waiting| waiting.who != who);
+        self.line.retain(|waiting| waiting.claimant.who != who);
     }
 
     /// Gives the memory of one message back.
@@ -137,9 +190,44 @@ impl Budget {
         }
     }
 
+    /// A host has so much less for messages which are not small: it was given back, or its connection is gone.
+    pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
+        if let Some(of_host) = self.hosts.get_mut(&host) {
+            *of_host = of_host.saturating_sub(bytes);
+            if *of_host == 0 {
+                self.hosts.remove(&host);
+            }
+        }
+    }
+
+    /// What the first connection in line waits for that waits for others, and the first one of each host that has its share.
+    pub(crate) fn shortages(&self) -> Vec<Shortage> {
+        let mut first = Vec::<Shortage>::new();
+        for shortage in self.line.iter().filter_map(|waiting| self.shortage(waiting)) {
+            if first.iter().all(|other| other.of != shortage.of) {
+                first.push(shortage);
+            }
+        }
+        first
+    }
+
+    fn shortage(&self, waiting: &Waiting) -> Option<Shortage> {
+        let (Claimant { who, host, own }, bytes) = (waiting.claimant, waiting.bytes);
+        if self.is_too_much(bytes, own) {
+            return None;
+        }
+        // One that is longer than what it may have beside others waits until they have nothing.
+        let beyond = |used: usize, most: usize| if bytes > most { used } else { (used + bytes).saturating_sub(most) };
+        let missing = if self.fits(bytes, self.used) { 0 } else { beyond(self.used, self.ceiling(bytes)) };
+        let of = host.filter(|_| self.host_has_too_much(host, bytes));
+        let of_host = of.map_or(0, |host| beyond(self.of_host(host), self.limit / 2));
+        let bytes = missing.max(of_host);
+        (bytes > 0).then_some(Shortage { who, bytes, of })
+    }
+
     /// The connections in line, first come first.
     pub(crate) fn in_line(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        self.line.iter().map(|waiting| waiting.who)
+        self.line.iter().map(|waiting| waiting.claimant.who)
     }
 }
 
@@ -153,14 +241,67 @@ mod tests {
         ConnectionId::new(ReactorTag::next(), n, 1)
     }
 
+    /// A connection whose host has no other.
+    fn alone(who: ConnectionId, own: usize) -> Claimant {
+        Claimant { who, host: None, own }
+    }
+
+    /// A connection of a host, which has nothing yet.
+    fn of(n: u32, host: u8) -> Claimant {
+        Claimant { who: id(n), host: Some(Host::of([192, 0, 2, host].into())), own: 0 }
+    }
+
+    #[test]
+    fn the_connections_of_a_host_share_one_half() {
+        let mut budget = Budget::new(256);
+        assert_eq!((1..9).filter(|&n| budget.request(of(n, 1), 64)).count(), 2, "half of all");
+        assert!(budget.request(of(9, 1), 4), "a small one does not count");
+        // Another host is not kept waiting, however long those have been in line.
+        for _ in 0..100 {
+            assert!(budget.request(of(10, 2), 32));
+            budget.give_back(32);
+            budget.relieve(of(10, 2).host.unwrap(), 32);
+        }
+        assert!(budget.hosts.len() == 1, "{:?}", budget.hosts);
+    }
+
+    #[test]
+    fn the_first_quarter_is_given_on_trust() {
+        let mut budget = Budget::new(256);
+        assert!(budget.would_trust(of(1, 1), 64) && !budget.would_trust(of(1, 1), 65));
+        assert!(budget.request(of(1, 1), 64));
+        assert!(!budget.would_trust(of(2, 2), 1) && budget.would_grant(of(2, 2), 64));
+    }
+
+    #[test]
+    fn a_shortage_names_what_would_help() {
+        let mut budget = Budget::new(256);
+        assert!(budget.request(of(1, 1), 64) && budget.request(of(2, 1), 64) && budget.shortages().is_empty());
+        let (third, other) = (of(3, 1), of(4, 2));
+        assert!(!budget.request(third, 64));
+        let of_its_host = Shortage { who: third.who, bytes: 64, of: third.host };
+        assert_eq!(budget.shortages(), [of_its_host]);
+        assert!(budget.request(of(5, 3), 64) && !budget.request(other, 64));
+        let behind = [of(6, 4), of(7, 1)];
+        assert!(behind.iter().all(|&claimant| !budget.request(claimant, 64)));
+        let of_all = Shortage { who: other.who, bytes: 32, of: None };
+        assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides nobody behind it");
+        behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
+        assert_eq!(budget.shortages(), [of_all]);
+        // One that waits for what it has itself names nobody.
+        budget.leave(other.who);
+        assert!(!budget.request(Claimant { own: 128, ..other }, 64));
+        assert_eq!(budget.shortages(), []);
+    }
+
     #[test]
     fn one_connection_does_not_take_everything() {
         let mut budget = Budget::new(256);
         let (greedy, honest) = (id(1), id(2));
-        let taken = (0..4).filter(|nth| budget.request(greedy, 64, nth * 64)).count();
+        let taken = (0..4).filter(|nth| budget.request(alone(greedy, nth * 64), 64)).count();
         assert_eq!(taken, 2, "half of all");
-        assert!(budget.request(honest, 1, 0));
-        assert!(budget.request(id(3), 63, 0));
+        assert!(budget.request(alone(honest, 0), 1));
+        assert!(budget.request(alone(id(3), 0), 63));
     }
 
     #[test]
@@ -168,17 +309,17 @@ mod tests {
         let mut budget = Budget::new(256);
         let all: Vec<_> = (0..100).map(id).collect();
         for &who in &all {
-            budget.request(who, 64, 0);
+            budget.request(alone(who, 0), 64);
         }
         assert_eq!(budget.used(), 192);
         for n in 101..120 {
-            budget.request(id(n), 32, 0);
+            budget.request(alone(id(n), 0), 32);
         }
         assert_eq!(budget.used(), 224);
         // However often the large ones are passed over: they wait for each other, not for small ones.
         let small = id(200);
         for _ in 0..1000 {
-            assert!(budget.request(small, 4, 0));
+            assert!(budget.request(alone(small, 0), 4));
             budget.give_back(4);
         }
     }
@@ -187,31 +328,31 @@ mod tests {
     fn one_that_has_its_share_holds_nobody_back() {
         let mut budget = Budget::new(256);
         let (greedy, honest) = (id(1), id(2));
-        assert!(budget.request(greedy, 64, 0) && budget.request(greedy, 64, 64));
-        assert!(!budget.request(greedy, 4, 128));
+        assert!(budget.request(alone(greedy, 0), 64) && budget.request(alone(greedy, 64), 64));
+        assert!(!budget.request(alone(greedy, 128), 4));
         for _ in 0..1000 {
-            assert!(budget.request(honest, 32, 0));
+            assert!(budget.request(alone(honest, 0), 32));
             budget.give_back(32);
         }
         // When it gives something back, it is the first.
         budget.give_back(64);
-        assert!(budget.request(greedy, 4, 64));
+        assert!(budget.request(alone(greedy, 64), 4));
     }
 
     #[test]
     fn a_message_as_large_as_all_memory_gets_its_turn() {
         let mut budget = Budget::new(128);
         let (large, small) = (id(1), [id(2), id(3)]);
-        assert!(budget.request(small[0], 1, 0));
-        assert!(!budget.request(large, 128, 0));
+        assert!(budget.request(alone(small[0], 0), 1));
+        assert!(!budget.request(alone(large, 0), 128));
         let mut rounds = 0;
-        while budget.request(small[rounds % 2], 1, 0) {
+        while budget.request(alone(small[rounds % 2], 0), 1) {
             budget.give_back(1);
             rounds += 1;
             assert!(rounds < 1000, "it starves");
         }
         budget.give_back(1);
-        assert!(budget.request(large, 128, 0));
+        assert!(budget.request(alone(large, 0), 128));
     }
 
     proptest! {
@@ -229,7 +370,7 @@ mod tests {
                 let bytes = bytes.min(limit);
                 if gives {
                     own[n].drain(..).for_each(|bytes| budget.give_back(bytes));
-                } else if budget.request(who[n], bytes, own[n].iter().sum()) {
+                } else if budget.request(alone(who[n], own[n].iter().sum()), bytes) {
                     own[n].push(bytes);
                 }
                 prop_assert!(budget.used() <= limit);
@@ -237,9 +378,9 @@ mod tests {
             }
             own.into_iter().flatten().for_each(|bytes| budget.give_back(bytes));
             prop_assert_eq!(budget.used_by_small, 0);
-            let line: Vec<_> = budget.line.iter().map(|waiting| (waiting.who, waiting.bytes)).collect();
+            let line: Vec<_> = budget.line.iter().map(|waiting| (waiting.claimant.who, waiting.bytes)).collect();
             for (nth, (next, bytes)) in line.into_iter().enumerate() {
-                prop_assert!(budget.request(next, bytes, 0), "{nth} is still in line: {budget:?}");
+                prop_assert!(budget.request(alone(next, 0), bytes), "{nth} is still in line: {budget:?}");
                 budget.give_back(bytes);
             }
         }

@@ -90,7 +90,8 @@ impl Users {
         self.count(Use::Write) + self.count(Use::PeersWrite) > 0
     }
 
-    fn peers_may(&self) -> bool {
+    /// Whether peers may use the memory.
+    pub(crate) fn peers_may(&self) -> bool {
         self.count(Use::PeersRead) + self.count(Use::PeersWrite) > 0
     }
 
@@ -143,6 +144,55 @@ pub(crate) enum Bytes {
     Shared(Arc<Memory>),
     /// The memory is a device's, registered as a dma-buf at this address: only devices reach it.
     Device(u64),
+}
+
+impl Bytes {
+    /// An entry for a range that is inside of the region and that a [`Hold`] covers.
+    #[inline]
+    fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
+        match self {
+            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps
+            // the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
+            // so do the other shares of memory that is not the region's own.
+            Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
+            // SAFETY: the range is inside of the region that was registered from this address on; operations name it on
+            // connections of its device only (`Driver::check_local`).
+            Self::Device(address) => unsafe { Sge::of_device(address + range.start as u64, range.len(), key) },
+        }
+    }
+}
+
+/// A part of a region that a list of work requests uses, one after another: one hold for all of them. The entries are in use no
+/// longer than the lease: whoever gives it back ([`Lease::done`]) knows that the last of the work requests has ended.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    bytes: Bytes,
+    /// The entry of the whole range, if it is not too long for one. The others are parts of it.
+    whole: Option<Sge>,
+    range: Range<usize>,
+    key: LocalKey,
+    hold: Hold,
+}
+
+impl Lease {
+    /// An entry of `len` bytes from an offset in the region, for a work request of the list; `None` if that is not inside the part
+    /// that is lent.
+    #[inline]
+    pub(crate) fn entry(&self, offset: usize, len: usize) -> Option<Sge> {
+        let (at, lent) = (offset.wrapping_sub(self.range.start), self.range.len());
+        if at > lent || len > lent - at {
+            return None;
+        }
+        match &self.whole {
+            Some(whole) => Some(whole.part(at, len)),
+            None => self.bytes.entry(offset..offset + len, self.key),
+        }
+    }
+
+    /// As [`Hold::done`].
+    pub(crate) fn done(self) -> bool {
+        self.hold.done()
+    }
 }
 
 /// Memory that work requests and peers use, in the hands of its one owner.
@@ -247,17 +297,30 @@ impl RegionMemory {
         self.hold(Use::Fetch, Some(range))
     }
 
+    /// A lease of a range for a list of work requests that read the memory; `None` if the range is not inside.
+    pub(crate) fn lease(&self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
+        self.lease_for(Use::Read, range, key)
+    }
+
+    /// A lease of a range for a list of work requests that write the memory; `None` if the range is not inside.
+    pub(crate) fn lease_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
+        self.lease_for(Use::Write, range, key)
+    }
+
+    fn lease_for(&self, what: Use, range: Range<usize>, key: LocalKey) -> Option<Lease> {
+        self.contains(&range).then_some(())?;
+        let bytes = match &self.bytes {
+            Bytes::Own(memory) => Bytes::Own(Arc::clone(memory)),
+            Bytes::Shared(memory) => Bytes::Shared(Arc::clone(memory)),
+            Bytes::Device(address) => Bytes::Device(*address),
+        };
+        let whole = bytes.entry(range.clone(), key);
+        Some(Lease { bytes, whole, range: range.clone(), key, hold: self.hold(what, Some(range)) })
+    }
+
     fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.contains(&range).then_some(())?;
-        match &self.bytes {
-            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps
-            // the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
-            // so do the other shares of memory that is not the region's own.
-            Bytes::Own(memory) | Bytes::Shared(memory) => unsafe { memory.shared_entry(range, key) },
-            // SAFETY: the range is inside of the region that was registered from this address on; operations name it on
-            // connections of its device only (`Driver::check_local`).
-            Bytes::Device(address) => unsafe { Sge::of_device(address + range.start as u64, range.len(), key) },
-        }
+        self.bytes.entry(range, key)
     }
 
     const fn contains(&self, range: &Range<usize>) -> bool {
@@ -388,6 +451,27 @@ mod tests {
             assert!(hold.done(), "its owner has gone meanwhile");
             assert_eq!((region.copy_from(0, &[1; 8]), region.store(0, u64::from_ne_bytes([1; 8]))), (Ok(()), Ok(())));
         }
+    }
+
+    #[test]
+    fn a_lease_reaches_for_what_is_lent_and_no_further() {
+        let mut region = region(100);
+        let lease = region.lease_mut(10..60, KEY).unwrap();
+        assert!(region.bytes().is_none() && region.copy_from(59, &[1; 2]) == Err(Refused::Lent));
+        let base = region.address();
+        for (offset, len) in [(10, 50), (10, 0), (59, 1), (60, 0), (30, 7)] {
+            let entry = lease.entry(offset, len).unwrap();
+            assert_eq!((entry.address() as u64 - base, entry.len()), (offset as u64, len));
+        }
+        for (offset, len) in [(9, 1), (10, 51), (60, 1), (61, 0), (0, 0), (usize::MAX, 2), (20, usize::MAX)] {
+            assert!(lease.entry(offset, len).is_none(), "{len} bytes at {offset}");
+        }
+        region.users().set_dropped();
+        assert!(lease.done(), "its owner has gone meanwhile");
+        assert!(region.bytes_mut().is_some());
+        let reading = region.lease(0..100, KEY).unwrap();
+        assert!(region.bytes().is_some() && region.bytes_mut().is_none() && region.lease(0..101, KEY).is_none());
+        let _ = reading.done();
     }
 
     #[test]

@@ -17,9 +17,6 @@ const MOST: usize = 256;
 /// Blocks are longer than what they are for by at most this part of the next power of two.
 const STEPS: usize = 16;
 
-/// The least step between the lengths of blocks, bytes.
-const PAGE: usize = 4096;
-
 /// Whom a block is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Purpose {
@@ -48,11 +45,13 @@ pub(super) struct Kept {
     /// Bytes of all together.
     bytes: usize,
     limit: usize,
+    /// The least step between the lengths of blocks: that of [`Memory`], bytes.
+    page: usize,
 }
 
 impl Kept {
-    pub(super) const fn new(limit: usize) -> Self {
-        Self { blocks: VecDeque::new(), bytes: 0, limit }
+    pub(super) const fn new(limit: usize, page: usize) -> Self {
+        Self { blocks: VecDeque::new(), bytes: 0, limit, page }
     }
 
     pub(super) const fn bytes(&self) -> usize {
@@ -62,9 +61,9 @@ impl Kept {
     /// The length of a block for a message of `len` bytes: such that messages of about the same length can share it, if it
     /// may be kept at all.
     pub(super) fn block_len(&self, len: usize) -> usize {
-        let step = (len.next_power_of_two() / STEPS).max(PAGE);
+        let step = (len.next_power_of_two() / STEPS).max(self.page);
         let rounded = len.next_multiple_of(step);
-        if rounded <= self.limit { rounded } else { len.next_multiple_of(PAGE) }
+        if rounded <= self.limit { rounded } else { len.next_multiple_of(self.page) }
     }
 
     /// Takes a block for a message of `len` bytes.
@@ -91,9 +90,8 @@ impl Kept {
         }
         self.bytes += block.memory.len();
         self.blocks.push_back(block);
-        while (self.bytes > self.limit || self.blocks.len() > MOST)
-            && let Some(oldest) = self.blocks.pop_front()
-        {
+        while self.bytes > self.limit || self.blocks.len() > MOST {
+            let Some(oldest) = self.blocks.pop_front() else { break };
             self.bytes -= oldest.memory.len();
             gone.push(oldest);
         }
@@ -118,9 +116,12 @@ impl Kept {
         self.drop_where(|block| block.purpose.peer == Some(id))
     }
 
-    /// Takes out the block with a remote key.
-    pub(super) fn drop_of_key(&mut self, key: RemoteKey) -> Vec<Block> {
-        self.drop_where(|block| block.purpose.peer.is_some() && block.registered.remote_key == key)
+    /// Takes out the block with a remote key of a device that the peer of a connection may use.
+    pub(super) fn drop_of_key(&mut self, device: usize, peer: ConnectionId, key: RemoteKey) -> Vec<Block> {
+        self.drop_where(|block| {
+            let Purpose { device: of, peer: reader, .. } = block.purpose;
+            of == device && reader == Some(peer) && block.registered.remote_key == key
+        })
     }
 
     /// Takes out the blocks that were not used since the last call.
@@ -140,6 +141,7 @@ mod tests {
     use crate::id::ReactorTag;
 
     const MIB: usize = 1 << 20;
+    const PAGE: usize = 4 << 10;
 
     fn purpose(account: Account, peer: Option<ConnectionId>) -> Purpose {
         Purpose { device: 0, account, peer }
@@ -155,19 +157,37 @@ mod tests {
 
     #[test]
     fn messages_of_about_one_length_share_blocks() {
-        let kept = Kept::new(64 * MIB);
+        let kept = Kept::new(64 * MIB, PAGE);
         for (len, block) in [(1, PAGE), (PAGE, PAGE), (10_000, 12_288), (MIB, MIB), (MIB + 1, MIB + MIB / 8)] {
             assert_eq!(kept.block_len(len), block, "{len}");
         }
         assert_eq!(kept.block_len(64 * MIB), 64 * MIB);
         // What is not kept is no longer than it must be.
         assert_eq!(kept.block_len(65 * MIB + 1), 65 * MIB + PAGE);
-        assert_eq!(Kept::new(0).block_len(5 * MIB + 1), 5 * MIB + PAGE);
+        assert_eq!(Kept::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
+    }
+
+    /// A block is as long as the memory that is made for it: otherwise no message would find it again.
+    #[test]
+    fn blocks_consist_of_whole_pages_of_the_system() {
+        for page in [PAGE, 4 * PAGE, 16 * PAGE] {
+            for limit in [0, 64 * MIB] {
+                let kept = Kept::new(limit, page);
+                for len in [1, PAGE + 1, 10_000, 100_000, 300_000, MIB + 1, 65 * MIB + 1] {
+                    let block = kept.block_len(len);
+                    assert!(block >= len && block % page == 0, "{block} bytes for {len}, pages of {page}");
+                }
+            }
+            let mut kept = Kept::new(64 * MIB, page);
+            assert_eq!([1, 2 * PAGE, page].map(|len| kept.block_len(len)), [page, page.max(2 * PAGE), page]);
+            keep(&mut kept, 10_000, 1, purpose(Account::Fetched, None));
+            assert!(kept.take(purpose(Account::Fetched, None), 10_001).is_some());
+        }
     }
 
     #[test]
     fn blocks_come_back_for_the_same_purpose_only() {
-        let mut kept = Kept::new(64 * MIB);
+        let mut kept = Kept::new(64 * MIB, PAGE);
         let [first, second] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
         let fetched = purpose(Account::Fetched, None);
         keep(&mut kept, MIB, 1, fetched);
@@ -183,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_and_the_idle_go() {
-        let mut kept = Kept::new(4 * MIB);
+        let mut kept = Kept::new(4 * MIB, PAGE);
         let fetched = purpose(Account::Fetched, None);
         assert_eq!((0..6).map(|key| keep(&mut kept, MIB, key, fetched)).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1]);
         assert_eq!(kept.bytes(), 4 * MIB);
@@ -199,7 +219,7 @@ mod tests {
         assert_eq!(kept.drop_idle().iter().map(|block| block.registered.remote_key.0).collect::<Vec<_>>(), [1]);
         assert_eq!(kept.drop_idle().len(), 1);
 
-        let mut few = Kept::new(usize::MAX);
+        let mut few = Kept::new(usize::MAX, PAGE);
         assert_eq!((0..MOST as u32 + 3).map(|key| keep(&mut few, 1, key, fetched)).sum::<usize>(), 3);
         assert_eq!(few.drop_of_device(1).len(), 0);
         assert_eq!(few.drop_of_device(0).len(), MOST);
@@ -207,14 +227,20 @@ mod tests {
 
     #[test]
     fn a_key_that_a_peer_has_taken_back_and_a_peer_that_is_gone_leave_nothing() {
-        let mut kept = Kept::new(64 * MIB);
-        let conn = ConnectionId::new(ReactorTag::next(), 1, 0);
+        let mut kept = Kept::new(64 * MIB, PAGE);
+        let [conn, other] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
         for key in [1, 2, 3] {
             keep(&mut kept, MIB, key, purpose(Account::Copied, Some(conn)));
         }
         keep(&mut kept, MIB, 2, purpose(Account::Fetched, None));
-        assert_eq!(kept.drop_of_key(RemoteKey(2)).len(), 1);
-        assert_eq!(kept.drop_of_peer(conn).len(), 2);
+        // The same key of another device, and that of another peer.
+        keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(Account::Copied, Some(conn)) });
+        assert!(
+            kept.drop_of_key(0, other, RemoteKey(2)).is_empty() && kept.drop_of_key(2, conn, RemoteKey(2)).is_empty()
+        );
+        let gone = kept.drop_of_key(0, conn, RemoteKey(2));
+        assert_eq!(gone.iter().map(|block| block.purpose.device).collect::<Vec<_>>(), [0]);
+        assert_eq!(kept.drop_of_peer(conn).len(), 3);
         assert_eq!(kept.bytes(), MIB);
     }
 }

@@ -3,7 +3,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rdma_transport::mem::Memory;
+use rdma_transport::caps::Features;
+use rdma_transport::mem::{Memory, page_size};
 use rdma_transport::mr::{Access, MemoryRegion};
 use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::registrar::{Registrar, Registration};
@@ -12,9 +13,7 @@ use rdma_transport::wr::Sge;
 use super::cells::Bytes;
 use super::region::{Home, RegionOptions};
 use crate::error::Error;
-
-/// Bytes of a page. A dma-buf is registered at an address with the same place in a page as the offset in the buffer.
-const PAGE: u64 = 4096;
+use crate::providers::role;
 
 /// What is to be registered.
 #[derive(Debug)]
@@ -37,31 +36,44 @@ impl Material<'_> {
         device: DeviceId,
         access: Access,
     ) -> Result<(MemoryRegion, Bytes, usize), Error> {
+        let late =
+            provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::LATE_PLACEMENT));
         let (memory, len) = match self {
             Self::Own(memory, len) => (Arc::new(memory), len),
             Self::Shared(memory) => {
-                let (registered, len) = (provider.register(device, &memory, access)?, memory.len());
+                let len = memory.len();
+                let registered = provider.register(device, &memory, 0..len, access)?;
                 return Ok((registered, Bytes::Shared(memory), len));
             }
             Self::DmaBuf(buffer, offset, len) => {
-                let address = Sge::DEVICE + offset % PAGE;
-                let registered = provider.register_dmabuf(device, buffer, offset, len, address, access)?;
+                let address = device_address(offset, page_size());
+                let foreign = role(provider, Provider::foreign_memory, "regions over a dma-buf")?;
+                let registered = foreign.register_dmabuf(device, buffer, offset, len, address, access)?;
                 return Ok((registered, Bytes::Device(address), len));
             }
             Self::Prepared(memory, len, Some(registration)) => {
-                return Ok((provider.adopt(registration)?, bytes(memory, access), len));
+                let role = role(provider, Provider::off_loop_registration, "registration on other threads")?;
+                return Ok((role.adopt(registration)?, bytes(memory, access, late), len));
             }
             Self::Prepared(memory, len, None) => (memory, len),
         };
         memory.prefer_huge_pages();
-        Ok((provider.register_range(device, &memory, 0..len, access)?, bytes(memory, access), len))
+        Ok((provider.register(device, &memory, 0..len, access)?, bytes(memory, access, late), len))
     }
 }
 
+/// The address at which a dma-buf is registered from an offset on: with the same place in a page as the offset.
+const fn device_address(offset: u64, page: usize) -> u64 {
+    Sge::DEVICE + offset % page as u64
+}
+
 /// The bytes of memory that was made for a region. Those of a sink of Reads count as shared, because some devices open it to
-/// peers, and taking the remote key back does not close it.
-pub(super) fn bytes(memory: Arc<Memory>, access: Access) -> Bytes {
-    if access.contains(Access::READ_SINK) { Bytes::Shared(memory) } else { Bytes::Own(memory) }
+/// peers, and taking the remote key back does not close it; so do those of a direct region, which its peers keep. So do bytes that peers may write on a device that may place what they
+/// have written after they have lost the right (`late`).
+pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> Bytes {
+    let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
+    let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));
+    if open || late && written { Bytes::Shared(memory) } else { Bytes::Own(memory) }
 }
 
 /// Prepares memory of one device to be a region, on any thread: see [`crate::Context::region_maker`].
@@ -101,5 +113,23 @@ impl RegionMaker {
             None => None,
         };
         Ok(PreparedRegion { memory, len, registration, options, device: self.device, home: self.home.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dma_buf_has_the_same_place_in_a_page_of_any_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            for offset in [0, 1, 4 << 10, 5 << 10, 60 << 10, (1 << 40) + 4096] {
+                assert_eq!(
+                    device_address(offset, page) % page as u64,
+                    offset % page as u64,
+                    "{offset}, pages of {page}"
+                );
+            }
+        }
     }
 }

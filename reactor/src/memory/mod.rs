@@ -5,6 +5,8 @@ pub(crate) mod budget;
 pub(crate) mod cells;
 pub(crate) mod joins;
 mod kept;
+pub(crate) mod landing;
+pub(crate) mod list;
 pub(crate) mod material;
 pub(crate) mod operations;
 pub(crate) mod region;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use rdma_transport::mem::{Memory, Sharing};
 use rdma_transport::mr::{Access, LocalKey, RemoteKey};
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{RemoteAddress, Sge};
 
-use super::cells::{Hold, Refused, RegionMemory};
+use super::cells::{Hold, Lease, Refused, RegionMemory};
 use crate::seam::wake::WakeFlag;
 
 /// What to register: see [`crate::Context::register`].
@@ -19,12 +20,13 @@ use crate::seam::wake::WakeFlag;
 pub struct RegionOptions {
     pub(crate) access: Access,
     pub(crate) any_peer: bool,
+    pub(crate) direct: bool,
     pub(crate) lifetime: Option<Duration>,
 }
 
 impl Default for RegionOptions {
     fn default() -> Self {
-        Self { access: Access::LOCAL_WRITE, any_peer: false, lifetime: None }
+        Self { access: Access::LOCAL_WRITE, any_peer: false, direct: false, lifetime: None }
     }
 }
 
@@ -52,6 +54,29 @@ impl RegionOptions {
     pub const fn any_peer(mut self) -> Self {
         self.any_peer = true;
         self
+    }
+
+    /// Lets peers of this host map the memory, and read and write it without this side's processor, by the rights that every peer gets.
+    /// Such a peer **keeps the pages**: the rights cannot be taken back, so [`Context::revoke`](crate::Context::revoke) and
+    /// [`RegionOptions::lifetime`] do nothing, and what is in the memory stays open to the peer until the memory is gone. Copies of the
+    /// bytes can be made, and no borrows. Other peers use the region as any other. The memory is one of the region's own, which
+    /// [`Context::register`](crate::Context::register) and [`Context::register_at`](crate::Context::register_at) make. Only the embedded
+    /// provider has such regions.
+    #[must_use]
+    pub const fn direct(mut self) -> Self {
+        (self.direct, self.any_peer) = (true, true);
+        self.access = self.access.union(Access::DIRECT);
+        self
+    }
+
+    /// Memory for `len` bytes of a region with these options.
+    pub(crate) fn memory(&self, len: usize) -> Result<Memory, rdma_transport::Error> {
+        let writes = self.access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
+        let made = match self.direct {
+            true => Memory::new_shared(len, if writes { Sharing::Write } else { Sharing::Read }),
+            false => Memory::new(len),
+        };
+        made.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })
     }
 
     /// Takes the rights back after this time.
@@ -302,6 +327,11 @@ impl Region {
         self.home.dropped.same_channel(dropped)
     }
 
+    /// Whether peers may use the memory.
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.memory.users().peers_may()
+    }
+
     /// See [`RegionMemory::lend`].
     pub(crate) fn lend(&self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend(range, self.local_key)
@@ -310,6 +340,16 @@ impl Region {
     /// See [`RegionMemory::lend_mut`].
     pub(crate) fn lend_mut(&mut self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend_mut(range, self.local_key)
+    }
+
+    /// See [`RegionMemory::lease`].
+    pub(crate) fn lease(&self, range: Range<usize>) -> Option<Lease> {
+        self.memory.lease(range, self.local_key)
+    }
+
+    /// See [`RegionMemory::lease_mut`].
+    pub(crate) fn lease_mut(&mut self, range: Range<usize>) -> Option<Lease> {
+        self.memory.lease_mut(range, self.local_key)
     }
 
     /// See [`RegionMemory::lend_to_peer`].

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 use rdma_transport::caps::Features;
-use rdma_transport::mem::Memory;
+use rdma_transport::mem::{Memory, Sharing, page_size};
 use rdma_transport::mr::{Access, MemoryRegion, MrId, RemoteKey};
-use rdma_transport::provider::{DeviceId, Provider};
+use rdma_transport::provider::Provider;
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::{Key, Slab};
 
@@ -17,6 +17,7 @@ use super::material::{Material, bytes};
 use super::region::{Home, Region, RegionOptions, RemoteRegion};
 use crate::error::Error;
 use crate::id::ConnectionId;
+use crate::providers::{Providers, device_of, role};
 use crate::seam::wake::WakeFlag;
 
 /// The rights by which a peer can reach a region. A sink of Reads is open to the peer that answers them.
@@ -46,7 +47,7 @@ struct Registration {
 /// Where memory is to be registered, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
-    pub(crate) device: DeviceId,
+    pub(crate) device: usize,
     /// The connection whose peer gets the rights, if they are not for every peer, and its queue pair.
     pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
@@ -84,12 +85,24 @@ pub(crate) struct Registry {
     kept: Kept,
     home: Home,
     dropped: Receiver<Key>,
+    /// Number of registrations that a device has not given back.
+    unreleased: usize,
+    /// Number of times that a device has not taken a remote key back.
+    unrevoked: usize,
 }
 
 impl Registry {
     pub(crate) fn new(wake: Arc<WakeFlag>, keep: usize) -> Self {
         let (sender, dropped) = crossbeam_channel::unbounded();
-        Self { regions: Slab::default(), kept: Kept::new(keep), home: Home { dropped: sender, wake }, dropped }
+        let home = Home { dropped: sender, wake };
+        Self {
+            regions: Slab::default(),
+            kept: Kept::new(keep, page_size()),
+            home,
+            dropped,
+            unreleased: 0,
+            unrevoked: 0,
+        }
     }
 
     /// Regions registered now.
@@ -100,6 +113,16 @@ impl Registry {
     /// Bytes that are registered for messages past one buffer, and that none of them has now.
     pub(crate) const fn kept(&self) -> usize {
         self.kept.bytes()
+    }
+
+    /// Number of registrations that a device has not given back.
+    pub(crate) const fn unreleased(&self) -> usize {
+        self.unreleased
+    }
+
+    /// Number of times that a device has not taken a remote key back.
+    pub(crate) const fn unrevoked(&self) -> usize {
+        self.unrevoked
     }
 
     /// The way by which regions tell that they were dropped.
@@ -119,15 +142,16 @@ impl Registry {
     /// Registers memory of the program.
     pub(crate) fn register(
         &mut self,
-        provider: &mut dyn Provider,
+        providers: &mut Providers,
         site: &Site,
         material: Material<'_>,
         options: &RegionOptions,
     ) -> Result<Region, Error> {
-        let (registered, bytes, len) = material.register(provider, site.device, options.access)?;
+        let (provider, device) = (providers.of_device(site.device), device_of(site.device).1);
+        let (registered, bytes, len) = material.register(provider, device, options.access)?;
         let scoped = options.access.intersects(Access::REMOTE) && !options.any_peer;
         if scoped {
-            restrict(provider, registered.id, site)?;
+            self.restrict(providers, registered.id, site)?;
         }
         let connection = site.connection().filter(|_| scoped);
         Ok(self.add(site, registered, RegionMemory::new(bytes, len), options.access, connection, Account::Program))
@@ -138,13 +162,14 @@ impl Registry {
     /// account does not.
     pub(crate) fn block(
         &mut self,
-        provider: &mut dyn Provider,
+        providers: &mut Providers,
         site: &Site,
         (len, tail): (usize, usize),
         account: Account,
     ) -> Result<(Region, bool), Error> {
         let open_sinks = || {
-            let info = provider.device(site.device);
+            let (provider, device) = device_of(site.device);
+            let info = providers.get(provider).device(device);
             info.is_some_and(|info| info.capabilities.features.contains(Features::OPEN_READ_SINKS))
         };
         let access = match account {
@@ -154,18 +179,27 @@ impl Registry {
         };
         // A peer learns the key of an open sink from the Read that it answers.
         let peer = site.connection().filter(|_| access.intersects(PEERS));
-        let purpose = Purpose { device: site.device.0 as usize, account, peer };
+        let purpose = Purpose { device: site.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                let (memory, registered) = self.register_block(provider, site, len + tail, access)?;
+                // A peer of this host fetches a copy from where it is.
+                let reader = site
+                    .connection
+                    .map(|(_, qp)| qp)
+                    .filter(|&qp| account == Account::Copied && providers.is_in_memory(device_of(site.device).0, qp));
+                let (memory, registered) =
+                    self.register_block(providers, site, len + tail, (access, reader.is_some()))?;
                 if peer.is_some() {
-                    restrict(provider, registered.id, site)?;
+                    self.restrict(providers, registered.id, site)?;
+                }
+                if let (Some(qp), Some(role)) = (reader, providers.of_device(site.device).shared_memory()) {
+                    role.lend(qp, registered.id)?;
                 }
                 (memory, registered, true)
             }
         };
-        let memory = RegionMemory::new(bytes(memory, access), len + tail);
+        let memory = RegionMemory::new(bytes(memory, access, false), len + tail);
         let region = self.add(site, registered, memory, access, peer, account);
         if let Some(registration) = self.regions.get_mut(region.key()) {
             registration.len = len;
@@ -173,27 +207,28 @@ impl Registry {
         Ok((region, fresh))
     }
 
-    /// Registers memory for a message of `len` bytes. If there is none, what was kept on the device goes first.
+    /// Registers memory for a message of `len` bytes, with these rights; `shared` is memory that a peer can map. If there is none, what was kept on the device goes first.
     fn register_block(
         &mut self,
-        provider: &mut dyn Provider,
+        providers: &mut Providers,
         site: &Site,
         len: usize,
-        access: Access,
+        (access, shared): (Access, bool),
     ) -> Result<(Arc<Memory>, MemoryRegion), Error> {
         let bytes = self.kept.block_len(len);
         let register = |provider: &mut dyn Provider| -> Result<_, rdma_transport::Error> {
-            let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+            let memory = if shared { Memory::new_shared(bytes, Sharing::Read) } else { Memory::new(bytes) };
+            let memory = memory.map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
             memory.prefer_huge_pages();
             let memory = Arc::new(memory);
-            let registered = provider.register_range(site.device, &memory, 0..bytes, access)?;
+            let registered = provider.register(device_of(site.device).1, &memory, 0..bytes, access)?;
             Ok((memory, registered))
         };
-        match register(provider) {
+        match register(providers.of_device(site.device)) {
             Err(error @ rdma_transport::Error::Memory { .. }) if self.kept.bytes() > 0 => {
                 log::debug!("{error}: what was kept is given back");
-                drop_blocks(provider, self.kept.drop_of_device(site.device.0 as usize));
-                Ok(register(provider)?)
+                self.forget_device(providers, site.device);
+                Ok(register(providers.of_device(site.device))?)
             }
             made => Ok(made?),
         }
@@ -209,7 +244,7 @@ impl Registry {
         connection: Option<ConnectionId>,
         account: Account,
     ) -> Region {
-        let (device, len, address) = (site.device.0 as usize, memory.len(), memory.address());
+        let (device, len, address) = (site.device, memory.len(), memory.address());
         let key = self.regions.insert(Registration {
             region: registered,
             block: if account == Account::Program { None } else { memory.share() },
@@ -258,35 +293,65 @@ impl Registry {
         })
     }
 
-    /// Takes the rights of peers to a region back; `None` if there are none, or it cannot be done.
-    pub(crate) fn revoke(&mut self, provider: &mut dyn Provider, key: Key) -> Option<RightsEnded> {
-        let registration = self.regions.get(key).filter(|registration| registration.peers.is_some())?;
-        if !cfg!(planted = "rights-outlive-their-end")
-            && let Err(error) = provider.invalidate(registration.region.id)
-        {
-            // The memory stays counted as written by peers: nobody gets a reference to it any more.
-            log::warn!("taking back a remote key: {error}");
-            return None;
+    /// Takes the rights of peers to a region back; `None` if there are none.
+    ///
+    /// # Errors
+    /// The device keeps the remote key. The memory stays counted as used by peers: nobody gets a reference to it any more.
+    pub(crate) fn revoke(&mut self, providers: &mut Providers, key: Key) -> Result<Option<RightsEnded>, Error> {
+        let Some(registration) = self.regions.get(key).filter(|registration| registration.peers.is_some()) else {
+            return Ok(None);
+        };
+        let planted = cfg!(planted = "rights-outlive-their-end");
+        let provider = providers.of_device(registration.device);
+        let keys = role(provider, Provider::remote_keys, "local invalidation");
+        let revoked = if planted { Ok(()) } else { keys.and_then(|keys| keys.invalidate(registration.region.id)) };
+        match revoked {
+            Err(error) if !cfg!(planted = "a-kept-region-counts-as-released") => {
+                log::error!("taking back a remote key: {error}");
+                self.unrevoked += 1;
+                Err(error.into())
+            }
+            _ => Ok(self.rights_ended(key)),
         }
-        self.rights_ended(key)
     }
 
     /// Nobody but the program reaches a region any more.
     fn rights_ended(&mut self, key: Key) -> Option<RightsEnded> {
-        let registration = self.regions.get_mut(key)?;
+        let peers = self.regions.get_mut(key)?.peers.take()?;
         // Whether its owner has dropped it is looked at by the caller.
-        let _ = registration.peers.take()?.done();
+        let _ = peers.done();
+        self.without_peers(key)
+    }
+
+    /// What was kept for the moment when the rights of peers to a region end.
+    fn without_peers(&mut self, key: Key) -> Option<RightsEnded> {
+        let registration = self.regions.get_mut(key)?;
         Some(RightsEnded { key, timer: registration.timer.take(), connection: registration.connection.take() })
     }
 
-    /// A peer's Send with Invalidate has taken a remote key back.
-    pub(crate) fn invalidated(&mut self, provider: &mut dyn Provider, remote: RemoteKey) -> Option<RightsEnded> {
-        let found = self.regions.iter().find(|(_, registration)| registration.region.remote_key == remote);
-        if let Some((key, _)) = found {
-            return self.rights_ended(key);
+    /// Handles a Send with Invalidate of a connection's peer, which has taken back a remote key of the connection's device. Keys
+    /// are unique on their device only, and a peer may not take back the key of a region for the peer of another connection.
+    pub(crate) fn invalidated(
+        &mut self,
+        providers: &mut Providers,
+        (device, by): (usize, ConnectionId),
+        remote: RemoteKey,
+    ) -> Option<RightsEnded> {
+        let found = self.regions.iter().find(|(_, registration)| {
+            let may = registration.device == device && registration.connection.is_none_or(|owner| owner == by);
+            registration.region.remote_key == remote
+                && registration.peers.is_some()
+                && (may || cfg!(planted = "keys-without-their-device"))
+        });
+        match found {
+            // The provider takes the key back as well: what a peer says is no reason to lend memory to the program.
+            Some((key, _)) => self.revoke(providers, key).unwrap_or(None),
+            None => {
+                let gone = self.kept.drop_of_key(device, by, remote);
+                self.drop_blocks(providers, gone);
+                None
+            }
         }
-        drop_blocks(provider, self.kept.drop_of_key(remote));
-        None
     }
 
     /// Whether a region that its owner has dropped is used by nobody but peers with rights to it.
@@ -305,17 +370,20 @@ impl Registry {
         })
     }
 
-    /// Deregisters a region, and only then lets go of what peers could reach.
-    pub(crate) fn remove(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
-        deregister(provider, self.regions.get(key)?.region.id);
-        let rights = self.rights_ended(key);
+    /// Deregisters a region, and only then lets go of what peers could reach. If the device keeps the region, peers may still
+    /// reach its memory, which stays counted as used by them.
+    pub(crate) fn remove(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
+        let Registration { region, device, .. } = self.regions.get(key)?;
+        let (region, device) = (region.id, *device);
+        let released = self.deregister(providers, device, region);
+        let rights = if released { self.rights_ended(key) } else { self.without_peers(key) };
         let Registration { account, len, of, .. } = self.regions.remove(key)?;
         Some(Removed { rights, account, len, of })
     }
 
     /// Keeps the memory of a message past one buffer for the next one. `None` if it is something else, somebody uses it still,
     /// or the peer has lost its right to it.
-    pub(crate) fn retire(&mut self, provider: &mut dyn Provider, key: Key) -> Option<Removed> {
+    pub(crate) fn retire(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let whole = |registration: &&Registration| {
             let of_its_peer = registration.peers.is_some() && registration.connection.is_some();
             registration.account != Account::Program && (of_its_peer || !registration.access.intersects(PEERS))
@@ -329,53 +397,119 @@ impl Registry {
         let Registration { len, of, .. } = self.regions.remove(key)?;
         let mut gone = Vec::new();
         self.kept.keep(memory, registered, purpose, &mut gone);
-        drop_blocks(provider, gone);
+        self.drop_blocks(providers, gone);
         Some(Removed { rights, account, len, of })
     }
 
     /// The peer of a connection is gone: so is what was kept for it.
-    pub(crate) fn forget_peer(&mut self, provider: &mut dyn Provider, id: ConnectionId) {
-        drop_blocks(provider, self.kept.drop_of_peer(id));
+    pub(crate) fn forget_peer(&mut self, providers: &mut Providers, id: ConnectionId) {
+        let gone = self.kept.drop_of_peer(id);
+        self.drop_blocks(providers, gone);
     }
 
     /// Gives back what was kept and not used since the last call.
-    pub(crate) fn trim(&mut self, provider: &mut dyn Provider) {
-        drop_blocks(provider, self.kept.drop_idle());
+    pub(crate) fn trim(&mut self, providers: &mut Providers) {
+        let gone = self.kept.drop_idle();
+        self.drop_blocks(providers, gone);
     }
 
     /// A device is going: nothing is kept on it.
-    pub(crate) fn forget_device(&mut self, provider: &mut dyn Provider, device: usize) {
-        drop_blocks(provider, self.kept.drop_of_device(device));
+    pub(crate) fn forget_device(&mut self, providers: &mut Providers, device: usize) {
+        let gone = self.kept.drop_of_device(device);
+        self.drop_blocks(providers, gone);
     }
 
     /// The regions on a device.
     pub(crate) fn of_device(&self, device: usize) -> Vec<Key> {
         self.regions.iter().filter(|(_, registration)| registration.device == device).map(|(key, _)| key).collect()
     }
-}
 
-/// Lets only the peer of the site's connection use a region, where the provider can tell peers apart. If that fails, the region
-/// goes.
-fn restrict(provider: &mut dyn Provider, region: MrId, site: &Site) -> Result<(), Error> {
-    let Some((_, qp)) = site.connection else { return Ok(()) };
-    match provider.restrict(region, qp) {
-        // The keys of such a device are of a whole protection domain: the key is all that the other peers lack.
-        Ok(()) | Err(rdma_transport::Error::Unsupported { .. }) => Ok(()),
-        Err(error) => {
-            deregister(provider, region);
-            Err(error.into())
+    /// Lets only the peer of the site's connection use a region, where the provider can tell peers apart. If that fails, the
+    /// region goes.
+    fn restrict(&mut self, providers: &mut Providers, region: MrId, site: &Site) -> Result<(), Error> {
+        let Some((_, qp)) = site.connection else { return Ok(()) };
+        // Where a key is good for a whole protection domain, the key is all that the other peers lack.
+        let Some(keys) = providers.of_device(site.device).remote_keys() else { return Ok(()) };
+        if let Err(error) = keys.restrict(region, qp) {
+            self.deregister(providers, site.device, region);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn drop_blocks(&mut self, providers: &mut Providers, blocks: Vec<Block>) {
+        for block in blocks {
+            self.deregister(providers, block.purpose.device, block.registered.id);
         }
     }
-}
 
-fn drop_blocks(provider: &mut dyn Provider, blocks: Vec<Block>) {
-    for block in blocks {
-        deregister(provider, block.registered.id);
+    /// Deregisters a region; `false` if the device keeps it, and the provider its share of the memory.
+    fn deregister(&mut self, providers: &mut Providers, device: usize, region: MrId) -> bool {
+        let released = providers.of_device(device).deregister(region);
+        if let Err(error) = &released {
+            log::error!("a memory region stays registered: {error}");
+            self.unreleased += 1;
+        }
+        released.is_ok() || cfg!(planted = "a-kept-region-counts-as-released")
     }
 }
 
-fn deregister(provider: &mut dyn Provider, region: MrId) {
-    if let Err(error) = provider.deregister(region) {
-        log::warn!("deregistering a memory region: {error}");
+#[cfg(test)]
+mod tests {
+    use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+    use rdma_transport::provider::DeviceId;
+
+    use super::*;
+    use crate::id::ReactorTag;
+    use crate::providers::device_index;
+    use crate::seam::wake::Wake;
+
+    #[derive(Debug)]
+    struct NoWake;
+
+    impl Wake for NoWake {
+        fn wake(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A device whose keys are those of every other one.
+    fn device() -> Iwarp<TcpNet> {
+        let mut seed = 7_u32;
+        let entropy = move |bytes: &mut [u8]| {
+            for byte in bytes {
+                seed = seed.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+                *byte = (seed >> 24) as u8;
+            }
+        };
+        Iwarp::new(IwarpConfig::default(), TcpNet::new().unwrap(), Box::new(entropy)).unwrap()
+    }
+
+    #[test]
+    fn a_peer_takes_back_the_key_of_its_device_and_of_nobody_else() {
+        let mut providers = Providers::new(vec![Box::new(device()), Box::new(device())]).unwrap();
+        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0);
+        let [owner, other] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
+        let options = RegionOptions::new().allow(Access::REMOTE_WRITE).any_peer();
+        let devices = [0, 1].map(|provider| device_index(provider, DeviceId(0)));
+        let [mut first, mut second] = devices.map(|device| {
+            let memory = Material::Own(Memory::new(4096).unwrap(), 4096);
+            registry.register(&mut providers, &Site { device, connection: None }, memory, &options).unwrap()
+        });
+        let key = RemoteKey(first.remote().key);
+        assert_eq!(key.0, second.remote().key);
+        assert!(first.bytes_mut().is_none() && second.bytes_mut().is_none(), "peers may write");
+
+        assert!(registry.invalidated(&mut providers, (devices[1], owner), key).is_some());
+        assert!(first.bytes_mut().is_none(), "a reference to memory that peers still write");
+        assert!(second.bytes_mut().is_some());
+        assert!(registry.invalidated(&mut providers, (devices[1], owner), key).is_none(), "once is enough");
+
+        // A region for one peer, and the key from another peer.
+        registry.regions.get_mut(first.key()).unwrap().connection = Some(owner);
+        assert!(registry.invalidated(&mut providers, (devices[0], other), key).is_none());
+        assert!(first.bytes_mut().is_none());
+        assert_eq!(registry.invalidated(&mut providers, (devices[0], owner), key).unwrap().connection, Some(owner));
+        assert!(first.bytes_mut().is_some());
     }
 }

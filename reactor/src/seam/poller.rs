@@ -182,3 +182,8 @@ impl Clock for SystemClock {
 pub fn system_entropy() -> Entropy {
     Box::new(|bytes| getrandom::fill(bytes).expect("the system's source of randomness"))
 }
+
+/// Lets other threads that are ready have the processor of this one.
+pub(crate) fn give_way() {
+    std::thread::yield_now();
+}

@@ -15,13 +15,15 @@ use rdma_transport::slab::{Key, Slab};
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
+    /// No deadline is earlier; `None`: there is none.
+    earliest: Option<Instant>,
     /// Number of timers set so far. Equal deadlines fire in the order in which they were set.
     sequence: u64,
 }
 
 impl<T> Default for Timers<T> {
     fn default() -> Self {
-        Self { heap: BinaryHeap::new(), live: Slab::default(), sequence: 0 }
+        Self { heap: BinaryHeap::new(), live: Slab::default(), earliest: None, sequence: 0 }
     }
 }
 
@@ -31,6 +33,7 @@ impl<T> Timers<T> {
         let key = self.live.insert(value);
         self.heap.push(Reverse((at, self.sequence, key)));
         self.sequence += 1;
+        self.earliest = Some(self.earliest.map_or(at, |earliest| earliest.min(at)));
         key
     }
 
@@ -45,21 +48,22 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Whether the heap is empty: no timer is set, and no cancelled one is left.
+    /// Whether a timer may be due. If one is, it may be a cancelled one.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
+    pub(crate) fn may_be_due(&self, now: Instant) -> bool {
+        self.earliest.is_some_and(|earliest| earliest <= now)
     }
 
     /// The earliest deadline.
     pub(crate) fn next(&mut self) -> Option<Instant> {
-        while let Some(Reverse((at, _, key))) = self.heap.peek() {
+        while let Some(Reverse((_, _, key))) = self.heap.peek() {
             if self.live.get(*key).is_some() {
-                return Some(*at);
+                break;
             }
             self.heap.pop();
         }
-        None
+        self.earliest = self.heap.peek().map(|Reverse((at, ..))| *at);
+        self.earliest
     }
 
     /// Takes the earliest timer that is due.
@@ -92,6 +96,7 @@ mod tests {
         let b = timers.insert(t0 + ms(2), 'b');
         timers.insert(t0 + ms(3), 'd');
         assert_eq!(timers.next(), Some(t0 + ms(1)));
+        assert!(timers.may_be_due(t0 + ms(1)) && !timers.may_be_due(t0));
         assert!(timers.pop_due(t0).is_none());
         assert_eq!(timers.cancel(b), Some('b'));
         assert_eq!(timers.cancel(b), None);
@@ -100,7 +105,7 @@ mod tests {
             fired.push(value);
         }
         assert_eq!(fired, ['a', 'c', 'd']);
-        assert_eq!(timers.next(), None);
+        assert!(timers.next().is_none() && !timers.may_be_due(t0 + ms(9)));
     }
 
     #[test]

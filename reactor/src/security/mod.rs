@@ -7,6 +7,8 @@
 pub(crate) mod channel;
 #[cfg(feature = "tls")]
 mod known_keys;
+#[cfg(feature = "tls")]
+pub(crate) mod names;
 #[cfg(feature = "psk")]
 pub(crate) mod psk;
 #[cfg(any(feature = "tls", feature = "psk"))]
@@ -85,7 +87,7 @@ pub enum PeerIdentity {
     /// The peer has shown no certificate, and the settings of TLS do not ask for one.
     Anonymous,
     /// The certificates that the peer has shown, in DER, its own first; or one raw public key, as SubjectPublicKeyInfo in
-    /// DER. The settings of TLS have accepted them, and the peer has the private key.
+    /// DER. The settings of TLS have accepted them, and the peer has the private key. `PeerIdentity::names` reads the names.
     Certificates(Vec<Vec<u8>>),
     /// The name of the pre-shared key that the peer has.
     Psk(String),
@@ -104,6 +106,12 @@ pub enum SecurityError {
     /// The settings of this side cannot be used.
     #[error("{0}")]
     Settings(String),
+}
+
+/// Whether a character of a text by others commands a terminal, changes the direction of text, or cannot be seen by itself.
+pub(crate) fn is_hidden(c: char) -> bool {
+    // What cannot be printed has an escape sequence of more than two characters; those of quotation marks have two.
+    c.is_control() || c.escape_debug().len() > 2
 }
 
 /// A side of a handshake.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use snow::{Builder, HandshakeState};
+use zeroize::Zeroizing;
 
 use super::channel::{Channel, Key, Opener, Sealer, TAG};
 use super::records::{Records, emit};
@@ -28,11 +29,14 @@ const KEY: usize = 32;
 /// The first of the numbers that Noise keeps for renewing keys.
 const RENEWS: u64 = u64::MAX;
 
+/// The octets of a key, in one place: what is moved is a pointer. They are overwritten when it is dropped.
+type Secret = Box<Zeroizing<[u8; KEY]>>;
+
 /// Pre-shared keys: the one that this side uses when it connects, and those that it takes from others.
 #[derive(Clone)]
 pub struct Psk {
     /// Names and keys; the first is for connecting.
-    keys: Arc<[(String, [u8; KEY])]>,
+    keys: Arc<[(String, Secret)]>,
 }
 
 impl fmt::Debug for Psk {
@@ -63,7 +67,9 @@ impl Psk {
     /// # Errors
     /// [`SecurityError::Settings`] for a name that is empty or too long.
     pub fn new(name: &str, key: [u8; 32]) -> Result<Self, SecurityError> {
-        Self::of(vec![(name.to_owned(), key)])
+        let (key, mut secret) = (Zeroizing::new(key), Secret::default());
+        secret.copy_from_slice(&key[..]);
+        Self::of(vec![(name.to_owned(), secret)])
     }
 
     /// Reads keys: each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
@@ -86,7 +92,7 @@ impl Psk {
         Self::of(keys)
     }
 
-    fn of(keys: Vec<(String, [u8; KEY])>) -> Result<Self, SecurityError> {
+    fn of(keys: Vec<(String, Secret)>) -> Result<Self, SecurityError> {
         if keys.is_empty() {
             return Err(settings("there is no pre-shared key: write a line NAME:64-HEX-DIGITS"));
         }
@@ -105,7 +111,7 @@ impl Psk {
         let stage = match side {
             Side::Active { .. } => {
                 let (name, key) = &self.keys[0];
-                Stage::Asking(name.clone(), Box::new(noise(true, name, key, context)?))
+                Stage::Asking(name.clone(), Noise::new(true, name, key, context)?)
             }
             Side::Passive => Stage::Listening { keys: self.clone(), context: context.to_vec() },
         };
@@ -113,8 +119,8 @@ impl Psk {
     }
 }
 
-fn hex(digits: &str) -> Option<[u8; KEY]> {
-    let mut key = [0; KEY];
+fn hex(digits: &str) -> Option<Secret> {
+    let mut key = Secret::default();
     if digits.len() != 2 * KEY || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
@@ -124,18 +130,36 @@ fn hex(digits: &str) -> Option<[u8; KEY]> {
     Some(key)
 }
 
-fn noise(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<HandshakeState, SecurityError> {
-    let failed = |error: snow::Error| settings(format!("noise: {error}"));
-    let prologue = [name.as_bytes(), context].concat();
-    let builder = Builder::new(PATTERN.parse().map_err(failed)?);
-    let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
-    if active { builder.build_initiator() } else { builder.build_responder() }.map_err(failed)
+/// The state of a handshake. Its copy of the pre-shared key is overwritten when it is dropped; what it has derived is not.
+struct Noise(Box<HandshakeState>);
+
+impl Noise {
+    fn new(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<Self, SecurityError> {
+        let failed = |error: snow::Error| settings(format!("noise: {error}"));
+        // The name has no length in front of it. The same octets with another border would need a second key here whose name is the
+        // beginning of this one, whose octets are the same, and a rest of the name that is the beginning of a greeting: each
+        // greeting has a length of its own. Nobody can bring that about but those who choose names and keys.
+        let prologue = [name.as_bytes(), context].concat();
+        let builder = Builder::new(PATTERN.parse().map_err(failed)?);
+        let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
+        let state = if active { builder.build_initiator() } else { builder.build_responder() };
+        Ok(Self(Box::new(state.map_err(failed)?)))
+    }
+}
+
+impl Drop for Noise {
+    fn drop(&mut self) {
+        let overwritten = self.0.set_psk(0, &[0; KEY]);
+        debug_assert!(overwritten.is_ok(), "the pattern has one key");
+        // Otherwise the compiler may leave out what nobody reads.
+        std::hint::black_box(&*self.0);
+    }
 }
 
 /// How far a handshake is.
 enum Stage {
     /// This side connects, with a key of this name.
-    Asking(String, Box<HandshakeState>),
+    Asking(String, Noise),
     /// The peer is to say with which key it comes.
     Listening {
         keys: Psk,
@@ -168,8 +192,9 @@ fn differs() -> SecurityError {
 fn channel(noise: &mut HandshakeState) -> Channel {
     let active = noise.is_initiator();
     let (to_passive, to_active) = noise.dangerously_get_raw_split();
+    let (to_passive, to_active) = (Zeroizing::new(to_passive), Zeroizing::new(to_active));
     let (own, peers) = if active { (to_passive, to_active) } else { (to_active, to_passive) };
-    let pair = |key: [u8; KEY]| {
+    let pair = |key: Zeroizing<[u8; KEY]>| {
         let first = Cipher::new(&key);
         let mut second = Cipher::new(&key);
         second.renew();
@@ -184,8 +209,8 @@ impl Session {
         let mut payload = [0; 64];
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Asking(name, mut noise) => {
-                noise.read_message(record, &mut payload).map_err(|_| differs())?;
-                let mut channel = channel(&mut noise);
+                noise.0.read_message(record, &mut payload).map_err(|_| differs())?;
+                let mut channel = channel(&mut noise.0);
                 let mut proof = [0; TAG];
                 if !channel.sealer.seal(&mut proof, 0) {
                     return Err(differs());
@@ -199,12 +224,12 @@ impl Session {
                 let known = keys.keys.iter().find(|(of, _)| of.as_bytes() == name);
                 let unknown = || SecurityError::Peer("no pre-shared key here has the name that the peer says".into());
                 let (name, key) = known.ok_or_else(unknown)?;
-                let mut noise = noise(false, name, key, &context)?;
-                noise.read_message(message, &mut payload).map_err(|_| differs())?;
+                let mut noise = Noise::new(false, name, key, &context)?;
+                noise.0.read_message(message, &mut payload).map_err(|_| differs())?;
                 let mut answer = [0; 128];
-                let len = noise.write_message(&[], &mut answer).map_err(|_| differs())?;
+                let len = noise.0.write_message(&[], &mut answer).map_err(|_| differs())?;
                 emit(&answer[..len], out, |_| {});
-                Stage::Proving(name.clone(), channel(&mut noise))
+                Stage::Proving(name.clone(), channel(&mut noise.0))
             }
             Stage::Proving(name, mut channel) => {
                 let mut proof: [u8; TAG] = record.try_into().map_err(|_| differs())?;
@@ -223,7 +248,7 @@ impl Handshake for Session {
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError> {
         if let Stage::Asking(name, noise) = &mut self.stage {
             let mut message = [0; 128];
-            let len = noise.write_message(&[], &mut message).map_err(|error| settings(format!("noise: {error}")))?;
+            let len = noise.0.write_message(&[], &mut message).map_err(|error| settings(format!("noise: {error}")))?;
             let mut record = vec![name.len() as u8];
             record.extend_from_slice(name.as_bytes());
             record.extend_from_slice(&message[..len]);
@@ -234,7 +259,7 @@ impl Handshake for Session {
 
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
         self.records.push(octets);
-        while let Some(record) = self.records.next() {
+        while let Some(record) = self.records.next()? {
             self.record(&record, out)?;
         }
         Ok(())
@@ -287,9 +312,9 @@ impl Key for Cipher {
 
     /// REKEY of Noise, section 4.2: the first octets of 32 zeros, encrypted with the number that no message has.
     fn renew(&mut self) {
-        let mut zeros = [0; KEY];
+        let mut zeros = Zeroizing::new([0; KEY]);
         // A key of zeros would be worse than none.
-        let sealed = self.0.seal_in_place_separate_tag(nonce(RENEWS), Aad::empty(), &mut zeros);
+        let sealed = self.0.seal_in_place_separate_tag(nonce(RENEWS), Aad::empty(), &mut zeros[..]);
         assert!(sealed.is_ok(), "32 octets are not too long");
         *self = Self::new(&zeros);
     }

@@ -371,6 +371,24 @@ fn a_recorded_handshake_opens_nothing() {
     }
 }
 
+/// 64 KiB of records that are empty, or of one octet each, from a peer that has proven nothing: the first one that is empty, or
+/// one too many, ends the handshake.
+#[test]
+fn a_handshake_in_crumbs_is_refused() {
+    let empty = vec![0; 64 << 10];
+    // The beginning of a client's hello of 65,535 octets.
+    let hello = [1, 0, 255, 255].into_iter().chain(std::iter::repeat(3));
+    let crumbs: Vec<u8> = hello.take(21_845).flat_map(|octet| [1, 0, octet]).collect();
+    for security in all() {
+        for (octets, piece) in [(&empty, 64 << 10), (&empty, 1), (&crumbs, 64 << 10), (&crumbs, 3)] {
+            let mut side = passive(&security);
+            let refused = octets.chunks(piece).position(|part| side.read(part, &mut Vec::new()).is_err());
+            let most = if piece <= 3 { 64 } else { 0 };
+            assert!(refused.is_some_and(|nth| nth <= most), "{:?}: {refused:?}", security.mode());
+        }
+    }
+}
+
 #[test]
 fn messages_open_in_their_order_and_no_other() {
     for security in all() {
@@ -479,6 +497,64 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let _ = b.opener.begin(1);
         assert!(!opened_large(&mut b.opener, &mut memory.clone(), 1000));
     }
+}
+
+/// What a key log has is enough to read a connection: a tool derives the keys as those of QUIC (RFC 9001, section 5.1).
+#[test]
+fn a_logged_secret_opens_messages() {
+    use std::sync::Mutex;
+
+    use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+    use ring::hkdf::{HKDF_SHA256, KeyType, Prk};
+
+    #[derive(Debug, Default)]
+    struct Logged(Mutex<Vec<(String, Vec<u8>)>>);
+    impl rustls::KeyLog for Logged {
+        fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+            self.0.lock().unwrap().push((label.into(), secret.into()));
+        }
+    }
+    struct Length(usize);
+    impl KeyType for Length {
+        fn len(&self) -> usize {
+            self.0
+        }
+    }
+    let expand = |secret: &[u8], label: &str, len: usize| {
+        let info = [&[0, len as u8, label.len() as u8 + 6][..], b"tls13 ", label.as_bytes(), &[0]].concat();
+        let (prk, mut out) = (Prk::new_less_safe(HKDF_SHA256, secret), vec![0; len]);
+        prk.expand(&[&info], Length(len)).unwrap().fill(&mut out).unwrap();
+        out
+    };
+
+    let (authority, logged) = (Authority::new("ours"), Arc::new(Logged::default()));
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority.0.der().clone()).unwrap();
+    let provider = rustls::crypto::CryptoProvider {
+        cipher_suites: vec![rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256],
+        ..rustls::crypto::ring::default_provider()
+    };
+    let mut config = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.key_log = Arc::clone(&logged) as _;
+    let server = Security::Tls(Tls::server(&authority.identity("node")).unwrap());
+    let [client, _] = shake(&Security::Tls(Tls::of(Some(config), None)), &server, "node");
+    let mut message = sealed(&mut client.unwrap().0.sealer, [7; 8], b"read along");
+
+    let logged = logged.0.lock().unwrap();
+    let labels: Vec<_> = logged.iter().map(|(label, _)| label.as_str()).collect();
+    for label in ["CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET", "SERVER_TRAFFIC_SECRET_0"] {
+        assert!(labels.contains(&label), "{labels:?}");
+    }
+    let (_, secret) = logged.iter().find(|(label, _)| label == "CLIENT_TRAFFIC_SECRET_0").unwrap();
+    let key = LessSafeKey::new(UnboundKey::new(&AES_128_GCM, &expand(secret, "quic key", 16)).unwrap());
+    // The first message has number 0, which leaves the nonce as it is.
+    let nonce = Nonce::try_assume_unique_for_key(&expand(secret, "quic iv", 12)).unwrap();
+    let (header, body) = message.split_at_mut(8);
+    assert_eq!(key.open_in_place(nonce, Aad::from(&*header), body).unwrap(), b"read along");
 }
 
 /// A key that notes what it is asked to do.

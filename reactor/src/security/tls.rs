@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, SubjectPublic
 use rustls::quic::{self, Connection, KeyChange, Keys, PacketKey, Secrets, Version};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, KeyLogFile, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SignatureScheme};
 
 use super::channel::{Channel, Key, Opener, Sealer, TAG};
 use super::known_keys::KnownKeys;
@@ -306,11 +306,19 @@ impl Tls {
         Ok(self)
     }
 
-    /// Appends the secrets of all connections to the file that the environment variable `SSLKEYLOGFILE` names, if it is set.
-    /// For debugging only: whoever reads the file reads the connections.
+    /// Appends the secrets of all connections with these settings to the file that the environment variable `SSLKEYLOGFILE` names, in
+    /// the format of NSS, and logs a warning. Does nothing if the variable is not set. For debugging only: whoever reads the file can
+    /// read the connections. [The guide](crate::guide::security) says with which tools. Needs the feature `keylog`.
+    #[cfg(feature = "keylog")]
     #[must_use]
     pub fn log_keys(mut self) -> Self {
-        let log = Arc::new(KeyLogFile::new());
+        let Some(path) = std::env::var_os("SSLKEYLOGFILE") else { return self };
+        let path = std::path::PathBuf::from(path);
+        match std::fs::OpenOptions::new().append(true).create(true).open(&path) {
+            Ok(_) => log::warn!("SSLKEYLOGFILE: the secrets of TLS connections are written to {}", path.display()),
+            Err(error) => log::warn!("SSLKEYLOGFILE: no secrets are written to {}: {error}", path.display()),
+        }
+        let log = Arc::new(rustls::KeyLogFile::new());
         if let Some(config) = &mut self.client {
             Arc::make_mut(config).key_log = Arc::clone(&log) as _;
         }
@@ -448,7 +456,7 @@ impl Handshake for Session {
 
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
         self.records.push(octets);
-        while let Some(record) = self.records.next() {
+        while let Some(record) = self.records.next()? {
             let read = self.record(record);
             self.write(out);
             read?;

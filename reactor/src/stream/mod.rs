@@ -114,7 +114,7 @@ pub trait StreamHandler<M = ()> {
     /// Something is new on a descriptor of [`Context::register_io`].
     fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
 
-    /// Another thread has sent a message, see [`crate::Remote::post`].
+    /// Another thread has sent a message, see [`crate::ReactorHandle::post`].
     fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
 }
 

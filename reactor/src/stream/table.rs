@@ -209,7 +209,7 @@ impl Table {
         let reason =
             if record.violated { DisconnectReason::PeerViolation(PeerViolation::MalformedMessage) } else { reason };
         let orderly = match reason {
-            DisconnectReason::Local => true,
+            DisconnectReason::Local { .. } => true,
             DisconnectReason::Closed => record.peer_finished,
             _ => false,
         };

@@ -36,6 +36,8 @@ const COST: f64 = 20_000.0;
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
 /// Longest limit, ns.
 const LONGEST: f64 = 1_000_000.0;
+/// The share of a processor that polling may take beyond what sleeping would have taken.
+const SHARE: f64 = 0.5;
 /// Length of the time for which the share can be saved up, ns.
 const SAVED: f64 = 4_000_000.0;
 
@@ -62,7 +64,6 @@ struct Idle {
 #[derive(Debug)]
 pub(crate) struct Adaptive {
     /// Share of a processor that may be spent; above 0, at most 1.
-    share: f64,
     /// Usual time from empty queues to a completion, without the wake-up, ns.
     gap: f64,
     /// Usual time from falling asleep to seeing a completion, ns.
@@ -77,25 +78,14 @@ pub(crate) struct Adaptive {
 }
 
 impl Adaptive {
-    /// Starts with a share of a processor of `percent`, 1 to 100.
-    pub(crate) fn new(percent: u8, now: Instant) -> Self {
-        let share = f64::from(percent.clamp(1, 100)) / 100.0;
+    pub(crate) fn new(now: Instant) -> Self {
         // The estimates begin such that the reactor polls; two long gaps end that.
-        Self {
-            share,
-            gap: COST / 2.0,
-            slept: COST,
-            cost: COST,
-            credit: SAVED * share,
-            credited: now,
-            idle: None,
-            count: 0,
-        }
+        Self { gap: COST / 2.0, slept: COST, cost: COST, credit: SAVED * SHARE, credited: now, idle: None, count: 0 }
     }
 
     /// The limit: longest polling in one idle time, ns.
     fn limit(&self) -> f64 {
-        (self.cost / (1.0 - self.share)).min(LONGEST)
+        (self.cost / (1.0 - SHARE)).min(LONGEST)
     }
 
     /// Returns how long to poll from now on, as the queues are empty.
@@ -104,10 +94,10 @@ impl Adaptive {
             return idle.until.saturating_duration_since(now);
         }
         let passed = nanos(now.saturating_duration_since(self.credited));
-        self.credit = (self.credit + passed * self.share).min(SAVED * self.share);
+        self.credit = (self.credit + passed * SHARE).min(SAVED * SHARE);
         self.credited = now;
         self.count = self.count.wrapping_add(1);
-        let (limit, probe) = (self.limit(), self.count.is_multiple_of(PROBE));
+        let (limit, probe) = (self.limit(), self.count % PROBE == 0);
         let (plan, longest) = if self.gap <= limit {
             match (probe, self.gap <= self.credit) {
                 (true, _) => (Plan::ProbeSleep, 0.0),
@@ -116,7 +106,7 @@ impl Adaptive {
             }
         } else if probe && self.gap < 0.95 * LONG * limit {
             (Plan::ProbePoll, LONG * limit)
-        } else if self.count.is_multiple_of(FAR_PROBE) {
+        } else if self.count % FAR_PROBE == 0 {
             (Plan::ProbePoll, LONGEST)
         } else {
             (Plan::Sleep, 0.0)
@@ -196,9 +186,9 @@ mod tests {
 
     impl Trial {
         #[allow(clippy::disallowed_methods, reason = "a test needs some instant")]
-        fn new(percent: u8, wake: u64) -> Self {
+        fn new(wake: u64) -> Self {
             let start = Instant::now();
-            let adaptive = Adaptive::new(percent, start);
+            let adaptive = Adaptive::new(start);
             Self { adaptive, start, now: 0, wake, polled: 0, extra: 0, sleeps: 0, delay: 0 }
         }
 
@@ -234,7 +224,7 @@ mod tests {
     #[test]
     fn a_steady_ping_pong_is_polled() {
         for (gap, wake) in [(3_000, 8_000), (15_000, 20_000), (30_000, 40_000), (60_000, 60_000)] {
-            let mut trial = Trial::new(50, wake);
+            let mut trial = Trial::new(wake);
             (0..20_000).for_each(|_| trial.cycle(gap, 5_000));
             let sleeps = trial.sleeps;
             (0..10_000).for_each(|_| trial.cycle(gap, 5_000));
@@ -246,7 +236,7 @@ mod tests {
     #[test]
     fn the_cost_of_a_wake_up_is_found_out() {
         for wake in [4_000_u64, 12_000, 50_000, 150_000] {
-            let mut trial = Trial::new(50, wake);
+            let mut trial = Trial::new(wake);
             (0..20_000).for_each(|_| trial.cycle(wake / 2, 2_000));
             let cost = trial.adaptive.cost;
             assert!((cost / wake as f64 - 1.0).abs() < 0.2, "a wake-up of {wake} is taken for {cost}");
@@ -256,7 +246,7 @@ mod tests {
     /// A steady gap that is a little too long to poll for, and a wake-up far cheaper than taken at first.
     #[test]
     fn a_first_guess_does_not_stay() {
-        let mut trial = Trial::new(50, 2_000);
+        let mut trial = Trial::new(2_000);
         (0..5_000).for_each(|_| trial.cycle(28_281, 1_000));
         assert!((2_000.0..3_000.0).contains(&trial.adaptive.cost), "{:?}", trial.adaptive);
         let polled = trial.polled;
@@ -266,7 +256,7 @@ mod tests {
 
     #[test]
     fn an_odd_pause_does_not_end_the_polling() {
-        let mut trial = Trial::new(50, 20_000);
+        let mut trial = Trial::new(20_000);
         for nth in 0..20_000 {
             trial.cycle(if nth % 200 == 0 { 4_000_000 } else { 10_000 }, 2_000);
         }
@@ -276,7 +266,7 @@ mod tests {
     #[test]
     fn rare_messages_are_slept_for() {
         for pattern in [&[10_000_000][..], &[10_000_000, 60_000], &[10_000_000, 0, 30_000], &[300_000]] {
-            let mut trial = Trial::new(50, 20_000);
+            let mut trial = Trial::new(20_000);
             (0..100).for_each(|nth| trial.cycle(pattern[nth % pattern.len()], 5_000));
             let (polled, from) = (trial.polled, trial.now);
             (0..5_000).for_each(|nth| trial.cycle(pattern[nth % pattern.len()], 5_000));
@@ -288,24 +278,23 @@ mod tests {
     proptest! {
         #[test]
         fn the_share_is_never_exceeded(
-            percent in 1..=100_u8,
             wake in 0..300_000_u64,
             cycles in prop::collection::vec((prop_oneof![0..2_000_u64, 0..100_000_u64, 0..20_000_000_u64], 0..50_000_u64), 1..2_000),
         ) {
-            let mut trial = Trial::new(percent, wake);
+            let mut trial = Trial::new(wake);
             for (gap, busy) in cycles {
                 let before = trial.polled;
                 trial.cycle(gap, busy);
                 prop_assert!((trial.polled - before) as f64 <= LONG * LONGEST + ROUND as f64);
                 prop_assert!(COSTS.0 <= trial.adaptive.cost && trial.adaptive.cost <= COSTS.1);
-                let allowed = (SAVED + trial.now as f64) * trial.adaptive.share + ROUND as f64;
+                let allowed = (SAVED + trial.now as f64) * SHARE + ROUND as f64;
                 prop_assert!(trial.extra as f64 <= allowed, "{} of {allowed} ns", trial.extra);
             }
         }
 
         #[test]
         fn steady_gaps_settle(gap in 0..2_000_000_u64, wake in 2_000..200_000_u64) {
-            let mut trial = Trial::new(50, wake);
+            let mut trial = Trial::new(wake);
             (0..30_000).for_each(|_| trial.cycle(gap, 1_000));
             let (polled, sleeps, from) = (trial.polled, trial.sleeps, trial.now);
             (0..5_000).for_each(|_| trial.cycle(gap, 1_000));

@@ -5,15 +5,17 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::api::context::Context;
+#[cfg(feature = "datagram")]
+use crate::datagram::EndpointId;
 use crate::datagram::table::Endpoints;
 use crate::driver::Driver;
-use crate::error::DisconnectReason;
-use crate::id::{ConnectionId, EndpointId};
+use crate::id::ConnectionId;
 
 /// The one that a callback is made for, who ends if the callback panics.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
     Connection(ConnectionId),
+    #[cfg(feature = "datagram")]
     Endpoint(EndpointId),
     /// A timer, a descriptor, a request, a device or another thread: the callback is all that there is of it.
     Nobody,
@@ -23,6 +25,7 @@ impl fmt::Display for Of {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connection(id) => write!(f, " for {id}"),
+            #[cfg(feature = "datagram")]
             Self::Endpoint(id) => write!(f, " for {id}"),
             Self::Nobody => Ok(()),
         }
@@ -49,7 +52,8 @@ fn contained<R>(
     (of, name): (Of, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    // A callback changes the reactor through its context only, and no method of that calls back: the panic is in none of them.
+    // A callback changes the reactor through its context only. `Context::append` is the one method of the context that calls
+    // back, and a panic in its `fill` leaves nothing half done. So the panic has interrupted no change of the reactor.
     let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
     match made {
         Ok(result) => Some(result),
@@ -63,9 +67,10 @@ fn contained<R>(
             driver.counters().turns.panics += 1;
             match of {
                 Of::Connection(id) => driver.panicked(id, why),
+                #[cfg(feature = "datagram")]
                 Of::Endpoint(id) => {
                     if let Some(key) = id.key(driver.tag()) {
-                        endpoints.end(driver, key, DisconnectReason::Internal(why), true);
+                        endpoints.end(driver, key, crate::error::DisconnectReason::Internal(why), true);
                     }
                 }
                 Of::Nobody => {}
@@ -75,7 +80,8 @@ fn contained<R>(
     }
 }
 
-fn text(panic: &(dyn Any + Send)) -> &str {
+/// The text of a panic.
+pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("without a text")
 }

@@ -4,7 +4,9 @@ mod adaptive;
 mod contain;
 mod deliver;
 mod group;
+mod hot;
 mod serve;
+mod stages;
 mod wait;
 
 use std::fmt;
@@ -14,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::provider::Provider;
 
-use self::deliver::Delivery;
+#[cfg(feature = "tokio")]
+pub(crate) use self::contain::text as text_of_panic;
+use self::deliver::{Delivery, Lender};
 use self::serve::Desk;
 use self::wait::Waiting;
 use crate::api::context::Context;
+use crate::api::handle::{Commands, ReactorHandle};
 use crate::api::handler::Handler;
-use crate::api::remote::{Commands, Remote};
 use crate::config::Config;
 use crate::datagram::table::Endpoints;
-use crate::driver::queues::CM_CHANNEL;
 use crate::driver::{Driver, choose};
 use crate::error::Error;
+use crate::providers::Providers;
 use crate::seam::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy};
 use crate::seam::wake::WakeFlag;
 use crate::stats::Stats;
@@ -42,20 +46,22 @@ pub struct Turn {
 /// The parts that a reactor runs on. [`Reactor::new`] takes the real ones, and a simulation brings its own.
 #[derive(Debug)]
 pub struct Parts {
-    /// The provider that carries the connections.
-    pub provider: Box<dyn Provider>,
+    /// The providers that carry the connections, 1 to 8, in the order of preference: a listener on an unspecified address is on each
+    /// of them, one on another address on the first that has a device there, and a connection goes over the first that resolves the
+    /// peer's address. Addresses of the loopback are tried from the last provider on.
+    pub providers: Vec<Box<dyn Provider>>,
     /// The source of readiness.
     pub poller: Box<dyn Poller>,
     /// The source of time.
     pub clock: Box<dyn Clock>,
 }
 
-/// The loop drives one provider, and calls a [`Handler`].
+/// The loop drives its providers, and calls a [`Handler`].
 ///
 /// A reactor may be sent to another thread, and is used from one thread at a time. Only [`Reactor::run`],
 /// [`Reactor::turn`] and [`Reactor::shutdown`] wait for something to happen. Dropping a reactor closes every connection
 /// at once, without callbacks; see [`Reactor::shutdown`] for the polite way. `M` is the type of the messages from other
-/// threads, see [`Reactor::remote`].
+/// threads, see [`Reactor::handle`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -92,16 +98,24 @@ pub struct Reactor<M = ()> {
     endpoints: Endpoints,
     desk: Desk<M>,
     waiting: Waiting,
-    /// The connection-manager stage has stopped at its bound, or may have events without an edge.
-    cm_pending: bool,
-    /// The timer stage has stopped at its bound.
-    timers_pending: bool,
-    /// A turn has begun and not ended.
-    turning: bool,
+    /// What the last message has borrowed, which most messages borrow.
+    lender: Option<Lender>,
+    phase: Phase,
+}
+
+/// The place of the caller's code in the turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No turn is open.
+    Outside,
+    /// [`Reactor::step`] has left its turn open.
+    Open,
+    /// A turn is being taken, or a panic has ended one in the middle: then nobody knows what was left undone.
+    Inside,
 }
 
 impl Reactor {
-    /// Makes a reactor on the provider that `config` names.
+    /// Makes a reactor on the providers that `config` names.
     ///
     /// # Errors
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
@@ -117,9 +131,9 @@ impl<M> Reactor<M> {
     /// As [`Reactor::new`].
     pub fn with_messages(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        let provider = choose::open(&config, system_entropy())?;
+        let providers = choose::open(&config, system_entropy())?;
         let poller = Box::new(MioPoller::new().map_err(Error::Poll)?);
-        Self::with_parts(config, Parts { provider, poller, clock: Box::new(SystemClock) })
+        Self::with_parts(config, Parts { providers, poller, clock: Box::new(SystemClock) })
     }
 
     /// Makes a reactor on parts of the caller's own.
@@ -127,43 +141,40 @@ impl<M> Reactor<M> {
     /// ```
     /// use rdma_reactor::{Config, Error, Parts, Reactor};
     ///
-    /// /// A reactor of a simulation: its provider, its poller and its clock are the caller's.
+    /// /// A reactor of a simulation: its providers, its poller and its clock are the caller's.
     /// fn simulated(parts: Parts) -> Result<Reactor, Error> {
     ///     Reactor::with_parts(Config::default(), parts)
     /// }
     /// ```
     ///
     /// # Errors
-    /// A setting is out of its range, or the poller refused the provider's channel.
+    /// A setting is out of its range, the number of providers is, or the poller refused the channel of one.
     pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
         config.validate()?;
-        let Parts { provider, poller, clock } = parts;
+        let Parts { providers, poller, clock } = parts;
+        let providers = Providers::new(providers)?;
         let wake = Arc::new(WakeFlag::new(poller.waker()));
-        let commands = Commands::new(Arc::clone(&wake), config.remote_queue);
-        let driver = Driver::new(config, provider, (poller, clock), wake);
+        let commands = Commands::new(Arc::clone(&wake), config.handle_queue);
+        let driver = Driver::new(config, providers, (poller, clock), wake);
         let mut reactor = Self {
             desk: Desk::new(commands),
-            waiting: Waiting::new(driver.config(), driver.now()),
+            waiting: Waiting::new(driver.now()),
+            lender: None,
             driver,
             endpoints: Endpoints::default(),
-            cm_pending: true,
-            timers_pending: false,
-            turning: false,
+            phase: Phase::Outside,
         };
         reactor.driver.watch_channels()?;
         reactor.driver.leave_turn();
         Ok(reactor)
     }
 
-    /// As [`Config::quiet_sends`], for the connections that are opened from now on.
-    #[cfg(feature = "async")]
-    pub(crate) const fn quiet_sends(&mut self) {
-        self.driver.quiet_sends();
-    }
-
     /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
-    /// turn, and the reactor's descriptor becomes readable for that.
+    /// turn, and the reactor's descriptor becomes readable for that. After [`Reactor::step`] this is [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
+        if self.phase == Phase::Open {
+            return self.quiet_context();
+        }
         self.driver.leave_turn();
         self.driver.look_at_clock();
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
@@ -171,29 +182,26 @@ impl<M> Reactor<M> {
 
     /// As [`Reactor::context`], for a caller that takes a turn before it waits for the descriptor: nothing makes the descriptor readable
     /// for what is asked for here. A loop of [`Reactor::turn`] with a timeout is such a caller, since the turn posts first, and waits then.
+    /// After [`Reactor::step`] the time is that of its turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
-        self.driver.enter_turn();
-        Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
-    }
-
-    /// As [`Reactor::quiet_context`], at the time of the turn that was just taken.
-    #[cfg(feature = "async")]
-    pub(crate) fn late_context(&mut self) -> Context<'_> {
-        self.driver.resume_turn();
+        match self.phase {
+            Phase::Open => self.driver.resume_turn(),
+            Phase::Outside | Phase::Inside => self.driver.enter_turn(),
+        }
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
     /// Makes a handle for other threads.
     #[must_use]
-    pub fn remote(&self) -> Remote<M> {
-        self.desk.commands.remote()
+    pub fn handle(&self) -> ReactorHandle<M> {
+        self.desk.commands.handle()
     }
 
-    /// Name of the provider that carries the connections: `verbs` or `iwarp`. With `ProviderChoice::Auto` on a host with RDMA
-    /// devices it is the one that was used so far, or `verbs+iwarp` if that is none or both.
+    /// Names of the providers that were used so far, or of all if none was, with `+` between them: `verbs`, `iwarp` or `verbs+iwarp`. `shm`
+    /// stands for connections in shared memory.
     #[must_use]
-    pub fn provider_name(&self) -> &'static str {
-        self.driver.provider().name()
+    pub fn provider_name(&self) -> String {
+        self.driver.providers().name()
     }
 
     /// Counters since the start, and current levels.
@@ -215,7 +223,7 @@ impl<M> Reactor<M> {
         self.driver.next_deadline()
     }
 
-    /// Takes turns until [`Context::stop`] or [`Remote::stop`] is called, or a drain has ended. A stop leaves
+    /// Takes turns until [`Context::stop`] or [`ReactorHandle::stop`] is called, or a drain has ended. A stop leaves
     /// connections open; a reactor that was drained takes no turn any more.
     ///
     /// # Errors
@@ -241,21 +249,96 @@ impl<M> Reactor<M> {
         handler: &mut H,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Turn, Error> {
-        let mut turn = self.turn_once(handler, timeout.into())?;
-        turn.more = self.settle(turn.more)?;
+        let turn = self.turn_once(handler, timeout.into())?;
+        self.arm(turn)
+    }
+
+    /// Takes one bounded turn, and leaves it open: [`Reactor::turn`] is this and [`Reactor::arm`]. It is for executors and other loops
+    /// whose code runs between turns as if it were a callback. Waits as [`Reactor::turn`] does.
+    ///
+    /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. [`Reactor::resume`] posts
+    /// what was asked for, [`Reactor::arm`] closes the turn, and the next turn of any kind does both. Call one of the three before the
+    /// program waits for anything. A loop that waits in `step` only needs no `arm`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::{Context, Error, Handler, Reactor, Turn};
+    ///
+    /// /// A turn of a loop that waits for the descriptor. `tasks` runs what the callbacks have made ready.
+    /// fn turn(reactor: &mut Reactor, handler: &mut impl Handler, tasks: impl FnOnce(&mut Context<'_>)) -> Result<Turn, Error> {
+    ///     reactor.step(handler, Duration::ZERO)?;
+    ///     tasks(&mut reactor.context());
+    ///     let turn = reactor.resume(handler)?;
+    ///     reactor.arm(turn)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Reactor::run`].
+    pub fn step<H: Handler<M> + ?Sized>(
+        &mut self,
+        handler: &mut H,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Turn, Error> {
+        let turn = self.turn_once(handler, timeout.into())?;
+        self.phase = Phase::Open;
         Ok(turn)
     }
 
-    /// Prepares for a caller that sleeps on the descriptor: whatever there is to do makes it readable from now on. `more`: there
-    /// is something. Returns whether there is.
-    pub(crate) fn settle(&mut self, more: bool) -> Result<bool, Error> {
+    /// Continues the turn that [`Reactor::step`] has left open, without waiting: posts what was asked for since, and handles
+    /// what completes immediately, as a turn does for its callbacks. That takes a fraction of another turn. The turn stays
+    /// open. Without an open turn this begins one.
+    ///
+    /// Example: [`Reactor::step`].
+    ///
+    /// # Errors
+    /// [`Error::Panicked`], as [`Reactor::run`].
+    pub fn resume<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<Turn, Error> {
+        match std::mem::replace(&mut self.phase, Phase::Inside) {
+            Phase::Open => self.driver.resume_turn(),
+            Phase::Outside => self.driver.enter_turn(),
+            Phase::Inside => return Err(Error::Panicked),
+        }
+        let Self { driver, endpoints, desk, lender, .. } = self;
+        let mut delivery = Delivery { driver, endpoints, desk, handler, lender, progressed: false };
+        let now = delivery.driver.now();
+        if delivery.resume() {
+            self.waiting.found(now);
+        }
+        let progressed = delivery.progressed;
+        self.driver.leave_turn();
+        self.phase = Phase::Open;
+        Ok(Turn { progressed, more: self.driver.has_work() })
+    }
+
+    /// Closes the turn that [`Reactor::step`] has left open, for a caller that waits for the descriptor next: arms the completion
+    /// queues, and looks once more at all sources of events. From now on, whatever there is to do makes the descriptor readable.
+    /// Returns `turn` with `more` set if there is something to do already. Posts nothing: call [`Reactor::resume`] first.
+    ///
+    /// Example: [`Reactor::step`].
+    ///
+    /// # Errors
+    /// The poller or the provider as a whole failed.
+    pub fn arm(&mut self, turn: Turn) -> Result<Turn, Error> {
+        if self.phase == Phase::Open {
+            self.driver.leave_turn();
+            self.phase = Phase::Outside;
+        }
         // An edge that was seen does not come again. So arm, and look once more at everything.
-        let more = more || self.waiting.look_before_sleep(&mut self.driver)?;
+        let more = turn.more || self.waiting.look_before_sleep(&mut self.driver)?;
         let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
         if more {
             self.driver.os().wake.wake_again();
         }
-        Ok(more)
+        Ok(Turn { more, ..turn })
+    }
+
+    /// Returns true from the turn in which [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`] takes effect: new
+    /// connections are refused with [`crate::RejectReason::Draining`]. It stays true when the reactor is drained.
+    #[must_use]
+    pub const fn is_draining(&self) -> bool {
+        self.driver.is_draining()
     }
 
     /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that call
@@ -273,6 +356,7 @@ impl<M> Reactor<M> {
     /// As [`Reactor::run`].
     pub fn shutdown<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
         let cx = self.context();
+        cx.driver.look_at_clock();
         let until = cx.now().checked_add(deadline);
         cx.driver.close_listeners();
         let is_left = |reactor: &Self| !(reactor.driver.connections().is_empty() && reactor.endpoints.is_empty());
@@ -285,13 +369,9 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Takes one turn, unless a panic has ended the last one in the middle: then nobody knows what was left undone.
-    pub(crate) fn turn_once<H: Handler<M> + ?Sized>(
-        &mut self,
-        handler: &mut H,
-        timeout: Option<Duration>,
-    ) -> Result<Turn, Error> {
-        if std::mem::replace(&mut self.turning, true) {
+    /// Takes one turn, unless a panic has ended the last one in the middle.
+    fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
+        if std::mem::replace(&mut self.phase, Phase::Inside) == Phase::Inside {
             return Err(Error::Panicked);
         }
         self.driver.enter_turn();
@@ -299,79 +379,9 @@ impl<M> Reactor<M> {
         let progressed = self.stages(handler, timeout);
         self.waiting.end_turn(&mut self.driver);
         self.driver.leave_turn();
-        self.turning = false;
+        self.phase = Phase::Outside;
         // The turn that ends a drain is followed by a look of the caller, who would otherwise wait for nothing.
-        Ok(Turn { progressed: progressed?, more: self.has_more() || self.is_drained() != was_drained })
-    }
-
-    /// Adds to the turn that was just taken: posts what tasks have asked for since, and handles what completes at once, as
-    /// stage 7 does for callbacks.
-    #[cfg(feature = "async")]
-    pub(crate) fn follow_up<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<Turn, Error> {
-        if std::mem::replace(&mut self.turning, true) {
-            return Err(Error::Panicked);
-        }
-        self.driver.resume_turn();
-        let (driver, endpoints, desk) = (&mut self.driver, &mut self.endpoints, &mut self.desk);
-        let mut delivery = Delivery { driver, endpoints, desk, handler, lender: None, progressed: false };
-        delivery.follow_up(|driver| self.waiting.found(driver));
-        let progressed = delivery.progressed;
-        self.driver.leave_turn();
-        self.turning = false;
-        Ok(Turn { progressed, more: self.has_more() })
-    }
-
-    /// Takes the stages of a turn; `docs/loop.md` describes them and their order. Whether something moved on. What a failed
-    /// stage has left is done in the next turn.
-    #[inline]
-    fn stages<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<bool, Error> {
-        self.begin()?;
-        // 1. spin  2. arm  3. wait
-        let more = self.has_more();
-        self.waiting.wait(&mut self.driver, more, timeout)?;
-        self.cm_pending |= self.waiting.take_edge(&mut self.driver, CM_CHANNEL);
-        let (driver, endpoints, desk) = (&mut self.driver, &mut self.endpoints, &mut self.desk);
-        let mut delivery = Delivery { driver, endpoints, desk, handler, lender: None, progressed: false };
-        // 4. connection-manager channel  5. events of devices, which come over the same channel
-        if self.cm_pending {
-            self.cm_pending = delivery.connection_manager()?;
-            self.cm_pending |= delivery.driver.watch_channels()?;
-        }
-        // 6. completion channels
-        self.cm_pending |= self.waiting.drive(delivery.driver);
-        // 7. completion queues, and what is to be posted because of them
-        delivery.completion_queues(|driver| self.waiting.found(driver));
-        // 8. timers
-        self.timers_pending = delivery.timers();
-        // 9. other descriptors, other threads
-        delivery.descriptors(self.waiting.program_edges());
-        delivery.calls();
-        delivery.others();
-        // A callback may have brought a device into use.
-        self.cm_pending |= delivery.driver.watch_channels()?;
-        // 10. ends
-        delivery.ends();
-        // 11. flush
-        delivery.flush();
-        Ok(delivery.progressed)
-    }
-
-    /// Begins a turn: work that was queued outside of a turn is posted before anything sleeps.
-    fn begin(&mut self) -> Result<(), Error> {
-        self.driver.counters().turns.taken += 1;
-        self.cm_pending |= self.driver.watch_channels()?;
-        self.driver.flush();
-        self.endpoints.flush(&mut self.driver);
-        Ok(())
-    }
-
-    /// Whether a stage has something left to do.
-    fn has_more(&self) -> bool {
-        self.cm_pending
-            || self.timers_pending
-            || self.desk.pending
-            || (self.driver.queues().provider_pending && !cfg!(planted = "rest-of-the-edges-forgotten"))
-            || self.driver.has_work()
+        Ok(Turn { progressed: progressed?, more: self.driver.has_work() || self.is_drained() != was_drained })
     }
 }
 

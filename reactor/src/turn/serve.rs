@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::api::remote::{Command, Commands};
+use crate::api::handle::{Command, Commands};
 use crate::driver::Driver;
+use crate::driver::stages::Stages;
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
 
@@ -16,15 +17,13 @@ pub(super) struct Desk<M> {
     pub(super) commands: Commands<M>,
     /// Sends that wait for room, in order.
     waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
-    /// There may be commands in the queue.
-    pub(super) pending: bool,
     /// Number of commands that may still be taken in this turn.
     left: usize,
 }
 
 impl<M> Desk<M> {
     pub(super) const fn new(commands: Commands<M>) -> Self {
-        Self { commands, waiting: BTreeMap::new(), pending: false, left: 0 }
+        Self { commands, waiting: BTreeMap::new(), left: 0 }
     }
 
     /// Begins the stage. Sends that waited go out if there is room.
@@ -40,11 +39,8 @@ impl<M> Desk<M> {
     /// Returns the next message for the program, within the turn's bound. Sends that come before that message are
     /// carried out.
     pub(super) fn next_message(&mut self, driver: &mut Driver) -> Option<M> {
-        while self.pending && self.left > 0 {
-            let Some(command) = self.commands.next() else {
-                self.pending = false;
-                break;
-            };
+        while self.left > 0 {
+            let command = self.commands.next()?;
             self.left -= 1;
             match command {
                 Command::Message(message) => {
@@ -68,8 +64,14 @@ impl<M> Desk<M> {
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
         let turns = &mut driver.counters().turns;
-        turns.remote_commands += taken;
-        turns.remote_commands_max = turns.remote_commands_max.max(taken);
+        turns.handle_commands += taken;
+        turns.handle_commands_max = turns.handle_commands_max.max(taken);
+        if self.left == 0 {
+            driver.note(Stages::OTHERS);
+        }
+        if !self.waiting.is_empty() && !cfg!(planted = "waiting-sends-forgotten") {
+            driver.note(Stages::WAITING_SENDS);
+        }
         taken > 0
     }
 
@@ -84,7 +86,7 @@ impl<M> Desk<M> {
                 Err(SendErrorKind::WouldBlock(_)) => return false,
                 Err(error) => {
                     log::debug!("{conn}: a send of {} bytes from another thread is dropped: {error}", payload.len());
-                    driver.counters().messages.remote_sends_dropped += 1;
+                    driver.counters().messages.handle_sends_dropped += 1;
                 }
             }
             queue.pop_front();

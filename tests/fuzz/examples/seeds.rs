@@ -9,15 +9,15 @@
 use std::fs;
 
 use rdma_reactor::RemoteRegion;
-use rdma_reactor_examples::kv::table::Geometry;
-use rdma_reactor_examples::kv::wire::{Hello, encode_put};
-use rdma_reactor_examples::mesh::frame::{Frame, ping};
-use rdma_reactor_examples::mesh::hello::{Hello as Rank, Purpose};
-use rdma_reactor_examples::pingpong;
-use rdma_reactor_examples::rcp::wire::Say;
-use rdma_reactor_examples::rping::advert;
 use rdma_reactor_fuzz::corpora;
 use rdma_reactor_tests::pcap;
+use rdma_reactor_tools::kv::table::Geometry;
+use rdma_reactor_tools::kv::wire::{Hello, encode_put};
+use rdma_reactor_tools::mesh::frame::{Frame, ping};
+use rdma_reactor_tools::mesh::hello::{Hello as Rank, Purpose};
+use rdma_reactor_tools::pingpong;
+use rdma_reactor_tools::rcp::wire::Say;
+use rdma_reactor_tools::rping::advert;
 use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
 /// Longest stream that becomes a seed.
@@ -80,12 +80,14 @@ fn main() {
     let geometry = Geometry { slots: 100, max_value: 100 };
     let table = Hello { geometry, region: RemoteRegion { len: geometry.table_len(), ..region } };
     let rank = Rank { rank: 1, ranks: 4, purpose: Purpose::Link { run: 7, attempt: 1 } };
-    let messages: [(u8, Vec<u8>); 12] = [
+    let messages: [(u8, Vec<u8>); 14] = [
         (0, table.encode()),
         (1, encode_put(b"key", b"value")),
         (2, vec![0; 128]),
         (3, Say::Offer { len: 7, name: "a file" }.encode()),
         (3, Say::Have { len: 7, hash: [3; 32] }.encode()),
+        (3, Say::Folder("a/b").encode()),
+        (3, Say::Exists.encode()),
         (3, Say::From(9).encode()),
         (4, Frame::Lent(1, region).encode()),
         (4, Frame::Refused(1, "why".into()).encode()),

@@ -3,21 +3,53 @@
 //! libFuzzer calls them by the programs in `targets` (`make fuzz`), and `tests/corpus.rs` with what is in `corpus`
 //! (`make test`). [`TARGETS`] has all of them by name; each has a folder of that name in `corpus`.
 #![allow(clippy::disallowed_methods, reason = "tests, not the library")]
+// The unit tests in files of the reactor run there.
+#![cfg(not(test))]
 
+mod handshake;
 mod headers;
+mod messages;
 mod programs;
+mod records;
+mod secured;
 mod stream;
 
 use std::path::PathBuf;
 
-use rdma_reactor::{SecurityMode, fuzz};
-use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::sim::hostile::play;
-use rdma_transport::iwarp::fuzz as iwarp;
+use rdma_transport_fuzz::iwarp::fuzz as iwarp;
 
+pub use self::handshake::{handshake_psk, handshake_tls};
 pub use self::headers::headers;
+pub use self::messages::{greeting, message};
 pub use self::programs::programs;
+pub use self::records::{records_psk, records_tls};
 pub use self::stream::stream;
+
+// Parts of the reactor that have no public name. They are compiled as a part of this crate, so that the reactor needs to show nothing.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../reactor/src/error.rs"]
+mod error;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../reactor/src/conn/frame.rs"]
+mod frame;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../reactor/src/conn/greeting.rs"]
+mod greeting;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../reactor/src/limits.rs"]
+mod limits;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../reactor/src/security/mod.rs"]
+mod security;
+
+/// What the files above name and share with the reactor.
+mod memory {
+    pub(crate) mod region {
+        pub(crate) use rdma_reactor::RemoteRegion;
+    }
+}
 
 /// A target: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -60,41 +92,11 @@ pub fn script(octets: &[u8]) {
     iwarp::script(octets);
 }
 
-/// Private data, as a greeting.
-pub fn greeting(octets: &[u8]) {
-    fuzz::greeting(octets);
-}
-
-/// A message of the protocol between reactors: its header, and what control messages carry.
-pub fn message(octets: &[u8]) {
-    fuzz::message(octets);
-}
-
-/// A handshake with a pre-shared key, with a tape on the path.
-pub fn handshake_psk(octets: &[u8]) {
-    fuzz::handshake(&security(SecurityMode::Psk), octets);
-}
-
-/// A handshake of TLS, with a tape on the path.
-pub fn handshake_tls(octets: &[u8]) {
-    fuzz::handshake(&security(SecurityMode::Tls), octets);
-}
-
-/// Messages that were sealed after a handshake with a pre-shared key.
-pub fn records_psk(octets: &[u8]) {
-    fuzz::records(&security(SecurityMode::Psk), octets);
-}
-
-/// Messages that were sealed after a handshake of TLS.
-pub fn records_tls(octets: &[u8]) {
-    fuzz::records(&security(SecurityMode::Tls), octets);
-}
-
-/// A simulated world: a server with an honest client, and a hostile one that does what the tape says. Longer tapes than 600
-/// octets show nothing more, and take seconds.
+/// A simulated world: a server with an honest client, and a hostile one that does what the tape says. Tapes longer than 600
+/// octets show nothing more.
 ///
 /// # Panics
 /// When the hostile peer disturbs the others.
 pub fn hostile(octets: &[u8]) {
-    let _ = play(&octets[..octets.len().min(600)]);
+    let _ = play(&octets[..octets.len().min(600)], 50);
 }

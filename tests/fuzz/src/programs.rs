@@ -1,12 +1,12 @@
-//! The wire formats of the examples: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong` and the programs that speak rping.
+//! The wire formats of the tools: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong` and the programs that speak rping.
 
-use rdma_reactor_examples::kv::table::Slot;
-use rdma_reactor_examples::kv::wire::{Hello, decode_put, encode_put};
-use rdma_reactor_examples::mesh::frame::{Frame, LOAD};
-use rdma_reactor_examples::mesh::hello::Hello as Rank;
-use rdma_reactor_examples::pingpong;
-use rdma_reactor_examples::rcp::wire::Say;
-use rdma_reactor_examples::rping::advert;
+use rdma_reactor_tools::kv::table::Slot;
+use rdma_reactor_tools::kv::wire::{Hello, decode_put, encode_put};
+use rdma_reactor_tools::mesh::frame::{Frame, LOAD};
+use rdma_reactor_tools::mesh::hello::Hello as Rank;
+use rdma_reactor_tools::pingpong;
+use rdma_reactor_tools::rcp::wire::Say;
+use rdma_reactor_tools::rping::advert;
 
 /// Reads a message of each program; the first octet says how.
 ///
@@ -56,9 +56,8 @@ pub fn programs(octets: &[u8]) {
         }
         _ => {
             let size = u32::from(*choice);
-            if let Some(frame) = pingpong::frame::Frame::read(octets, size)
-                && frame != pingpong::frame::Frame::Data
-            {
+            let frame = pingpong::frame::Frame::read(octets, size);
+            if let Some(frame) = frame.filter(|frame| *frame != pingpong::frame::Frame::Data) {
                 assert_eq!(frame.control(), octets);
             }
         }

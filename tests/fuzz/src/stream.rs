@@ -11,7 +11,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step};
 use rdma_reactor_tests::sim::tcp::address;
-use rdma_transport::iwarp::fuzz::Tape;
+use rdma_transport_fuzz::iwarp::fuzz::Tape;
 
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
@@ -126,7 +126,14 @@ impl Handler for Server {
 pub fn stream(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let fabric = network(2);
-    let config = || Config::default().wait(Wait::Event).buffer_size(256).max_message(0).receive_depth(8).send_depth(8);
+    let config = || {
+        Config::default()
+            .wait(Wait::Event)
+            .buffer_size(256)
+            .large_messages(|l| l.max_message = 0)
+            .receive_depth(8)
+            .send_depth(8)
+    };
     let (reader, writer) = (Reader::default(), Writer::default());
     reader.0.borrow_mut().eager = tape.below(128);
     let streams = Rc::new(RefCell::new(Streams::new(reader.clone())));

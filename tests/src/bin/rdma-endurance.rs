@@ -48,8 +48,8 @@ fn config() -> Config {
         .provider(ProviderChoice::Iwarp)
         .max_connections(20_000)
         .max_pending(20_000)
-        .connect_timeout(Duration::from_secs(60))
-        .handshake_timeout(Duration::from_secs(60))
+        .timeouts(|t| t.connect = Duration::from_secs(60))
+        .timeouts(|t| t.handshake = Duration::from_secs(60))
         .max_memory(16 << 30)
         .receive_depth(8)
         .send_depth(8)
@@ -124,7 +124,7 @@ impl Order {
 
 /// Runs a reactor that takes orders from standard input, until that ends.
 fn obey(mut reactor: Reactor<Order>, handler: &mut impl Handler<Order>) -> Result<()> {
-    let remote = reactor.remote();
+    let remote = reactor.handle();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(std::result::Result::ok) {
             let order = Order::parse(&line).unwrap_or_else(|| panic!("{line}: no order"));

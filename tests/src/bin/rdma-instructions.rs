@@ -30,10 +30,17 @@ enum Way {
     Tls,
     /// On devices that cost next to nothing.
     Null,
+    /// On such a device that sends each message back, by a reactor that runs and spins; `quiet_sends` or not.
+    Alone(bool),
 }
 
+/// What a message costs that many tasks wait to send is no more than so many times what it costs with few.
+const FEW_SENDERS: &str = "64 B sent by one of 10 tasks";
+const MANY_SENDERS: &str = "64 B sent by one of 5,000 tasks";
+const MOST_FOR_MANY: f64 = 2.0;
+
 /// The states that are counted, each with its name, its work, its side, and its settings.
-const STATES: [(&str, Work, Side, Way); 17] = [
+const STATES: [(&str, Work, Side, Way); 31] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
     ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
     ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Plain),
@@ -43,6 +50,8 @@ const STATES: [(&str, Work, Side, Way); 17] = [
     ("64 B round trip, callbacks that run", Work::Runs, Side::Client, Way::Plain),
     ("64 B round trip, a task that runs", Work::TaskRuns, Side::Client, Way::Plain),
     ("64 B round trip, a task of another executor", Work::Task, Side::Client, Way::Plain),
+    (FEW_SENDERS, Work::Senders(10), Side::Client, Way::Plain),
+    (MANY_SENDERS, Work::Senders(5_000), Side::Client, Way::Plain),
     ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Tls),
@@ -51,6 +60,18 @@ const STATES: [(&str, Work, Side, Way); 17] = [
     ("null: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Null),
     ("null: 64 B streamed, sender", Work::Stream, Side::Client, Way::Null),
     ("null: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Null),
+    ("null: 64 B block of a list, written", Work::Blocks { len: 64, reads: false }, Side::Client, Way::Null),
+    ("null: 64 B block of a list, read", Work::Blocks { len: 64, reads: true }, Side::Client, Way::Null),
+    ("null: 4 KiB block of a list, written", Work::Blocks { len: 4096, reads: false }, Side::Client, Way::Null),
+    ("64 B block of a list, written", Work::Blocks { len: 64, reads: false }, Side::Client, Way::Plain),
+    ("4 KiB block of a list, written", Work::Blocks { len: 4096, reads: false }, Side::Client, Way::Plain),
+    ("4 KiB block of a list, read", Work::Blocks { len: 4096, reads: true }, Side::Client, Way::Plain),
+    ("64 B call and its answer, caller", Work::Call, Side::Client, Way::Plain),
+    ("64 B call and its answer, server", Work::Call, Side::Server, Way::Plain),
+    ("null: 64 B call and its answer, caller", Work::Call, Side::Client, Way::Null),
+    ("null: 64 B call and its answer, server", Work::Call, Side::Server, Way::Null),
+    ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
+    ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
 ];
 /// Lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
@@ -92,9 +113,11 @@ fn run(state: &str, times: &str) -> Result<(), String> {
         (Work::Runs, _) => tasks::round_trips_of_callbacks(times),
         (Work::TaskRuns, _) => tasks::round_trips_of_run(times),
         (Work::Task, _) => tasks::round_trips(times),
+        (Work::Senders(tasks), _) => tasks::sends(tasks, times),
         (work, Way::Plain) => Steady::new(work, side).repeat(times),
         (work, Way::Quiet) => Steady::with(work, side, Config::default().quiet_sends(true)).repeat(times),
         (work, Way::Null) => Steady::on_null(work, side).repeat(times),
+        (_, Way::Alone(quiet)) => Steady::alone(times, Config::default().quiet_sends(quiet)),
         (work, Way::Tls) => Steady::secured(work, side, SecurityMode::Tls).repeat(times),
     }
     Ok(())
@@ -255,10 +278,10 @@ fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
         if let Some((sum, name)) = line.split_once(" = ") {
             states.insert(name.into(), (sum.parse().unwrap_or(0.0), Costs::new()));
             current = Some(name.to_owned());
-        } else if let Some((cost, function)) = line.trim_start().split_once(' ')
-            && let Some((_, costs)) = current.as_ref().and_then(|name| states.get_mut(name))
-        {
-            costs.insert(function.into(), cost.parse().unwrap_or(0.0));
+        } else if let Some((cost, function)) = line.trim_start().split_once(' ') {
+            if let Some((_, costs)) = current.as_ref().and_then(|name| states.get_mut(name)) {
+                costs.insert(function.into(), cost.parse().unwrap_or(0.0));
+            }
         }
     }
     states
@@ -272,7 +295,18 @@ fn compare() -> Result<(), String> {
         println!("Counted with {compiler}; the file is of another compiler, so that nothing is compared.");
     }
     let (before, mut worse) = (baseline(&text), Vec::new());
-    for ((name, ..), costs) in STATES.iter().zip(count()?) {
+    let counted = count()?;
+    let of =
+        |state: &str| STATES.iter().zip(&counted).find(|((name, ..), _)| *name == state).map(|(_, costs)| total(costs));
+    if let (Some(few), Some(many)) = (of(FEW_SENDERS), of(MANY_SENDERS)) {
+        println!("{MANY_SENDERS}: {:.2} times as many instructions as by one of 10", many / few);
+        if many > MOST_FOR_MANY * few {
+            return Err(format!(
+                "{MANY_SENDERS}: {many:.0} instructions, and {few:.0} by one of 10: at most {MOST_FOR_MANY} times"
+            ));
+        }
+    }
+    for ((name, ..), costs) in STATES.iter().zip(counted) {
         let now = total(&costs);
         let (was, functions) = before.get(*name).ok_or_else(|| format!("{BASELINE} has no {name:?}"))?;
         let growth = (now / was - 1.0) * 100.0;

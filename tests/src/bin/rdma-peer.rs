@@ -4,6 +4,9 @@
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps so many messages on their way on each;
 //! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until so many messages have come.
 //!
+//! With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, and not on
+//! devices.
+//!
 //! All print a line for each event, and end in order when standard input does.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
@@ -11,7 +14,9 @@
 use std::io::Read;
 use std::time::Duration;
 
-use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, Reactor};
+use rdma_reactor::{
+    ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, ProviderChoice, Reactor,
+};
 use rdma_reactor_tests::device::config;
 
 /// Size of the messages that keep the line busy, bytes.
@@ -29,7 +34,7 @@ impl Handler for Peer {
         for _ in 0..self.messages {
             cx.send(conn, &[7; SIZE]).expect("a new connection has room");
         }
-        println!("up");
+        println!("up {}", cx.provider(conn).unwrap_or("?"));
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -53,9 +58,18 @@ impl Handler for Peer {
 fn main() -> Result<(), Error> {
     env_logger::init();
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut config = config();
+    for (word, provider) in
+        [("shm", ProviderChoice::Shm), ("tcp", ProviderChoice::Iwarp), ("auto", ProviderChoice::Auto)]
+    {
+        if words.first() == Some(&word) {
+            words.remove(0);
+            config = config.provider(provider);
+        }
+    }
     let mut peer = Peer { messages: 0, left: u64::MAX };
-    let mut reactor = Reactor::new(config())?;
+    let mut reactor = Reactor::new(config)?;
     match words[..] {
         ["serve", ref addresses @ ..] => {
             for address in addresses {
@@ -79,9 +93,13 @@ fn main() -> Result<(), Error> {
                 }
             }
         }
-        _ => panic!("usage: rdma-peer serve ADDR... | connect ADDR COUNT MESSAGES | self COUNT TOTAL ADDR..."),
+        _ => {
+            panic!(
+                "usage: rdma-peer [shm|tcp|auto] serve ADDR... | connect ADDR COUNT MESSAGES | self COUNT TOTAL ADDR..."
+            )
+        }
     }
-    let remote = reactor.remote();
+    let remote = reactor.handle();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         remote.stop();

@@ -3,6 +3,7 @@
 //!
 //! - `rdma-scaling` prints the table of `docs/scaling.md`;
 //! - `rdma-scaling one SETTINGS CONNECTIONS REACTORS` prints one row;
+//! - `rdma-scaling active SETTINGS CONNECTIONS` prints the time of echoes on ten of so many connections, and on ten alone, in turn;
 //! - `rdma-scaling serve SETTINGS REACTORS` is the other side of a row: it echoes, and tells its costs on each line that comes.
 //!
 //! Each side is a process of its own. The costs are memory and processor time, which other work on the machine changes little.
@@ -28,20 +29,30 @@ const ECHOES: u32 = 4;
 const SIZE: usize = 64;
 /// Longest time of a row.
 const LIMIT: Duration = Duration::from_secs(300);
+/// Connections that are active, rounds of a measurement, and echoes of each of these connections in a round.
+const ACTIVE: usize = 10;
+/// See above.
+const ROUNDS: usize = 11;
+/// See above.
+const ROUND: u32 = 2000;
 /// Time that idle connections are watched.
 const IDLE: Duration = Duration::from_secs(3);
 
 /// Settings that a row is measured with.
 fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
-    let usual = usual.connect_timeout(Duration::from_secs(60)).handshake_timeout(Duration::from_secs(60));
+    let usual =
+        usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
     // An adapter would pin all of it; here, untouched pages cost nothing.
     let usual = usual.max_memory(64 << 30);
     match settings {
         "default" => Ok(usual),
         "small" => Ok(usual.receive_depth(8).send_depth(8).buffer_size(1024)),
-        "shared" => Ok(usual.send_depth(8).buffer_size(1024).shared_receives(Some(32_768)).completion_queue(1 << 16)),
-        other => Err(format!("{other:?} are no settings: say default, small or shared")),
+        "shared" => {
+            Ok(usual.send_depth(8).buffer_size(1024).shared_receives(Some(32_768)).completions(|c| c.queue = 1 << 16))
+        }
+        "shm" => Ok(usual.receive_depth(8).send_depth(8).buffer_size(1024).provider(ProviderChoice::Shm)),
+        other => Err(format!("{other:?} are no settings: say default, small, shared or shm")),
     }
 }
 
@@ -226,6 +237,61 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     ))
 }
 
+/// A client with its connections, and its server.
+struct Side {
+    reactor: Reactor,
+    client: Client,
+    _server: Server,
+}
+
+impl Side {
+    fn new(settings: &str, connections: usize) -> Result<Self> {
+        let (server, address) = Server::start(settings, 1)?;
+        let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
+        for nth in 1..=connections {
+            reactor.context().connect(address)?;
+            // Not more at a time than the system lets wait at the door.
+            if nth % 1000 == 0 || nth == connections {
+                until(&mut reactor, &mut client, |client| client.connections.len() == nth)?;
+            }
+        }
+        Ok(Self { reactor, client, _server: server })
+    }
+
+    /// The time of a turn of echoes on all active connections, microseconds.
+    fn round(&mut self) -> Result<f64> {
+        let Self { reactor, client, .. } = self;
+        let start = Instant::now();
+        for _ in 0..ROUND {
+            for place in 0..ACTIVE {
+                reactor.context().send(client.connections[place], &[7; SIZE])?;
+            }
+            let all = client.echoes + ACTIVE as u64;
+            until(reactor, client, |client| client.echoes == all)?;
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUND))
+    }
+}
+
+/// Echoes on ten of many connections, and on ten alone, in turn. The rest of the many is idle.
+fn active(settings: &str, connections: usize) -> Result<String> {
+    let (mut few, mut many) = (Side::new(settings, ACTIVE)?, Side::new(settings, connections)?);
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        alone.push(few.round()?);
+        beside.push(many.round()?);
+    }
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2]
+    };
+    let (alone, beside) = (median(alone), median(beside));
+    Ok(format!(
+        "{settings}: {ACTIVE} echoes take {alone:.1} us alone, and {beside:.1} us on {ACTIVE} of {connections} connections: {:.2} times",
+        beside / alone
+    ))
+}
+
 fn table() -> Result<()> {
     println!(
         "| settings | reactors | connections | all up after | connect | accept | memory, client | memory, server | echo, client | echo, server | idle server |"
@@ -257,7 +323,14 @@ fn run() -> Result<()> {
             println!("{}", row(settings, connections.parse()?, reactors.parse()?)?);
             Ok(())
         }
-        _ => Err("say nothing, one SETTINGS CONNECTIONS REACTORS, or serve SETTINGS REACTORS".into()),
+        ["active", settings, connections] => {
+            println!("{}", active(settings, connections.parse()?)?);
+            Ok(())
+        }
+        _ => Err(
+            "say nothing, one SETTINGS CONNECTIONS REACTORS, active SETTINGS CONNECTIONS, or serve SETTINGS REACTORS"
+                .into(),
+        ),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rdma-steps                    around each border between ways to send, up to 1 MiB
-//! rdma-steps EAGER              the same with another `Config::eager_limit`, in bytes
+//! rdma-steps EAGER              the same with another `LargeMessageSettings::eager_limit`, in bytes
 //! rdma-steps EAGER SIZE         that size alone, 10,000 times, to be looked at by strace(1) or perf(1)
 //! ```
 //!
@@ -106,7 +106,7 @@ fn main() {
     let eager = bytes(1);
     let mut config = Config::default().provider(ProviderChoice::Iwarp);
     if let Some(limit) = eager {
-        config = config.eager_limit(limit);
+        config = config.large_messages(|l| l.eager_limit = limit);
     }
     let sizes: Vec<usize> = [4 << 10, 6 << 10, 8 << 10]
         .into_iter()

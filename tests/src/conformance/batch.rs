@@ -68,7 +68,7 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
 
 /// A pool gives back memory that was not needed for a while, and grows again.
 pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
-    let config = setup.config().pool_idle(Duration::from_millis(20)).buffer_size(16 << 10);
+    let config = setup.config().timeouts(|t| t.pool_idle = Duration::from_millis(20)).buffer_size(16 << 10);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let mut levels = Vec::new();
     for round in 1..=2 {

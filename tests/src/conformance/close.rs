@@ -17,7 +17,7 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
         cx.close(conn);
         p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
         assert_eq!(p.s.received, u64::from(count));
-        assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
+        assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local { complete: true })));
         let last = p.s.events.last();
         assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Closed))), "{last:?}");
         p.finish();
@@ -30,7 +30,8 @@ pub fn an_abort_is_no_goodbye(setup: &Setup) {
     let conn = p.connect();
     p.client.context().abort(conn);
     p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
-    assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local)));
+    assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::Local { complete: false })));
+    assert_eq!(p.client.stats().connections.cut_off, 1);
     let last = p.s.events.last();
     assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Lost))), "{last:?}");
     p.finish();
@@ -86,7 +87,7 @@ pub fn close_in_every_callback(setup: &Setup) {
             let mut p = Pair::new(setup, setup.config(), closer(server_closes), closer(!server_closes));
             let conn = p.client.context().connect(p.address).expect("connecting");
             p.until("the client is up", |p| p.c.connection().is_some());
-            if condition(&Event::Disconnect(conn, DisconnectReason::Local)) {
+            if condition(&Event::Disconnect(conn, DisconnectReason::Local { complete: true })) {
                 p.until("the server is up", |p| p.s.connection().is_some());
                 p.client.context().close(conn);
             }

@@ -117,7 +117,7 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
         });
         match p.c.events.pop().expect("the last event") {
             Event::ConnectError(id, ConnectError::Cancelled) => assert!(id == conn && !announced),
-            Event::Disconnect(id, DisconnectReason::Local) => assert!(id == conn && announced),
+            Event::Disconnect(id, DisconnectReason::Local { .. }) => assert!(id == conn && announced),
             other => panic!("{other:?}"),
         }
     }

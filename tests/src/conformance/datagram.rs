@@ -14,7 +14,7 @@ use rdma_reactor::{
     Origin, Outcome, PeerId, Reactor, Reactors, SendErrorKind,
 };
 
-use super::harness::{Event, Pair, Probe, Setup, now, pattern};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
 /// A time longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
@@ -22,7 +22,8 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Makes a pair of reactors if the provider has datagrams. If it has none, its refusal must name it, and the result is
 /// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    let mut pair = Pair::new(setup, setup.config(), s, c);
+    // An endpoint that is closed may wait so long for the last of its sends.
+    let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
             assert!(setup.datagrams, "datagrams where there are none");
@@ -95,8 +96,8 @@ fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (Endp
 
 /// Closes everything that has to do with datagrams, then ends the pair as usual.
 fn finish(mut pair: Pair) {
-    pair.client.shutdown(&mut pair.c, Duration::from_secs(5)).expect("the client's end");
-    pair.server.shutdown(&mut pair.s, Duration::from_secs(5)).expect("the server's end");
+    pair.client.shutdown(&mut pair.c, PATIENCE).expect("the client's end");
+    pair.server.shutdown(&mut pair.s, PATIENCE).expect("the server's end");
 }
 
 /// Every size arrives with its immediate data, and the way back is in it.
@@ -215,7 +216,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
     pair.until("closed", |p| closed(&p.c, here) == 1);
     let cancelled = Event::Peer(here, address, Err(ConnectError::Cancelled));
     assert_eq!(pair.c.events[..3], [cancelled.clone(), cancelled.clone(), cancelled]);
-    assert_eq!(pair.c.events[3..], [Event::EndpointClosed(here, DisconnectReason::Local)]);
+    assert_eq!(pair.c.events[3..], [Event::EndpointClosed(here, DisconnectReason::Local { complete: true })]);
     finish(pair);
 }
 
@@ -287,7 +288,10 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
             }
         }
         pair.until("it closes", |p| closed(&p.c, here) == 1);
-        assert_eq!(pair.c.events.last(), Some(&Event::EndpointClosed(here, DisconnectReason::Local)));
+        assert_eq!(
+            pair.c.events.last(),
+            Some(&Event::EndpointClosed(here, DisconnectReason::Local { complete: true }))
+        );
         let expected = if when < 2 { 10 } else { 0 };
         assert_eq!(sent(&pair.c, here).len(), expected);
         assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()));
@@ -353,7 +357,7 @@ impl Handler for Stays {
 
 impl DatagramHandler for Stays {
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {
-        assert_eq!(reason, DisconnectReason::Local);
+        assert!(matches!(reason, DisconnectReason::Local { .. }), "{reason:?}");
         self.closed.push(endpoint);
         let another = cx.datagrams().open(self.address.expect("it is set"), EndpointOptions::new());
         assert!(matches!(another, Err(Error::Drained)), "{another:?}");

@@ -15,7 +15,12 @@ const DEPTH: usize = 32;
 
 fn config(setup: &Setup) -> Config {
     // The number of those that the connection has from the beginning is known only of own receives.
-    setup.config().shared_receives(None).buffer_size(BUFFER as u32).eager_limit(LIMIT).receive_depth(DEPTH as u32)
+    setup
+        .config()
+        .shared_receives(None)
+        .buffer_size(BUFFER as u32)
+        .large_messages(|l| l.eager_limit = LIMIT)
+        .receive_depth(DEPTH as u32)
 }
 
 fn pair(setup: &Setup, config: Config) -> (Pair, ConnectionId) {
@@ -95,7 +100,7 @@ pub fn what_has_no_room_is_offered(setup: &Setup) {
 
 /// A side that sends no message in several buffers has them all fetched. It gets such messages all the same.
 pub fn each_side_decides_what_it_sends(setup: &Setup) {
-    let offers = config(setup).eager_limit(0);
+    let offers = config(setup).large_messages(|l| l.eager_limit = 0);
     let mut p = Pair::with_configs(setup, offers, config(setup), Probe::default(), Probe::default());
     (p.s.large, p.c.large) = (true, true);
     let conn = p.connect();
@@ -133,7 +138,8 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
 pub fn kept_messages_are_accounted_for(setup: &Setup) {
     let len = 4 * BUFFER;
     for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
-        let config = config(setup).max_message(2 * len as u64).transfer_memory(memory);
+        let config =
+            config(setup).large_messages(|l| l.max_message = 2 * len as u64).large_messages(|l| l.memory = memory);
         let (mut p, conn) = pair(setup, config);
         p.s.keep = Some(Vec::new());
         for nth in 0..5 {
@@ -175,7 +181,8 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
 pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
     let memory = 32 * offered;
-    let config = config(setup).max_message(2 * offered as u64).transfer_memory(memory);
+    let config =
+        config(setup).large_messages(|l| l.max_message = 2 * offered as u64).large_messages(|l| l.memory = memory);
     let (mut p, greedy) = pair(setup, config);
     p.s.keep = Some(Vec::new());
     p.s.record_messages = false;

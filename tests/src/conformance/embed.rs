@@ -8,7 +8,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rdma_reactor::{ConnectionId, Context, DisconnectReason};
 
-use super::harness::{Event, Pair, Probe, Setup, now};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
 
 /// All that is asked for from outside of a turn makes the descriptor readable, so that an outer loop takes the turn that
 /// sees to it.
@@ -48,8 +48,10 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
 /// small turns, timers, and the silence of a dead peer.
 pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     const ROUNDS: u64 = 2000;
-    let config =
-        setup.config().completions_per_turn(2).keepalive(Duration::from_millis(100), Duration::from_millis(400));
+    let config = setup
+        .config()
+        .completions(|c| c.per_turn = 2)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(100), Duration::from_millis(2500)));
     let mut c = Probe::new(|cx, event| match event {
         Event::Connect(conn, _) => {
             for _ in 0..8 {
@@ -71,7 +73,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         outer.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE).expect("nesting");
     }
     let mut events = Events::with_capacity(8);
-    let limit = now() + Duration::from_secs(90);
+    let limit = now() + PATIENCE;
     let mut serve_server = true;
     while p.c.live() == 1 || p.c.received < ROUNDS {
         assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);

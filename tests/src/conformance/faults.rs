@@ -13,14 +13,13 @@ use rdma_reactor::{
     RemoteRegion, SendErrorKind, Wait,
 };
 
-use super::harness::{CLIENT, Event, Pair, Probe, SERVER, Setup, now};
+use super::flow::fill_window;
+use super::harness::{CLIENT, Event, HOUR, PATIENCE, Pair, Probe, SERVER, Setup, now};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 use crate::witness::Witness;
 
 /// The kind of a part of a message, see `docs/wire.md`.
 const FRAGMENT: u8 = 10;
-const SOON: Duration = Duration::from_secs(30);
-const HOUR: Duration = Duration::from_secs(3600);
 
 /// The end of a connection as the client was told.
 fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
@@ -47,7 +46,7 @@ fn serves_a_new_one(p: &mut Pair) {
     p.until("the message arrives", |p| p.s.received > before.1);
     p.client.context().close(conn);
     p.until("it ends", |p| end(p, conn).is_some());
-    assert_eq!(end(p, conn), Some(DisconnectReason::Local));
+    assert_eq!(end(p, conn), Some(DisconnectReason::Local { complete: true }));
 }
 
 /// Row 36. The completions of several connections wait, and the first callback cuts off one of the others. The rest of the batch
@@ -74,7 +73,7 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
         }
     }
     // The server takes no turn meanwhile.
-    let deadline = now() + SOON;
+    let deadline = now() + PATIENCE;
     while p.c.sent < 6 * u64::from(EACH) {
         assert!(now() < deadline, "{} are sent", p.c.sent);
         p.client.turn(&mut p.c, Duration::from_millis(1)).expect("a turn");
@@ -84,7 +83,7 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
         p.s.received >= 5 * u64::from(EACH) && p.s.live() == 5 && p.c.live() == 5
     });
     let cut = cut.get().expect("one was cut off");
-    assert_eq!(reason(&p, cut), Some(DisconnectReason::Local));
+    assert_eq!(reason(&p, cut), Some(DisconnectReason::Local { complete: false }));
     for conn in up.borrow().iter().filter(|conn| **conn != cut) {
         let of_it = |event: &Event| match event {
             Event::Recv(of, bytes) if of == conn => Some(bytes[0]),
@@ -143,7 +142,7 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     const FLOOD: usize = 60;
     const MOST: usize = 10;
     let server = setup.config().max_connections(MOST as u32 + setup.neighbours()).max_pending(4);
-    let client = setup.config().connect_timeout(Duration::from_secs(20));
+    let client = setup.config();
     let mut p = Pair::with_configs(setup, server, client, Probe::echo(), Probe::default());
     for _ in 0..FLOOD {
         p.client.context().connect(p.address).expect("connecting");
@@ -195,10 +194,10 @@ pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Row 52. A message whose last part never comes ends its connection after `transfer_timeout`, though its sender is alive.
+/// Row 52. A message whose last part never comes ends its connection after `Timeouts::transfer`, though its sender is alive.
 pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     let limit = Duration::from_millis(500);
-    let server = setup.config().transfer_timeout(limit);
+    let server = setup.config().timeouts(|t| t.transfer = limit);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
     let (here, there) = rude(&mut p);
     let mut part = message(FRAGMENT, WINDOW, b"the first of three");
@@ -217,24 +216,22 @@ pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
 /// alive, and a close has an end.
 pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     const DEPTH: u32 = 16;
-    let config = setup.config().receive_depth(DEPTH).close_timeout(Duration::from_millis(300));
+    let config = setup
+        .config()
+        .receive_depth(DEPTH)
+        .timeouts(|t| t.close = Duration::from_millis(300))
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
     let mut s = Probe::default();
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (here, there) = connect(&mut p);
-    let mut taken = 0;
-    for _ in 0..30 {
-        while p.client.context().send(here, b"not read").is_ok() {
-            taken += 1;
-        }
-        p.turn_for(Duration::from_millis(10));
-    }
+    let most = fill_window(&mut p, here);
+    assert!((1..u64::from(DEPTH)).contains(&most), "{most} were taken");
     assert_eq!(p.client.context().send(here, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
-    assert!(taken <= u64::from(DEPTH) && p.s.received == taken, "{taken} were taken, {} came", p.s.received);
     assert_eq!((end(&p, here), reason(&p, there)), (None, None), "it is alive");
     p.client.context().close(here);
     p.until("both know", |p| end(p, here).is_some() && reason(p, there).is_some());
-    assert_eq!(end(&p, here), Some(DisconnectReason::Local));
+    assert!(matches!(end(&p, here), Some(DisconnectReason::Local { .. })), "{:?}", end(&p, here));
     p.s.keep = None;
     p.finish();
 }
@@ -272,7 +269,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
             assert!(sent.is_ok(), "{what}: {sent:?}");
             p.until(what, |p| end(p, here).is_some() && reason(p, there).is_some());
             for told in [end(&p, here), reason(&p, there)].into_iter().flatten() {
-                let blamed = !matches!(told, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout);
+                let blamed = !matches!(told, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout);
                 assert!(blamed, "{what}: {told:?}");
             }
             let mut read = [0; 8];
@@ -490,8 +487,12 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
 /// though it takes only a few in a turn.
 pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     const CONNECTIONS: u64 = 3;
-    let server = setup.config().completions_per_turn(3).wait(Wait::Event).keepalive(HOUR, 2 * HOUR);
-    let client = setup.config().keepalive(HOUR, 2 * HOUR);
+    let server = setup
+        .config()
+        .completions(|c| c.per_turn = 3)
+        .wait(Wait::Event)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
+    let client = setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
     let mut s = Probe::default();
     s.record_messages = false;
     let mut p = Pair::with_configs(setup, server, client, s, Probe::default());
@@ -512,8 +513,8 @@ pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
         p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
         while p.s.received < due {
             let begun = now();
-            p.server.turn(&mut p.s, SOON).expect("a turn");
-            assert!(begun.elapsed() < SOON / 2, "nobody woke the server: {} of {due} messages", p.s.received);
+            p.server.turn(&mut p.s, PATIENCE).expect("a turn");
+            assert!(begun.elapsed() < PATIENCE / 2, "nobody woke the server: {} of {due} messages", p.s.received);
             p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
         }
     }
@@ -533,7 +534,7 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     }
     cx.send(conn, b"beside them").expect("room");
     let (mut most, mut before) = (0, 0);
-    let deadline = now() + SOON;
+    let deadline = now() + PATIENCE;
     let fired = |p: &Pair| p.c.count(|event| matches!(event, Event::Timer(_))) as u64;
     while before < TIMERS {
         assert!(now() < deadline, "{before} have fired");
@@ -552,12 +553,15 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     p.finish();
 }
 
-/// Row 82. A shutdown with connections that cannot end in order is over within `close_timeout`, and a drain at its deadline, whatever
-/// `close_timeout` is. The peers are told.
+/// Row 82. A shutdown with connections that cannot end in order is over within `Timeouts::close`, and a drain at its deadline, whatever
+/// `Timeouts::close` is. The peers are told.
 pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     let limit = Duration::from_millis(500);
     for drains in [false, true] {
-        let config = setup.config().eager_limit(0).close_timeout(if drains { SOON } else { limit });
+        let config = setup
+            .config()
+            .large_messages(|l| l.eager_limit = 0)
+            .timeouts(|t| t.close = if drains { PATIENCE } else { limit });
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         p.c.large = true;
         let full = p.connect();
@@ -577,17 +581,17 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
         if drains {
             p.client.context().drain(limit);
             while !p.client.is_drained() {
-                assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+                assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
                 p.client.turn(&mut p.c, Duration::from_millis(10)).expect("a turn");
             }
         } else {
-            p.client.shutdown(&mut p.c, SOON).expect("it ends");
+            p.client.shutdown(&mut p.c, PATIENCE).expect("it ends");
         }
-        assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
         assert_eq!((p.c.live(), p.client.context().connections()), (0, 0));
         assert_eq!(p.c.sent - sent, accepted, "each send has ended");
         let local = |event: &Event| match event {
-            Event::Disconnect(_, reason) => *reason == DisconnectReason::Local,
+            Event::Disconnect(_, reason) => matches!(reason, DisconnectReason::Local { .. }),
             Event::ConnectError(_, error) => *error == ConnectError::Cancelled,
             _ => true,
         };
@@ -617,7 +621,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
         if unwinds {
             let client = (&mut client, &mut c);
             let unwound = catch_unwind(AssertUnwindSafe(move || {
-                let deadline = now() + SOON;
+                let deadline = now() + PATIENCE;
                 while now() < deadline {
                     client.0.turn(client.1, Duration::ZERO).expect("a turn");
                     server.turn(&mut s, Duration::from_millis(1)).expect("a turn");
@@ -627,7 +631,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
         } else {
             drop((server, s));
         }
-        let (deadline, mut further) = (now() + SOON, None::<Vec<u64>>);
+        let (deadline, mut further) = (now() + PATIENCE, None::<Vec<u64>>);
         // The neighbour goes on after the ends, too.
         while c.live() > 0
             || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
@@ -643,7 +647,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
         let lost = c.count(|event| matches!(event, Event::Disconnect(_, DisconnectReason::Lost)));
         assert_eq!(lost, conns.len());
         witness.iter().for_each(Witness::leave);
-        client.shutdown(&mut c, SOON).expect("the end");
+        client.shutdown(&mut c, PATIENCE).expect("the end");
         drop((client, c));
         drop(witness);
     }

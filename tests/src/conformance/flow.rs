@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::{Blocked, DisconnectReason, SendErrorKind};
+use rdma_reactor::{Blocked, ConnectionId, DisconnectReason, Reactor, SendErrorKind};
 
-use super::harness::{Event, Pair, Probe, Setup, now};
+use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, now};
 
 /// A closed window refuses, opens with exactly one `on_writable`, and loses nothing.
 pub fn window_closes_and_opens_once(setup: &Setup) {
@@ -119,20 +119,44 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
+/// Has the server send the client one message. A side that has heard something does not ask early whether its peer is there: until
+/// the keepalive is due, only data moves the client's window.
+fn welcome(p: &mut Pair) {
+    let there = p.s.connection().expect("connected");
+    p.server.context().send(there, b"welcome").expect("room");
+    p.until("the client has heard of the server", |p| p.c.received == 1);
+}
+
+/// Sends messages, which the server keeps, until the window is closed and all of them have arrived; returns their number. The answer to
+/// an early question whether the server is there may bring credits meanwhile.
+pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
+    let mut sent = 0;
+    loop {
+        let before = sent;
+        while p.client.context().send(conn, b"keep me").is_ok() {
+            sent += 1;
+        }
+        if sent == before {
+            return sent;
+        }
+        p.until("all of them are kept", |p| p.s.received == sent);
+    }
+}
+
 /// Messages that the program keeps withhold the peer's credit, and give it back from any thread.
 #[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
 pub fn detached_messages_withhold_credit(setup: &Setup) {
-    let config = setup.config().receive_depth(8);
+    const DEPTH: usize = 8;
     let mut s = Probe::default();
     s.keep = Some(Vec::new());
+    let config =
+        setup.config().receive_depth(DEPTH as u32).timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
     let mut p = Pair::new(setup, config, s, Probe::default());
     let conn = p.connect();
-    while p.client.context().send(conn, b"keep me").is_ok() {
-        p.turn();
-    }
-    p.turn_for(Duration::from_millis(20));
-    let held = p.s.received;
+    let held = fill_window(&mut p, conn);
+    assert!((DEPTH as u64 - 4..=DEPTH as u64 - 2).contains(&held), "{held} kept: all but the credits for control");
     assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
+    let before = p.c.count(|e| matches!(e, Event::Writable(_)));
     let kept = p.s.keep.take().expect("kept messages");
     assert_eq!(kept.len() as u64, held);
     let releaser = std::thread::spawn(move || {
@@ -140,7 +164,7 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
             assert_eq!(&*message, b"keep me");
         }
     });
-    p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
+    p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == before + 1);
     releaser.join().expect("the releasing thread");
     p.client.context().send(conn, b"room again").expect("room");
     p.until("the message", |p| p.s.received == held + 1);
@@ -160,7 +184,10 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
 pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     // The keepalive is so long that no ping can rescue a side that is stuck.
-    let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
+    let config = setup
+        .config()
+        .receive_depth(DEPTH)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(300), Duration::from_secs(900)));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
     let other = p.s.connection().expect("connected");
@@ -199,19 +226,19 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     const GONE: u64 = 6;
     const KEPT: u64 = 7;
     // The keepalive is so long that no ping can rescue a side that is stuck.
-    let config = setup.config().receive_depth(DEPTH).keepalive(Duration::from_secs(300), Duration::from_secs(900));
+    let config = setup
+        .config()
+        .receive_depth(DEPTH)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(300), Duration::from_secs(900)));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
-    // A side that has heard something does not ask whether its peer is there.
-    let there = p.s.connection().expect("connected");
-    p.server.context().send(there, b"welcome").expect("room");
-    p.until("the client has heard of the server", |p| p.c.received == 1);
+    welcome(&mut p);
     for nth in 1..=GONE + KEPT + 1 {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
         }
         // The receiver handles each message in a turn of its own.
-        let deadline = now() + Duration::from_secs(60);
+        let deadline = now() + PATIENCE;
         while p.client.context().send(conn, b"message").is_err() {
             assert!(now() < deadline, "no credit for message {nth}");
             p.turn();
@@ -236,7 +263,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
         assert!(cx.cancel_timer(cancelled));
         cancelled
     };
-    assert!(p.client.next_deadline().is_some_and(|at| at <= start + ms(10_000)));
+    assert!(p.client.next_deadline().is_some_and(|at| at <= now() + ms(10)));
     p.until("the last timer", |p| p.c.events.contains(&Event::Timer(3)));
     assert!(now() - start >= ms(30));
     assert_eq!(p.c.events, [Event::Timer(1), Event::Timer(3)]);
@@ -248,7 +275,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
 #[allow(clippy::disallowed_methods, reason = "the stop is to come from another thread")]
 pub fn remote_stops_the_loop(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
-    let remote = p.client.remote();
+    let remote = p.client.handle();
     let from_thread = remote.clone();
     let stopper = std::thread::spawn(move || from_thread.stop());
     p.client.run(&mut p.c).expect("running");
@@ -260,23 +287,31 @@ pub fn remote_stops_the_loop(setup: &Setup) {
 
 /// A peer that falls silent is given up within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
-    let config = setup.config().keepalive(Duration::from_millis(100), Duration::from_millis(600));
-    let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
+    let (interval, timeout) = (Duration::from_millis(100), Duration::from_millis(2500));
+    let mut p = Pair::new(
+        setup,
+        setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (interval, timeout)),
+        Probe::echo(),
+        Probe::default(),
+    );
     let conn = p.connect();
     // Both sides are alive and idle, so neither is given up.
-    p.turn_for(Duration::from_millis(900));
+    let start = now();
+    p.until("both are asked again and again", |p| {
+        let asked = |reactor: &Reactor| reactor.stats().connections.pings;
+        asked(&p.client) + asked(&p.server) > 3 && now() - start > timeout
+    });
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
-    assert!(p.client.stats().connections.pings > 0);
     let start = now();
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);
     // The server stops taking turns, and so looks dead.
     while p.c.live() == 1 {
-        assert!(now() - start < Duration::from_secs(60));
+        assert!(now() - start < PATIENCE, "it is not given up");
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
     }
     assert_eq!(p.c.events.last(), Some(&Event::Disconnect(conn, DisconnectReason::KeepaliveTimeout)));
-    assert!(now() - start >= Duration::from_millis(600));
+    assert!(now() - start >= timeout);
     p.until("the server notices too", |p| p.s.live() == 0);
     p.finish();
 }
@@ -284,18 +319,20 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
 /// A callback that blocks its own loop for longer than the keepalive timeout does not cost a connection.
 #[allow(clippy::disallowed_methods, reason = "the stall is the test")]
 pub fn own_stall_is_not_the_peers(setup: &Setup) {
-    let patient = setup.config();
-    let hasty = setup.config().keepalive(Duration::from_millis(20), Duration::from_millis(60));
-    let c = Probe::new(|_, event| {
+    let timeout = Duration::from_millis(1500);
+    let hasty =
+        setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(200), timeout));
+    let c = Probe::new(move |_, event| {
         if let Event::Timer(_) = event {
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(timeout + Duration::from_millis(500));
         }
     });
-    let mut p = Pair::with_configs(setup, patient, hasty, Probe::echo(), c);
+    let mut p = Pair::with_configs(setup, setup.config(), hasty, Probe::echo(), c);
     let conn = p.connect();
     p.client.context().set_timer(Duration::from_millis(1), 0);
     p.until("the stall", |p| p.c.events.contains(&Event::Timer(0)));
-    p.turn_for(Duration::from_millis(300));
+    let pings = p.client.stats().connections.pings;
+    p.until("the peer is asked after it", |p| p.client.stats().connections.pings > pings || p.c.live() == 0);
     assert_eq!(p.c.live(), 1);
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
-    DeviceEvent, DisconnectReason, EndpointId, Error, Handler, Immediate, MemoryStats, Message, Origin, Outcome,
-    PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, SendKind, TimerId, Wait,
+    DeviceEvent, DisconnectReason, EndpointId, Error, Failure, Handler, Immediate, MemoryStats, Message, Offered,
+    Origin, Outcome, PeerId, ProviderChoice, Reactor, SecurityMode, SendErrorKind, SendId, SendKind, TimerId,
+    TransferEnd, TransferId, Wait,
 };
 
 use crate::device::Device;
 use crate::forward::Forward;
 use crate::identities;
+use crate::patience::TEST;
+pub use crate::patience::{HOUR, PATIENCE};
 use crate::usage::descriptors;
 use crate::witness::{Watched, Witness};
 
@@ -27,6 +30,8 @@ pub struct Setup {
     pub scale: Scale,
     /// The device has a defect: it serves reads of regions that only allow writes.
     pub reads_anything: bool,
+    /// The device may place what a peer has written after the peer has lost the right, so the memory is not lent again.
+    pub places_late: bool,
     /// The device flushes every work request of a connection that ends.
     pub flushes: bool,
     /// The device has datagrams and multicast groups.
@@ -67,6 +72,7 @@ impl Setup {
             address,
             scale,
             reads_anything: false,
+            places_late: false,
             flushes: true,
             datagrams: false,
             shared: None,
@@ -76,6 +82,12 @@ impl Setup {
             witnessed: None,
             reactor: Reactor::new,
         }
+    }
+
+    /// The embedded provider, with its connections in shared memory.
+    #[must_use]
+    pub fn shm() -> Self {
+        Self { provider: ProviderChoice::Shm, ..Self::iwarp() }
     }
 
     /// The embedded provider as a device that reads into open sinks only.
@@ -120,6 +132,7 @@ impl Setup {
             address: SocketAddr::new(ip, 0),
             scale,
             reads_anything,
+            places_late: reads_anything,
             // The kernel's siw forgets a send that is posted when it has flushed its queue already.
             flushes: kind != "SIW",
             datagrams: matches!(kind, "RXE" | "IB"),
@@ -170,13 +183,25 @@ impl Setup {
         Self { completions: Some(130), ..self }
     }
 
-    /// Default settings on this provider.
+    /// Default settings on this provider, but with limits of time that a busy machine does not run into. A test of one of these
+    /// limits sets its own.
     #[must_use]
     pub fn config(&self) -> Config {
-        let config = Config::default().provider(self.provider).max_memory(2 << 30).shared_receives(self.shared);
-        let config = config.completion_vector(self.vector);
+        let config = Config::default()
+            .provider(self.provider)
+            .max_memory(2 << 30)
+            .shared_receives(self.shared)
+            .timeouts(|t| t.connect = PATIENCE)
+            .timeouts(|t| t.handshake = PATIENCE)
+            .timeouts(|t| t.transfer = PATIENCE)
+            // A close on an iWARP device may take all of it.
+            .timeouts(|t| t.close = Duration::from_secs(10))
+            .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
+        // A device that forgets a send when it flushes is waited for until this limit.
+        let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
+        let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {
-            Some(entries) => config.completion_queue(entries),
+            Some(entries) => config.completions(|c| c.queue = entries),
             None => config,
         };
         match self.secured {
@@ -187,12 +212,9 @@ impl Setup {
     }
 }
 
-/// Longest time a test may take.
-const WATCHDOG: Duration = Duration::from_secs(180);
-
 /// Runs a test; a hang ends the process with the test's name instead of hanging the run.
 pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
-    with_watchdog_of(WATCHDOG, name, test);
+    with_watchdog_of(TEST, name, test);
 }
 
 /// Runs a test as [`with_watchdog`] does, with a given time limit.
@@ -230,6 +252,12 @@ pub enum Event {
     Immediate(ConnectionId, u32, u32),
     /// `on_send_complete`.
     Sent(ConnectionId, u64, Outcome),
+    /// `on_transfer`.
+    Transferred(ConnectionId, TransferId, TransferEnd),
+    /// `on_offer`.
+    Offered(ConnectionId, Offered),
+    /// `on_landed`, and whether the message is there.
+    Landed(ConnectionId, Offered, bool),
     /// `on_writable`.
     Writable(ConnectionId),
     /// `on_disconnect`.
@@ -404,6 +432,23 @@ impl Handler for Probe {
         self.tell(cx, Event::Immediate(conn, immediate.value, immediate.len));
     }
 
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {
+        self.assert_live(conn, "on_transfer");
+        let ended = |event: &Event| matches!(event, Event::Transferred(of, id, _) if (*of, *id) == (conn, transfer));
+        assert_eq!(self.count(ended), 0, "{transfer:?} of {conn} has ended before");
+        self.tell(cx, Event::Transferred(conn, transfer, end));
+    }
+
+    fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
+        self.assert_live(conn, "on_offer");
+        self.tell(cx, Event::Offered(conn, offer));
+    }
+
+    fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {
+        self.assert_live(conn, "on_landed");
+        self.tell(cx, Event::Landed(conn, offer, result.is_ok()));
+    }
+
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         if self.watched.is(conn) {
             return self.watched.completes(send);
@@ -556,17 +601,11 @@ impl Pair {
         self.witness.iter_mut().for_each(Witness::check);
     }
 
-    /// Takes turns until a condition holds; panics after a minute. The limit is that long because being slow on a busy
-    /// machine is no defect.
+    /// Takes turns until a condition holds; panics after [`PATIENCE`].
     pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
-        self.until_within(Duration::from_secs(60), what, condition);
-    }
-
-    /// Takes turns until a condition holds; panics after a time.
-    pub fn until_within(&mut self, limit: Duration, what: &str, condition: impl Fn(&Self) -> bool) {
-        let deadline = now() + limit;
+        let deadline = now() + PATIENCE;
         while !condition(self) {
-            assert!(now() < deadline, "not within {limit:?}: {what}\nserver {:?}\nclient {:?}", self.s, self.c);
+            assert!(now() < deadline, "not within {PATIENCE:?}: {what}\nserver {:?}\nclient {:?}", self.s, self.c);
             self.turn();
         }
     }
@@ -589,7 +628,7 @@ impl Pair {
         }
         self.client.context().close_all();
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
-        self.client.shutdown(&mut self.c, Duration::from_secs(5)).expect("the client's end");
+        self.client.shutdown(&mut self.c, PATIENCE).expect("the client's end");
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
         let unflushed = [&self.server, &self.client].map(|reactor| reactor.stats().connections.unflushed);
         assert!(!self.flushes || unflushed == [0, 0], "connections ran into the limit of their flush: {unflushed:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Message, Reactor, Readiness};
 
-use super::harness::{Pair, Probe, Setup};
+use super::harness::{PATIENCE, Pair, Probe, Setup};
 
 /// Reads a stream as the contract says, and sends its bytes over a connection.
 struct Bridge {
@@ -58,7 +58,9 @@ impl Handler for Bridge {
 /// A stream of the program's own is read in the loop and bridged to a connection. Its edges come when something is new,
 /// and none comes after it was deregistered.
 pub fn descriptors_share_the_loop(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
+    // The client is shut down while the server takes no turn; an iWARP device waits for the server that long.
+    let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
+    let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
     theirs.set_nonblocking(true).expect("a non-blocking stream");
     let mut bridge = Bridge { stream: theirs, io: None, conn: None, edges: 0, ended: false, echoed: Vec::new() };
@@ -80,12 +82,12 @@ pub fn descriptors_share_the_loop(setup: &Setup) {
     assert_eq!(bridge.edges, edges, "nothing comes after it was taken back");
     let idle = p.client.context().register_io(&bridge.stream, Interest::empty()).map_err(|error| error.kind());
     assert_eq!(idle, Err(ErrorKind::InvalidInput));
-    p.client.shutdown(&mut bridge, Duration::from_secs(5)).expect("the client's end");
+    p.client.shutdown(&mut bridge, PATIENCE).expect("the client's end");
     p.finish();
 }
 
 fn until(p: &mut Pair, bridge: &mut Bridge, what: &str, condition: impl Fn(&Bridge) -> bool) {
-    let limit = super::harness::now() + Duration::from_secs(60);
+    let limit = super::harness::now() + PATIENCE;
     while !condition(bridge) {
         assert!(super::harness::now() < limit, "not in time: {what}");
         p.server.turn(&mut p.s, Some(Duration::ZERO)).expect("the server's turn");
@@ -113,7 +115,7 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     b.write_all(b"x").expect("room");
     let mut count = Count(Vec::new());
     while count.0.is_empty() {
-        reactor.turn(&mut count, Some(Duration::from_secs(60))).expect("a turn");
+        reactor.turn(&mut count, Some(PATIENCE)).expect("a turn");
     }
     assert_eq!(count.0, [new]);
 }

@@ -12,7 +12,7 @@ const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
     // A device of a slow machine may need that long for 60 MiB.
-    let config = setup.config().buffer_size(BUFFER as u32).close_timeout(Duration::from_secs(30));
+    let config = setup.config().buffer_size(BUFFER as u32);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
     p.c.large = true;
@@ -46,24 +46,6 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// Small messages overtake when the receiver is configured so, and only then.
-pub fn overtaking_is_a_choice(setup: &Setup) {
-    for overtake in [false, true] {
-        let config = setup.config().buffer_size(BUFFER as u32);
-        let mut p =
-            Pair::with_configs(setup, config.clone().overtake(overtake), config, Probe::default(), Probe::default());
-        p.c.large = true;
-        let conn = p.connect();
-        let mut cx = p.client.context();
-        cx.send(conn, &pattern(1, 10 << 20)).expect("room");
-        cx.send(conn, b"small").expect("room");
-        p.until("both", |p| p.s.received == 2);
-        let first = p.s.messages()[0].len();
-        assert_eq!(first, if overtake { 5 } else { 10 << 20 });
-        finish(p);
-    }
-}
-
 /// A region is sent without a copy, small or large, and is lent meanwhile.
 pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let (mut p, conn) = connected(setup);
@@ -89,7 +71,11 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
 /// The memory of both sides is bounded. Messages without room wait, and all arrive in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
-    let config = setup.config().buffer_size(BUFFER as u32).max_message(2 << 20).transfer_memory(5_000_000);
+    let config = setup
+        .config()
+        .buffer_size(BUFFER as u32)
+        .large_messages(|l| l.max_message = 2 << 20)
+        .large_messages(|l| l.memory = 5_000_000);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     (p.s.large, p.c.large) = (true, true);
     p.s.keep = Some(Vec::new());
@@ -127,7 +113,7 @@ pub fn many_at_once_both_ways(setup: &Setup) {
     let (mut up, mut down) = (0, 0);
     let total = 120;
     while (up, down) != (total, total) {
-        let size = |i: u64| if i.is_multiple_of(3) { 20_000 + 1000 * i as usize } else { i as usize };
+        let size = |i: u64| if i % 3 == 0 { 20_000 + 1000 * i as usize } else { i as usize };
         while up < total && p.client.context().send(conn, &pattern(up as usize, size(up))).is_ok() {
             up += 1;
         }
@@ -172,8 +158,8 @@ pub fn an_abort_releases_everything(setup: &Setup) {
 /// it for a while.
 pub fn what_follows_registers_nothing(setup: &Setup) {
     for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
-        let config = setup.config().buffer_size(BUFFER as u32).close_timeout(Duration::from_secs(30));
-        let config = config.pool_idle(Duration::from_secs(3600));
+        let config = setup.config().buffer_size(BUFFER as u32);
+        let config = config.timeouts(|t| t.pool_idle = Duration::from_secs(3600));
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         (p.s.large, p.c.large) = (true, true);
         (p.s.record_messages, p.c.record_messages) = (false, false);
@@ -202,7 +188,7 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
         p.until("the last ones are kept", |p| kept(p).iter().all(|&bytes| bytes >= len));
         finish(p);
     }
-    let config = setup.config().buffer_size(BUFFER as u32).pool_idle(Duration::from_millis(50));
+    let config = setup.config().buffer_size(BUFFER as u32).timeouts(|t| t.pool_idle = Duration::from_millis(50));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     (p.s.large, p.c.large) = (true, true);
     let conn = p.connect();
@@ -221,7 +207,7 @@ fn kept(p: &Pair) -> [usize; 2] {
 pub fn what_is_kept_is_bounded(setup: &Setup) {
     let len = 1 << 20;
     for limit in [0, len, 256 << 20] {
-        let config = setup.config().buffer_size(BUFFER as u32).transfer_cache(limit);
+        let config = setup.config().buffer_size(BUFFER as u32).large_messages(|l| l.cache = limit);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         (p.s.large, p.c.large) = (true, true);
         p.s.keep = Some(Vec::new());

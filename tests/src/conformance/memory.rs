@@ -46,7 +46,7 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     assert!(other.copy_out(0, &mut seen) && memory.word(0).is_some());
     assert_eq!(seen, pattern(1, LEN));
     assert_eq!(copy(&region), seen);
-    p.server.context().revoke(&region);
+    p.server.context().revoke(&region).expect("the device takes keys back");
     assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
 
     // The other way round: what another mapping holds is sent from there.
@@ -96,7 +96,7 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
         std::thread::spawn(prepare).join().expect("the other thread").map(|made| made.expect("memory"));
     let region = p.server.context().adopt(there, first).expect("a region");
     write(&mut p, here, &region, pattern(3, LEN));
-    p.server.context().revoke(&region);
+    p.server.context().revoke(&region).expect("the device takes keys back");
     if region.bytes().is_none() {
         assert_eq!(copy(&region), pattern(3, LEN), "a device that cannot take rights back");
     }
@@ -168,5 +168,30 @@ pub fn memory_before_any_connection(setup: &Setup) {
         p.client.context().close(here);
         p.until("the end", |p| p.s.live() == 0 && p.c.live() == 0);
     }
+    p.finish();
+}
+
+/// Memory of the program's own that two reactors have registered before a client comes: what a peer writes by one of them, the peer of
+/// the other one reads, and so does the program. The memory is the program's alone when both regions have ended.
+pub fn memory_of_two_reactors(setup: &Setup) {
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    let memory = Arc::new(Memory::new(LEN).expect("memory"));
+    let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
+    let refused = p.server.context().register_memory_at(local, Arc::clone(&memory), &open);
+    assert!(matches!(refused, Err(Error::NoPeer)), "{refused:?}");
+    let open = open.any_peer();
+    let written = p.server.context().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
+    let read = p.client.context().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
+    let here = p.connect();
+    write(&mut p, here, &written, pattern(1, LEN));
+    let mut seen = vec![0; LEN];
+    assert!(memory.copy_out(0, &mut seen) && seen == pattern(1, LEN));
+    let there = p.server.context().connection_ids().next().expect("the connection");
+    let mut back = p.server.context().register(there, LEN, &RegionOptions::new()).expect("a region");
+    p.server.context().read(there, read.remote(), &mut back, 0..LEN).expect("room");
+    p.until("the read", |p| p.s.count(|event| matches!(event, Event::Sent(_, _, Outcome::Sent))) == 1);
+    assert_eq!(copy(&back), pattern(1, LEN));
+    drop((written, read));
+    p.until("the regions have ended", |_| Arc::strong_count(&memory) == 1);
     p.finish();
 }

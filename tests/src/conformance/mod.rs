@@ -2,6 +2,7 @@
 //! [`crate::conformance!`] instantiates all of them for a provider.
 
 pub mod batch;
+pub mod calls;
 pub mod close;
 pub mod connect;
 pub mod datagram;
@@ -11,6 +12,7 @@ pub mod faults;
 pub mod flow;
 pub mod harness;
 pub mod io;
+pub mod landing;
 pub mod large;
 pub mod memory;
 pub mod one_sided;
@@ -21,6 +23,7 @@ pub mod shared;
 pub mod stream;
 pub mod threads;
 pub mod traffic;
+pub mod transfers;
 pub mod violations;
 
 pub use harness::{Scale, Setup};
@@ -49,12 +52,17 @@ macro_rules! conformance {
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                transfers: lists_have_one_end, a_confirmed_write_is_there, lists_and_messages_share_the_queue,
+                    careless_lists_are_refused, a_cancelled_list_is_accounted_for, a_close_waits_for_lists,
+                    a_wrong_key_in_a_list_is_found, a_list_ends_with_its_peer;
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
-                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no, memory_before_any_connection,
+                    other_threads_prepare_regions, a_dma_buf_or_a_clear_no, memory_before_any_connection, memory_of_two_reactors,
                     on_demand_regions_or_a_clear_no;
-                large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
+                large: any_length_arrives_in_order, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
                     what_follows_registers_nothing, what_is_kept_is_bounded;
+                landing: messages_land_in_the_program_s_memory, refusals_make_room_at_once, careless_landings_are_refused,
+                    a_place_may_be_dropped, a_place_comes_back_with_the_end_of_its_connection;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
                     a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
@@ -65,6 +73,9 @@ macro_rules! conformance {
                     bytes_after_the_end_are_a_violation;
                 violations: rude_messages_end_their_connection, a_flood_of_offers_is_refused,
                     sending_without_credits_is_noticed, a_peer_that_never_grants_is_given_up, wrong_greetings_are_refused;
+                calls: calls_of_every_size_are_answered, a_thousand_calls_are_answered_in_any_order, answers_without_room_wait,
+                    a_server_at_its_limits_says_so, late_and_reused_answers_match_nothing, a_cancelled_call_is_over,
+                    calls_end_with_their_connection, a_server_that_finishes_answers_first, what_is_no_frame_is_a_violation;
                 batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
                 datagram: datagrams_of_every_size_both_ways, what_finds_no_receive_is_lost, a_full_send_queue_says_so_once,
@@ -98,6 +109,7 @@ macro_rules! conformance {
                     a_stream_closes_in_every_callback, close_delivers_what_was_written;
                 violations: rude_messages_end_their_connection, sending_without_credits_is_noticed,
                     a_peer_that_never_grants_is_given_up;
+                calls: calls_of_every_size_are_answered, answers_without_room_wait, calls_end_with_their_connection;
                 batch: a_forgotten_cork_stops_nothing;
             );
         }
@@ -137,11 +149,15 @@ macro_rules! conformance {
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;
+                transfers: lists_have_one_end, a_confirmed_write_is_there, lists_and_messages_share_the_queue,
+                    careless_lists_are_refused, a_cancelled_list_is_accounted_for, a_close_waits_for_lists,
+                    a_wrong_key_in_a_list_is_found, a_list_ends_with_its_peer;
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
                     other_threads_prepare_regions, a_dma_buf_or_a_clear_no,
                     on_demand_regions_or_a_clear_no;
-                large: any_length_arrives_in_order, overtaking_is_a_choice, memory_is_bounded, many_at_once_both_ways,
+                large: any_length_arrives_in_order, memory_is_bounded, many_at_once_both_ways,
                     an_abort_releases_everything, what_follows_registers_nothing;
+                landing: secured_messages_do_not_land;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
                     a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;
@@ -150,6 +166,9 @@ macro_rules! conformance {
                     a_stream_that_ends_keeps_nothing, a_stream_closes_in_every_callback,
                     small_writes_share_a_message, close_delivers_what_was_written, close_does_not_wait_for_ever,
                     bytes_after_the_end_are_a_violation;
+                calls: calls_of_every_size_are_answered, a_thousand_calls_are_answered_in_any_order, answers_without_room_wait,
+                    a_server_at_its_limits_says_so, late_and_reused_answers_match_nothing, a_cancelled_call_is_over,
+                    calls_end_with_their_connection, a_server_that_finishes_answers_first, what_is_no_frame_is_a_violation;
                 batch: a_cork_holds_back_and_a_flush_posts, a_forgotten_cork_stops_nothing,
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
                 shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
@@ -177,6 +196,7 @@ macro_rules! conformance {
                 close: both_close_at_once, a_dropped_reactor_is_a_lost_peer;
                 large: any_length_arrives_in_order, many_at_once_both_ways;
                 stream: odd_pieces_arrive_in_order_both_ways, a_stream_closes_in_every_callback;
+                calls: calls_of_every_size_are_answered, answers_without_room_wait, calls_end_with_their_connection;
                 batch: a_forgotten_cork_stops_nothing;
             );
         }
@@ -187,9 +207,14 @@ macro_rules! conformance {
             $crate::conformance!(@tests $setup;
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, rights_are_kept,
                     careless_operations_are_refused, what_never_fits_does_not_wait, dropped_regions_are_given_back;
-                large: any_length_arrives_in_order, overtaking_is_a_choice, regions_are_sent_without_a_copy,
+                transfers: lists_have_one_end, a_confirmed_write_is_there, lists_and_messages_share_the_queue,
+                    careless_lists_are_refused, a_cancelled_list_is_accounted_for, a_close_waits_for_lists,
+                    a_wrong_key_in_a_list_is_found, a_list_ends_with_its_peer;
+                large: any_length_arrives_in_order, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
                     what_follows_registers_nothing, what_is_kept_is_bounded;
+                landing: messages_land_in_the_program_s_memory, refusals_make_room_at_once, careless_landings_are_refused,
+                    a_place_may_be_dropped, a_place_comes_back_with_the_end_of_its_connection;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
                     regions_are_sent_in_several_buffers, kept_messages_are_accounted_for,
                     a_connection_keeps_no_more_than_half, an_end_in_the_middle_leaves_nothing, a_panic_over_one_is_contained;

@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, Blocked, ConnectionId, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId, SendKind, Side,
+    Access, Blocked, ConnectionId, Context, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
+    SendKind, Side,
 };
 
-use super::harness::{Event, Pair, Probe, Setup, pattern};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Makes a connected pair; returns it with the client's and the server's names for the connection.
 fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
-    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    // Some tests shut the client down while the server takes no turn; an iWARP device waits for the server that long.
+    let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
     (p, here, there)
@@ -206,15 +209,15 @@ pub fn rights_are_kept(setup: &Setup) {
         let mut local = sink(&mut p, here, 8);
         local.copy_from(0, &[0x11; 8]).expect("nothing is lent");
         if revoke {
-            p.server.context().revoke(&remote);
-            assert!(remote.bytes_mut().is_some(), "no peer reaches it any more");
+            p.server.context().revoke(&remote).expect("the device takes keys back");
+            assert_eq!(remote.bytes_mut().is_none(), setup.places_late, "no peer reaches it any more");
         }
         let send = attempt(&mut p, here, remote.remote(), &mut local);
         // A refused Write may complete with success, because on iWARP the completion says only that it was sent.
         let outcome = ended(&mut p, send);
         assert!(send.kind() == SendKind::Write || !outcome.is_sent(), "{outcome:?}");
         p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
-        assert_eq!(remote.bytes().expect("the peer is gone"), [0x55; 64]);
+        assert_eq!(copy(&remote), [0x55; 64]);
         assert_eq!(copy(&local), [0x11; 8]);
         drop((remote, local));
         p.finish();
@@ -228,12 +231,14 @@ pub fn leases_end(setup: &Setup) {
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE).lifetime(Duration::from_millis(50));
     let mut short = p.server.context().register(there, 100, &options).expect("a region");
     assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
-    p.turn_for(Duration::from_millis(120));
-    assert!(short.bytes_mut().is_some(), "its time is over");
+    p.turn_for(Duration::from_millis(60));
+    // This turn begins when the time is over.
+    p.turn();
+    assert_eq!(short.bytes_mut().is_none(), setup.places_late, "its time is over");
     assert!(with_peer.bytes().is_none(), "this one's is not");
-    p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
+    p.client.shutdown(&mut p.c, PATIENCE).expect("the client's end");
     p.until("the server knows", |p| p.s.live() == 0);
-    assert!(with_peer.bytes_mut().is_some(), "the peer is gone");
+    assert_eq!(with_peer.bytes_mut().is_none(), setup.places_late, "the peer is gone");
     p.finish();
 }
 
@@ -274,6 +279,19 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
+/// Asks the client for an operation until it has room. A question whether the server is there may have the one place for a moment.
+fn once_there_is_room(
+    p: &mut Pair,
+    mut operation: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
+) -> Result<SendId, SendErrorKind> {
+    loop {
+        match operation(&mut p.client.context()) {
+            Err(SendErrorKind::WouldBlock(Blocked::Queue)) => p.turn(),
+            other => return other,
+        }
+    }
+}
+
 /// An operation that can never fit is refused for good, and not told to wait.
 pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let config = setup.config().send_depth(1);
@@ -286,7 +304,7 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let refusal = p.client.context().read_vectored(here, name, &mut [(&mut a, 0..8), (&mut b, 0..8)]);
     assert_eq!(refusal, Err(SendErrorKind::TooManyRegions { count: 2, max: 1 }));
     let native = p.client.context().capabilities(here).expect("connected").features;
-    match p.client.context().write_with_immediate(here, name, &a, 0..8, 1) {
+    match once_there_is_room(&mut p, |cx| cx.write_with_immediate(here, name, &a, 0..8, 1)) {
         Ok(write) => {
             assert!(native.contains(Features::WRITE_WITH_IMMEDIATE));
             done(&mut p, write);
@@ -294,7 +312,7 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
         Err(SendErrorKind::Unsupported { feature, .. }) => assert!(feature.contains("send_depth"), "{feature}"),
         Err(other) => panic!("{other}"),
     }
-    let read = p.client.context().read(here, name, &mut a, 0..8).expect("one fits");
+    let read = once_there_is_room(&mut p, |cx| cx.read(here, name, &mut a, 0..8)).expect("one fits");
     assert_eq!(p.client.context().read(here, name, &mut b, 0..8), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
     done(&mut p, read);
     p.finish();
@@ -317,9 +335,10 @@ pub fn dropped_regions_are_given_back(setup: &Setup) {
     p.until("the client has none left", |p| p.client.stats().memory.regions == 0);
     assert_eq!(p.server.stats().memory.regions, 1);
     // One region outlives its connection, and even its reactor, and is still memory.
-    p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
+    p.client.shutdown(&mut p.c, PATIENCE).expect("the client's end");
     p.until("the server knows", |p| p.s.live() == 0);
     let Pair { server, .. } = p;
     drop(server);
-    assert_eq!(remote.bytes().expect("nobody else has it")[..99_999], got);
+    assert_eq!(remote.bytes().is_none(), setup.places_late, "nobody else has it");
+    assert!(copy(&remote)[..99_999] == got);
 }

@@ -11,12 +11,11 @@ use rdma_reactor::{
     Reactor, Reactors, RejectReason, Stats,
 };
 
-use super::harness::{Event, Probe, Setup, now};
+use super::harness::{Event, PATIENCE, Probe, Setup, now};
 
 const COUNT: usize = 3;
 /// A time longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
-const SOON: Duration = Duration::from_secs(60);
 
 /// A server that tells its reactor's number, and echoes. The peer's private data decides: `to N` is placed on reactor
 /// N, and `no` is refused.
@@ -110,9 +109,9 @@ impl World {
     }
 
     fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
-        let end = now() + SOON;
+        let end = now() + PATIENCE;
         while !condition(self) {
-            assert!(now() < end, "not within {SOON:?}: {what}: {:?} {:?}", self.group, self.probe);
+            assert!(now() < end, "not within {PATIENCE:?}: {what}: {:?} {:?}", self.group, self.probe);
             self.client.turn(&mut self.probe, Duration::from_millis(5)).expect("a turn");
         }
     }
@@ -140,7 +139,7 @@ impl World {
 
     /// Drains the reactors that are left; returns the server and the counters of each.
     fn finish(mut self) -> Vec<(Server, Stats)> {
-        self.group.drain_all(SOON);
+        self.group.drain_all(PATIENCE);
         self.until("all connections have ended", |world| world.probe.live() == 0);
         self.threads.into_iter().map(|thread| thread.join().expect("a reactor")).collect()
     }
@@ -208,18 +207,18 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
 pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 0", "to 0", "to 1", "to 2"]);
-    world.group.drain(0, SOON);
+    world.group.drain(0, PATIENCE);
     world.until("it is empty", |world| world.loads() == [0, 1, 1] && world.probe.live() == 2);
     assert_eq!((world.group.load(0), world.group.load(1)), (None, Some(1)));
     world.open(&["to 0", "to 0"]);
     assert_eq!(world.loads(), [0, 2, 2]);
-    world.group.drain(1, SOON);
+    world.group.drain(1, PATIENCE);
     world.until("it is empty", |world| world.loads() == [0, 0, 2] && world.probe.live() == 2);
     world.until("its run has returned", |world| world.threads[1].is_finished());
     assert!(!world.threads[0].is_finished(), "the one that listens");
     world.open(&["", ""]);
     assert_eq!((world.loads(), world.last_place()), (vec![0, 0, 4], Some(2)));
-    world.group.drain(2, SOON);
+    world.group.drain(2, PATIENCE);
     world.until("all have returned", |world| world.threads.iter().all(JoinHandle::is_finished));
     world.finish();
 }
@@ -251,7 +250,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     };
     connect(&mut client, "to 1");
     connect(&mut client, "to 2");
-    let end = now() + SOON;
+    let end = now() + PATIENCE;
     let turn = |reactor: &mut Reactor, handler: &mut dyn Handler| {
         reactor.turn(handler, Duration::from_millis(2)).expect("a turn");
     };

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::harness::{Event, Pair, Probe, Scale, Setup, open_descriptors};
 
@@ -16,7 +15,7 @@ pub fn many_connections(setup: &Setup) {
     raise_descriptor_limit();
     let descriptors = open_descriptors();
     {
-        let config = setup.config().receive_depth(8).send_depth(8).buffer_size(256).completion_queue(4096);
+        let config = setup.config().receive_depth(8).send_depth(8).buffer_size(256).completions(|c| c.queue = 4096);
         let progress: Rc<RefCell<BTreeMap<usize, u32>>> = Rc::default();
         let counts = Rc::clone(&progress);
         let mut c = Probe::new(move |cx, event| match event {
@@ -40,7 +39,7 @@ pub fn many_connections(setup: &Setup) {
             p.client.context().connect(p.address).expect("connecting");
         }
         let total = connections as u64 * u64::from(echoes);
-        p.until_within(Duration::from_secs(90), "all echoes", |p| p.c.received == total);
+        p.until("all echoes", |p| p.c.received == total);
         assert!(progress.borrow().values().all(|&count| count == echoes));
         assert_eq!(p.c.live(), connections);
         p.finish();

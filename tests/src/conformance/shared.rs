@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use rdma_reactor::transport::caps::Moderation;
 use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
@@ -229,7 +230,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
-    let config = config.keepalive(Duration::from_millis(50), Duration::from_millis(2000));
+    let config = config
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(50), Duration::from_millis(2000)));
     let mut s = Probe::default();
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
@@ -297,7 +299,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     }
     p.until("it is noticed", |p| reason(p, there).is_some());
     let blamed = reason(&p, there).expect("just seen");
-    assert!(!matches!(blamed, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout), "{blamed:?}");
+    assert!(!matches!(blamed, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout), "{blamed:?}");
     let before = p.c.received;
     for &conn in &honest {
         send_soon(&mut p, conn, b"still here");
@@ -310,7 +312,8 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
 /// A device that cannot hold back its events says so, to who connects and to who is connected to; one that can is as
 /// before.
 pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
-    let held_back = setup.config().completion_moderation(16, 10);
+    let held_back =
+        setup.config().completions(|c| c.moderation = Some(Moderation { completions: 16, microseconds: 10 }));
     let mut p = Pair::with_configs(setup, setup.config(), held_back, Probe::echo(), Probe::default());
     let conn = p.client.context().connect(p.address).expect("connecting");
     p.until("it is up, or refused", |p| p.c.live() == 1 || connect_error(p, conn).is_some());

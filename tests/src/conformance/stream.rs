@@ -9,7 +9,7 @@ use std::time::Duration;
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams, Unread};
 use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, PeerViolation, Reactor};
 
-use super::harness::{Event, Probe, Setup, now, pattern};
+use super::harness::{Event, PATIENCE, Probe, Setup, now, pattern};
 
 /// A callback of a stream's handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Duo {
 
     #[track_caller]
     fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
-        let deadline = now() + Duration::from_secs(30);
+        let deadline = now() + PATIENCE;
         while !condition(self) {
             let (s, c) = (&self.s.handler.news, &self.c.handler.news);
             assert!(now() < deadline, "not in time: {what}\nserver {s:?}\nclient {c:?}");
@@ -308,7 +308,7 @@ pub fn half_close_each_way(setup: &Setup) {
         cx.stream(id).shutdown(Shutdown::Write).expect("open");
         assert_eq!(cx.stream(id).write(b"x").expect_err("shut down").kind(), ErrorKind::BrokenPipe);
         let mut got = Vec::new();
-        let deadline = now() + Duration::from_secs(10);
+        let deadline = now() + PATIENCE;
         loop {
             d.turn();
             let (mut cx, id) = d.there();
@@ -391,7 +391,7 @@ fn end_while(mut d: Duo, bytes: &[u8], holds: impl Fn(&Reactor) -> bool) -> (Rea
     d.until("the bytes are there", |d| d.client.stats().messages.bytes_received == bytes.len() as u64);
     let Duo { server, s, mut client, mut c } = d;
     drop((server, s));
-    let deadline = now() + Duration::from_secs(20);
+    let deadline = now() + PATIENCE;
     while !c.handler.is_over() {
         assert!(now() < deadline, "no end: {:?}", c.handler.news);
         client.turn(&mut c, Some(Duration::from_millis(10))).expect("a turn");
@@ -405,7 +405,7 @@ fn end_while(mut d: Duo, bytes: &[u8], holds: impl Fn(&Reactor) -> bool) -> (Rea
 }
 
 fn until_at_home((client, c): &mut (Reactor, Streams<Script>)) {
-    let deadline = now() + Duration::from_secs(20);
+    let deadline = now() + PATIENCE;
     while client.pool_levels().0 != client.pool_levels().1 {
         assert!(now() < deadline, "buffers are missing: {:?}", client.pool_levels());
         client.turn(c, Some(Duration::from_millis(10))).expect("a turn");
@@ -579,7 +579,7 @@ pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
         }
     });
     client.context().connect(address).expect("connecting");
-    let deadline = now() + Duration::from_secs(20);
+    let deadline = now() + PATIENCE;
     while !s.handler.is_over() {
         assert!(now() < deadline, "no end: {:?}", s.handler.news);
         client.turn(&mut c, Some(Duration::from_millis(1))).expect("a turn");

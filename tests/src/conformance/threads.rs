@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectionId, Context, DetachedMessage, Handler, Message, Outcome, Reactor, Remote, RemoteError, SendId,
+    ConnectionId, Context, DetachedMessage, HandleError, Handler, Message, Outcome, Reactor, ReactorHandle, SendId,
 };
 
-use super::harness::{Event, Pair, Probe, Setup};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup};
 
 const THREADS: u32 = 4;
 const EACH: u32 = 5_000;
@@ -64,7 +64,7 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
     let mut reactor = Reactor::<Said>::with_messages(setup.config()).expect("a reactor");
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
-            let remote = reactor.remote();
+            let remote = reactor.handle();
             thread::spawn(move || (0..EACH).for_each(|nth| remote.post(Said { thread, nth }).expect("a reactor")))
         })
         .collect();
@@ -72,9 +72,9 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
     reactor.run(&mut listener).expect("a run");
     threads.into_iter().for_each(|thread| thread.join().expect("a thread"));
     assert_eq!(listener.next, [EACH; THREADS as usize]);
-    let remote = reactor.remote();
+    let remote = reactor.handle();
     drop(reactor);
-    assert_eq!(remote.post(Said { thread: 0, nth: 9 }), Err(RemoteError::Gone(Said { thread: 0, nth: 9 })));
+    assert_eq!(remote.post(Said { thread: 0, nth: 9 }), Err(HandleError::Gone(Said { thread: 0, nth: 9 })));
     remote.stop();
     remote.wake();
 }
@@ -90,19 +90,17 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     let mut server = Probe::new(move |cx, event| {
         let (Event::Recv(conn, _) | Event::Writable(conn)) = event else { return };
         echoes.extend(if let Event::Recv(_, bytes) = event { Some(bytes.clone()) } else { None });
-        while let Some(bytes) = echoes.front()
-            && cx.send(*conn, bytes).is_ok()
-        {
+        while echoes.front().is_some_and(|bytes| cx.send(*conn, bytes).is_ok()) {
             echoes.pop_front();
         }
     });
     server.record_messages = false;
     let mut p = Pair::new(setup, config.clone(), server, Probe::default());
-    let mut client = Reactor::<Said>::with_messages(config.remote_queue(COUNT)).expect("a reactor");
+    let mut client = Reactor::<Said>::with_messages(config.handle_queue(COUNT)).expect("a reactor");
     let (release, released) = crossbeam_channel::unbounded::<DetachedMessage>();
     let mut listener = Listener { release: Some(release), ..Listener::default() };
     client.context().connect(p.address).expect("connecting");
-    let limit = super::harness::now() + Duration::from_secs(90);
+    let limit = super::harness::now() + PATIENCE;
     let mut turn = |listener: &mut Listener, client: &mut Reactor<Said>| {
         assert!(super::harness::now() < limit, "{} came back, {} were sent", listener.total, listener.sent);
         p.server.turn(&mut p.s, Some(Duration::ZERO)).expect("the server's turn");
@@ -111,7 +109,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     while listener.conn.is_none() {
         turn(&mut listener, &mut client);
     }
-    let (remote, conn) = (client.remote(), listener.conn.expect("connected"));
+    let (remote, conn) = (client.handle(), listener.conn.expect("connected"));
     let sender = thread::spawn(move || {
         for nth in 0..COUNT {
             remote.send(conn, nth.to_le_bytes()).expect("a reactor with room");
@@ -127,31 +125,31 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     while listener.total < u64::from(COUNT) || listener.sent < u64::from(COUNT) {
         turn(&mut listener, &mut client);
     }
-    let remote: Remote<Said> = sender.join().expect("the sender");
+    let remote: ReactorHandle<Said> = sender.join().expect("the sender");
     client.context().close(conn);
     while client.context().connections() > 0 {
         turn(&mut listener, &mut client);
     }
     drop(listener.release.take());
     checker.join().expect("the checker");
-    assert_eq!(client.stats().messages.remote_sends_dropped, 0);
+    assert_eq!(client.stats().messages.handle_sends_dropped, 0);
     remote.send(conn, b"late".to_vec()).expect("a reactor");
     turn(&mut listener, &mut client);
-    assert_eq!(client.stats().messages.remote_sends_dropped, 1, "nothing is sent on what is gone");
+    assert_eq!(client.stats().messages.handle_sends_dropped, 1, "nothing is sent on what is gone");
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 
 /// A full queue refuses a message and gives it back, and a reactor that looks makes room.
 pub fn a_full_queue_refuses(setup: &Setup) {
-    let mut reactor = Reactor::<u8>::with_messages(setup.config().remote_queue(2)).expect("a reactor");
+    let mut reactor = Reactor::<u8>::with_messages(setup.config().handle_queue(2)).expect("a reactor");
     struct Sum(u32);
     impl Handler<u8> for Sum {
         fn on_wake(&mut self, _: &mut Context<'_>, message: u8) {
             self.0 += u32::from(message);
         }
     }
-    let (remote, mut sum) = (reactor.remote(), Sum(0));
-    assert_eq!((remote.post(1), remote.post(2), remote.post(3)), (Ok(()), Ok(()), Err(RemoteError::Full(3))));
+    let (remote, mut sum) = (reactor.handle(), Sum(0));
+    assert_eq!((remote.post(1), remote.post(2), remote.post(3)), (Ok(()), Ok(()), Err(HandleError::Full(3))));
     reactor.turn(&mut sum, Some(Duration::ZERO)).expect("a turn");
     assert_eq!((sum.0, remote.post(4)), (3, Ok(())));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_reactor::{DisconnectReason, Outcome, RegionOptions, SendErrorKind, Wait};
 
-use super::harness::{Event, Pair, Probe, Setup, now, pattern};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
 /// Messages of every size from nothing to the limit come back unchanged.
 pub fn every_size_arrives_intact(setup: &Setup) {
@@ -141,7 +141,7 @@ pub fn in_place_buffers(setup: &Setup) {
 
 /// A message that cannot be sent is refused with a reason, and its buffer comes back.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
-    let server = setup.config().buffer_size(100).max_message(0);
+    let server = setup.config().buffer_size(100).large_messages(|l| l.max_message = 0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
     let mut cx = p.client.context();
@@ -175,7 +175,7 @@ pub fn both_wait_modes(setup: &Setup) {
 
 /// A turn handles what its budget allows, says that there is more, and waits no longer than it was told.
 pub fn turns_are_bounded_and_say_so(setup: &Setup) {
-    let config = setup.config().completions_per_turn(4);
+    let config = setup.config().completions(|c| c.per_turn = 4);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
     for i in 0..40 {
@@ -202,6 +202,6 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
     assert!(said_more > 0, "40 messages in turns of 4, and never more to do");
     let before = now();
     p.server.turn(&mut p.s, Some(Duration::from_millis(20))).expect("a turn");
-    assert!(now() - before < Duration::from_secs(20));
+    assert!(now() - before < PATIENCE);
     p.finish();
 }

@@ -33,6 +33,7 @@ const CREDIT: u8 = 2;
 const IMMEDIATE: u8 = 5;
 const OFFER: u8 = 6;
 const FETCHED: u8 = 7;
+const REFUSED: u8 = 12;
 /// Receives that the honest side believes its peer has.
 pub const WINDOW: u32 = 64;
 
@@ -65,7 +66,8 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
 
 /// Each message that no honest peer sends ends its connection with the reason, and no other.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config().max_message(1 << 20), Probe::echo(), Probe::default());
+    let mut p =
+        Pair::new(setup, setup.config().large_messages(|l| l.max_message = 1 << 20), Probe::echo(), Probe::default());
     p.c.record_messages = false;
     let honest = p.connect();
     let (_, first) = rude(&mut p);
@@ -83,6 +85,10 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
         ("an absurd grant", vec![message(DATA, 1 << 20, &[])], PeerViolation::InvalidGrant),
         ("an offer of nothing", vec![offer(0, 0)], PeerViolation::InvalidOffer),
         ("an offer past the limit", vec![offer(0, (1 << 20) + 1)], PeerViolation::InvalidOffer),
+        ("an offer of half of all memory", vec![offer(0, 1 << 63)], PeerViolation::InvalidOffer),
+        ("an offer that wraps around", vec![offer(0, u64::MAX)], malformed),
+        ("half a tag", vec![[&offer(0, 1 << 10)[..], b"1234"].concat()], malformed),
+        ("refused what was not offered", vec![message(REFUSED, WINDOW, &7_u32.to_le_bytes())], malformed),
     ];
     for (what, messages, violation) in cases {
         let (here, there) = rude(&mut p);
@@ -105,7 +111,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
 pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     for numbers in [(0..17).collect::<Vec<u32>>(), vec![3, 3]] {
         // There is no memory for any of them, so the first one waits.
-        let config = setup.config().max_message(1 << 20).transfer_memory(1 << 20);
+        let config = setup.config().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         let (here, there) = rude(&mut p);
         for number in &numbers {
@@ -136,7 +142,7 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     // On a network that waits for receives all messages arrive, and nobody has overrun anything in the end.
     p.until("it ended, or all arrived", |p| reason(p, there).is_some() || p.s.received >= 40);
     if let Some(reason) = reason(&p, there) {
-        let blamed = !matches!(reason, DisconnectReason::Local | DisconnectReason::KeepaliveTimeout);
+        let blamed = !matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout);
         assert!(blamed, "{reason:?}");
     }
     let before = p.c.received;
@@ -150,7 +156,9 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
 
 /// A peer that never grants anything gets nothing more, and is given up because it does not answer either.
 pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
-    let config = setup.config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
+    let config = setup
+        .config()
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(200), Duration::from_millis(1500)));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
     let (_, there) = rude(&mut p);
     let mut taken = 0;
@@ -160,7 +168,11 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
             p.turn();
         }
     }
-    assert_eq!(taken, WINDOW as usize - 3, "the window, without what is kept for control");
+    // On a slow machine, the peer has been asked meanwhile whether it is there. Such a ping takes a credit of the window, unless the
+    // window was full.
+    let (window, pings) = (u64::from(WINDOW) - 3, p.server.stats().connections.pings);
+    let expected = window.saturating_sub(pings)..=window;
+    assert!(expected.contains(&taken), "{taken} of the window without what is kept for control, {expected:?}");
     assert_eq!(p.server.context().send(there, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     p.until("it is given up", |p| reason(p, there).is_some());
     assert_eq!(reason(&p, there), Some(DisconnectReason::KeepaliveTimeout));

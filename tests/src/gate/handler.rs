@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Immediate, Message,
-    Outcome, SendId, TimerId,
+    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Failure, Handler, Immediate,
+    Message, Offered, Outcome, SendId, TimerId, TransferEnd, TransferId,
 };
 
 use super::{Call, Gate};
@@ -59,6 +59,15 @@ impl<H: Handler> Handler for GatedHandler<H> {
     }
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {
         self.pass(|inner| inner.on_immediate(cx, conn, immediate));
+    }
+    fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
+        self.pass(|inner| inner.on_offer(cx, conn, offer));
+    }
+    fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {
+        self.pass(|inner| inner.on_landed(cx, conn, offer, result));
+    }
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {
+        self.pass(|inner| inner.on_transfer(cx, conn, transfer, end));
     }
     fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
         self.pass(|inner| inner.on_drain(cx, deadline));

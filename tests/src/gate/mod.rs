@@ -8,11 +8,13 @@ pub mod handler;
 pub mod net;
 pub mod poller;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_transport::event::DeviceEventKind;
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::Failure as WorkFailure;
 
 /// The kinds of fallible calls: those of [`Provider`](rdma_transport::provider::Provider), then those of
@@ -27,6 +29,7 @@ pub enum Call {
     Accept,
     Reject,
     Disconnect,
+    DestroyQp,
     NextCmEvent,
     CompletionChannel,
     Register,
@@ -44,6 +47,8 @@ pub enum Call {
     PollCq,
     ReqNotify,
     NextCompletionEvent,
+    /// It cannot fail, but panic.
+    Progress,
     EnableExtensions,
     NetPoll,
     NetListen,
@@ -71,6 +76,8 @@ pub enum Failure {
     LastErrno(i32),
     /// The queue has room for all work requests of the chain but the last.
     LastFull,
+    /// It does not return: the provider panics.
+    Panic,
 }
 
 impl Failure {
@@ -80,6 +87,7 @@ impl Failure {
         match self {
             Self::Errno(code) | Self::LastErrno(code) => io::Error::from_raw_os_error(code),
             Self::Full | Self::LastFull => io::Error::from_raw_os_error(libc::ENOMEM),
+            Self::Panic => io::Error::other("a panic, which no error tells of"),
         }
     }
 }
@@ -110,10 +118,18 @@ pub enum Said {
     Device(DeviceEventKind),
 }
 
+/// How the address of a connection does not resolve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unresolved {
+    /// The provider says that no device leads there.
+    Failed,
+    /// The provider says nothing.
+    Silent,
+}
+
 /// A call that fails.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
-    call: Call,
     /// The number of the call among those of its kind, from 0.
     nth: u32,
     failure: Failure,
@@ -124,8 +140,9 @@ struct Fault {
 #[derive(Debug, Default)]
 struct State {
     counts: BTreeMap<Call, u32>,
-    fault: Option<Fault>,
-    failed: u32,
+    /// The calls that fail, by kind.
+    faults: BTreeMap<Call, Fault>,
+    failed: BTreeMap<Call, u32>,
     objects: Objects,
     /// The failure of the next completion.
     completion: Option<WorkFailure>,
@@ -135,8 +152,14 @@ struct State {
     loses_beginnings: bool,
     /// The address of the first listener is about to move.
     moves: bool,
-    /// The next connection of this side goes on under another id.
-    diverts: bool,
+    /// The address of the next connection of this side does not resolve.
+    unresolved: Option<Unresolved>,
+    /// The keys of the peer that the next messages take back.
+    taken_back: VecDeque<RemoteKey>,
+    /// All memory that was registered so far.
+    memories: Vec<Weak<Memory>>,
+    /// The addresses of regions that the device has refused to take back, or to take the remote keys back of.
+    refused: BTreeSet<u64>,
 }
 
 /// See the [module](self). Clones are the same gate.
@@ -150,14 +173,20 @@ impl Gate {
 
     /// Lets one call fail: the `nth` of its kind, from 0, counted from the beginning.
     pub fn fail_nth(&self, call: Call, nth: u32, failure: Failure) {
-        self.state().fault = Some(Fault { call, nth, failure, lasting: false });
+        self.state().faults.insert(call, Fault { nth, failure, lasting: false });
     }
 
     /// Lets all calls of a kind fail with `EIO` after `more` of them.
     pub fn break_after(&self, call: Call, more: u32) {
         let mut state = self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0) + more;
-        state.fault = Some(Fault { call, nth, failure: Failure::Errno(libc::EIO), lasting: true });
+        state.faults.insert(call, Fault { nth, failure: Failure::Errno(libc::EIO), lasting: true });
+    }
+
+    /// Lets the next call of a kind panic.
+    pub fn panic_next(&self, call: Call) {
+        let nth = self.state().counts.get(&call).copied().unwrap_or(0);
+        self.fail_nth(call, nth, Failure::Panic);
     }
 
     /// Lets the next completion be a failure.
@@ -206,15 +235,15 @@ impl Gate {
         self.state().completion.take()
     }
 
-    /// Lets the next connection of this side go on under another id, as one that no device leads to does.
-    pub fn divert_connection(&self) {
-        self.state().diverts = true;
+    /// Lets the address of the next connection of this side not resolve, as if no device led there.
+    pub fn leave_unresolved(&self, how: Unresolved) {
+        self.state().unresolved = Some(how);
     }
 
-    /// Takes the order to divert a connection.
+    /// Takes the order to resolve nothing.
     #[must_use]
-    pub fn takes_diversion(&self) -> bool {
-        std::mem::take(&mut self.state().diverts)
+    pub fn takes_unresolved(&self) -> Option<Unresolved> {
+        self.state().unresolved.take()
     }
 
     /// Lets the address of the first listener move, as a bond does that fails over: the listener is told, and hears no more.
@@ -228,9 +257,33 @@ impl Gate {
         std::mem::take(&mut self.state().moves)
     }
 
+    /// Has the next message take a key of the peer back: a Send becomes a Send with Invalidate.
+    pub fn take_back(&self, key: RemoteKey) {
+        self.state().taken_back.push_back(key);
+    }
+
+    /// Takes the key that the next message takes back.
+    #[must_use]
+    pub fn takes_key(&self) -> Option<RemoteKey> {
+        self.state().taken_back.pop_front()
+    }
+
+    /// Notes that memory was registered.
+    pub fn watch(&self, memory: &Arc<Memory>) {
+        let mut state = self.state();
+        state.memories.retain(|memory| memory.strong_count() > 0);
+        state.memories.push(Arc::downgrade(memory));
+    }
+
+    /// Number of memories that were registered and exist still, registered or not.
+    #[must_use]
+    pub fn memories(&self) -> usize {
+        self.state().memories.iter().filter(|memory| memory.strong_count() > 0).count()
+    }
+
     /// Lets no call fail any more.
     pub fn heal(&self) {
-        self.state().fault = None;
+        self.state().faults.clear();
     }
 
     /// Number of calls so far, by kind.
@@ -242,7 +295,41 @@ impl Gate {
     /// Number of calls that have failed here.
     #[must_use]
     pub fn failed(&self) -> u32 {
-        self.state().failed
+        self.state().failed.values().sum()
+    }
+
+    /// Number of calls of a kind that have failed here.
+    #[must_use]
+    pub fn failed_of(&self, call: Call) -> u32 {
+        self.state().failed.get(&call).copied().unwrap_or(0)
+    }
+
+    /// Notes that a call has failed below.
+    pub fn note_failed(&self, call: Call) {
+        *self.state().failed.entry(call).or_default() += 1;
+    }
+
+    /// Lets the next call of a kind fail, unless one of them is to fail later.
+    pub fn refuse(&self, call: Call) {
+        let state = &mut *self.state();
+        let nth = state.counts.get(&call).copied().unwrap_or(0);
+        state.faults.entry(call).or_insert(Fault { nth, failure: Failure::Errno(libc::EBUSY), lasting: false });
+    }
+
+    /// Notes whether the device has taken back the region at an address, or its remote key.
+    pub fn note_taken_back(&self, address: u64, is_back: bool) {
+        let refused = &mut self.state().refused;
+        if is_back {
+            refused.remove(&address);
+        } else {
+            refused.insert(address);
+        }
+    }
+
+    /// Returns true if the device still has the region at an address, or its remote key, though it was to take it back.
+    #[must_use]
+    pub fn keeps(&self, address: u64) -> bool {
+        self.state().refused.contains(&address)
     }
 
     /// What exists below.
@@ -262,9 +349,13 @@ impl Gate {
         let count = state.counts.entry(call).or_default();
         let now = *count;
         *count += 1;
-        let fault =
-            state.fault.filter(|fault| fault.call == call && (now == fault.nth || fault.lasting && now > fault.nth))?;
-        state.failed += 1;
+        let fault = *state.faults.get(&call).filter(|fault| now == fault.nth || fault.lasting && now > fault.nth)?;
+        *state.failed.entry(call).or_default() += 1;
+        if !fault.lasting {
+            state.faults.remove(&call);
+        }
+        drop(state);
+        assert_ne!(fault.failure, Failure::Panic, "the provider panics");
         Some(fault.failure)
     }
 

@@ -1,29 +1,84 @@
 //! Byte streams behind a gate.
 
+use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
-use rdma_transport::mem::{RecvSlice, SendSlice};
+use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
 
 use super::{Call, Gate};
+
+/// Sees what passes between two processes of a host.
+pub trait Onlooker: Debug + Send + Sync {
+    /// A socket has been connected to the door with this name.
+    fn met(&self, socket: SocketId, name: &[u8]);
+
+    /// A packet is sent with a descriptor. Returns one that goes in its place, if another one is to go.
+    fn passing(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd>;
+
+    /// A packet has come with a descriptor.
+    fn took(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>);
+
+    /// A socket is closed.
+    fn closing(&self, socket: SocketId);
+}
 
 /// [`Net`] that asks a [`Gate`] before each call that can fail.
 #[derive(Debug)]
 pub struct GatedNet<N> {
     inner: N,
     gate: Gate,
+    onlooker: Option<Arc<dyn Onlooker>>,
 }
 
 impl<N: Net> GatedNet<N> {
     /// Puts a gate in front of `inner`.
     pub const fn new(inner: N, gate: Gate) -> Self {
-        Self { inner, gate }
+        Self { inner, gate, onlooker: None }
+    }
+
+    /// Puts an onlooker in front of `inner`.
+    pub fn seen_by(inner: N, onlooker: Arc<dyn Onlooker>) -> Self {
+        Self { inner, gate: Gate::default(), onlooker: Some(onlooker) }
     }
 }
 
 impl<N: Net> Net for GatedNet<N> {
+    type Segment = N::Segment;
+    fn segment(&mut self, memory: Memory) -> N::Segment {
+        self.inner.segment(memory)
+    }
+    fn is_local(&self, socket: SocketId) -> bool {
+        self.inner.is_local(socket)
+    }
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.inner.listen_local(name)
+    }
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        self.inner.accept_local(listener)
+    }
+    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        let socket = self.inner.connect_local(name)?;
+        if let Some(onlooker) = &self.onlooker {
+            onlooker.met(socket, name);
+        }
+        Ok(socket)
+    }
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let other =
+            self.onlooker.as_ref().zip(file).and_then(|(onlooker, file)| onlooker.passing(socket, packet, file));
+        self.inner.pass(socket, packet, other.as_ref().map(AsFd::as_fd).or(file))
+    }
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        let (len, file) = self.inner.take(socket, room)?;
+        if let Some((onlooker, file)) = self.onlooker.as_ref().zip(file.as_ref()) {
+            onlooker.took(socket, &room[..len], file.as_fd());
+        }
+        Ok((len, file))
+    }
     fn channel(&self, channel: Channel) -> RawFd {
         self.inner.channel(channel)
     }
@@ -83,6 +138,9 @@ impl<N: Net> Net for GatedNet<N> {
         self.inner.shutdown(socket);
     }
     fn close(&mut self, socket: SocketId, reset: bool) {
+        if let Some(onlooker) = &self.onlooker {
+            onlooker.closing(socket);
+        }
         self.inner.close(socket, reset);
     }
 }

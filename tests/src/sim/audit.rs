@@ -233,6 +233,12 @@ impl Pair {
         })
     }
 
+    /// Whether connections that were not up gave way to others on the passive side since this one was opened.
+    #[must_use]
+    pub fn may_have_given_way(&self, fabric: &Fabric) -> bool {
+        fabric.evicted_since(self.ends[PASSIVE].node, self.opened.0)
+    }
+
     /// Whether both ends are up.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -259,7 +265,10 @@ impl Pair {
         let how = self.disturbances(fabric);
         let peer = &self.ends[1 - side];
         match reason {
-            DisconnectReason::Local => self.ends[side].closed.is_some(),
+            DisconnectReason::Local { complete } => {
+                let end = &self.ends[side];
+                end.closed.is_some() && !(*complete && end.failed)
+            }
             DisconnectReason::Closed => peer.closed.is_some(),
             // A close that runs out of time cuts off the sends that are left, the reactor's own too, and says no goodbye.
             DisconnectReason::Lost => {
@@ -290,7 +299,7 @@ impl Pair {
             }
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
             ConnectError::Transport(rdma_reactor::transport::cm::ConnectFailure::Protocol(_)) => {
-                self.disturbances(fabric) != 0
+                self.disturbances(fabric) != 0 || self.may_have_given_way(fabric)
             }
             _ => true,
         }
@@ -316,7 +325,7 @@ impl Audit {
                 continue;
             }
             if !passive.announced {
-                if clean && pair.taken && active.told() > 0 {
+                if clean && pair.taken && active.told() > 0 && !pair.may_have_given_way(fabric) {
                     fabric.violation(format!(
                         "connection {cookie:x}: {} messages were sent to a program that never heard of it",
                         active.told()
@@ -334,8 +343,11 @@ impl Audit {
                         to.heard()
                     ));
                 }
-                if clean && let Some(lost) = from.flow.judge(&to.flow) {
-                    fabric.violation(format!("stream {cookie:x} from node{} to node{}: {lost}", from.node, to.node));
+                if clean {
+                    if let Some(lost) = from.flow.judge(&to.flow) {
+                        fabric
+                            .violation(format!("stream {cookie:x} from node{} to node{}: {lost}", from.node, to.node));
+                    }
                 }
             }
             if clean && active.closed.is_none() && passive.closed.is_none() {

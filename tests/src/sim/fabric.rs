@@ -13,10 +13,11 @@ use rdma_transport::iwarp::net::Channel;
 use rdma_transport::slab::{Key, Slab};
 
 use super::hardware::Hardware;
+use super::local::View;
 use super::middleman::Middleman;
 use super::rng::Rng;
 use super::swarm::{Fault, FaultOptions, MS, NetOptions};
-use super::tcp::{Pipe, Socket};
+use super::tcp::{Kind, Pipe, Socket};
 use super::threads::Threads;
 use super::trace::Trace;
 
@@ -61,6 +62,10 @@ pub(super) enum Event {
     Reset(Key),
     /// Completions or connection-manager events of a node's hardware arrive.
     Hardware(usize),
+    /// A packet within the host arrives, or the end.
+    Packet(Key),
+    /// Stores of a node to memory that it shares are seen.
+    Stores(Key),
     /// Something breaks.
     Fault,
     /// The world has something to do.
@@ -153,6 +158,13 @@ pub struct Fabric {
     faults: FaultOptions,
     pub(super) sockets: Slab<Socket>,
     pub(super) pipes: Slab<Pipe>,
+    /// The links of all connects so far, and the nodes at both ends.
+    pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
+    /// All nodes are on one host.
+    pub one_host: bool,
+    pub(super) views: Slab<View>,
+    /// Number of views so far.
+    pub(super) met: u64,
     pub(super) ports: Vec<Port>,
     /// By the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
@@ -160,6 +172,8 @@ pub struct Fabric {
     pub(super) silent: BTreeSet<(usize, usize)>,
     /// Long pauses: node, from, until.
     pauses: Vec<(usize, u64, u64)>,
+    /// By node: the number of connections that gave way to others there, and the time of the last one.
+    evictions: BTreeMap<usize, (u64, u64)>,
     pub(super) script: VecDeque<Script>,
     /// Nodes that other threads are about to talk to.
     spoken: Vec<usize>,
@@ -213,10 +227,15 @@ impl Fabric {
             faults,
             sockets: Slab::default(),
             pipes: Slab::default(),
+            dialled: Vec::new(),
+            one_host: false,
+            views: Slab::default(),
+            met: 0,
             ports: (0..nodes).map(port).collect(),
             links: BTreeMap::new(),
             silent: BTreeSet::new(),
             pauses: Vec::new(),
+            evictions: BTreeMap::new(),
             script: VecDeque::new(),
             spoken: Vec::new(),
             threads: Threads::default(),
@@ -292,9 +311,7 @@ impl Fabric {
 
     /// Lets time pass, and handles all events until then.
     pub fn advance(&mut self, to: u64) {
-        while let Some(&Reverse((at, _, event))) = self.heap.peek()
-            && at <= to
-        {
+        while let Some(&Reverse((at, _, event))) = self.heap.peek().filter(|next| next.0.0 <= to) {
             self.heap.pop();
             self.now = self.now.max(at);
             self.happen(event);
@@ -312,6 +329,8 @@ impl Fabric {
             Event::Refused(socket) => self.fail_socket(socket, std::io::ErrorKind::ConnectionRefused),
             Event::Reset(socket) => self.fail_socket(socket, std::io::ErrorKind::ConnectionReset),
             Event::Hardware(node) => self.hardware_arrives(node),
+            Event::Packet(socket) => self.packet_arrives(socket),
+            Event::Stores(view) => self.stores_arrive(view, false),
             Event::Fault => {
                 self.fault();
                 self.next_fault();
@@ -402,6 +421,9 @@ impl Fabric {
         if forgotten > 0 {
             return Some(format!("{forgotten} completions"));
         }
+        if self.sleeps_over_a_record(node) {
+            return Some("a record in shared memory".into());
+        }
         self.unread(node).map(|peer| format!("what came from {peer}"))
     }
 
@@ -445,7 +467,11 @@ impl Fabric {
 
     /// Disturbs all links of a node.
     pub fn disturb_all(&mut self, node: usize, how: u32) {
-        let links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
+        let mut links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
+        if self.one_host {
+            // Connections that have left their streams have no sockets that name them.
+            links.extend(self.dialled.iter().filter(|(_, nodes)| nodes.contains(&node)).map(|(link, _)| *link));
+        }
         for link in links {
             self.disturb(link, how);
         }
@@ -468,6 +494,19 @@ impl Fabric {
         self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
     }
 
+    /// Takes note of how many connections have given way to others on a node.
+    pub fn note_evictions(&mut self, node: usize, count: u64) {
+        if count > self.evictions.get(&node).map_or(0, |known| known.0) {
+            self.evictions.insert(node, (count, self.now));
+        }
+    }
+
+    /// Whether a connection gave way to another one on a node since a time.
+    #[must_use]
+    pub fn evicted_since(&self, node: usize, since: u64) -> bool {
+        self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
+    }
+
     /// Whether a node has a device that stands still with it, and was paused for half of the keepalive's time up to now.
     #[must_use]
     pub fn slept_through(&self, node: usize) -> bool {
@@ -478,10 +517,10 @@ impl Fabric {
         slept >= timeout / 2
     }
 
-    /// Sockets that exist.
+    /// Sockets that exist. The sockets where peers of one host come, one for a node at most, stay as long as their node.
     #[must_use]
     pub fn sockets(&self) -> usize {
-        self.sockets.len()
+        self.sockets.iter().filter(|(_, s)| !matches!(&s.kind, Kind::Local(local) if local.listens.is_some())).count()
     }
 
     /// Describes the sockets that exist, for a report.

@@ -4,23 +4,31 @@
 //! A completion that the inner provider has produced is on its way until it *arrives*. It arrives on its own, between
 //! any two calls, or just before its queue is armed, and then it raises nothing. If the queue is armed when it arrives,
 //! the completion channel gets one event and one edge.
+//!
+//! A device may refuse to give back a queue pair, a registration or a remote key. It goes on using what it keeps: nothing may be
+//! posted again in memory that a queue pair has, and the memory of a key is never lent to the program (`Hardware::keeps`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::iwarp::net::Channel;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
-use rdma_transport::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_transport::qp::{QpAttr, QpId};
+use rdma_transport::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
-use rdma_transport::wr::{RecvWr, SendWr};
+use rdma_transport::wr::{RecvWr, SendOp, SendWr, SgeList};
 use rdma_transport::{Error, Result};
 
 use super::fabric::{Event, Fabric, Shared, index, lock};
@@ -71,11 +79,45 @@ pub struct Hardware {
     events: VecDeque<CqId>,
     cm_visible: VecDeque<CmEvent>,
     cm_late: Vec<Late<CmEvent>>,
+    /// Remote keys that the device has not taken back.
+    kept: BTreeSet<u32>,
+    /// Memory that queue pairs have which the device has kept: the first address of each part, and the one behind it.
+    kept_memory: Vec<(usize, usize)>,
+    /// Number of queue pairs, and of registrations, that the device has refused to give back.
+    refused: (u64, usize),
 }
 
 impl Hardware {
     pub(super) const fn new() -> Self {
-        Self { queues: Vec::new(), events: VecDeque::new(), cm_visible: VecDeque::new(), cm_late: Vec::new() }
+        Self {
+            queues: Vec::new(),
+            events: VecDeque::new(),
+            cm_visible: VecDeque::new(),
+            cm_late: Vec::new(),
+            kept: BTreeSet::new(),
+            kept_memory: Vec::new(),
+            refused: (0, 0),
+        }
+    }
+
+    /// Whether peers may go on using the memory of a remote key, although it was to be taken back.
+    pub(super) fn keeps(&self, key: u32) -> bool {
+        self.kept.contains(&key)
+    }
+
+    /// Notes that the node gets another reactor.
+    fn new_reactor(&mut self) {
+        (self.refused, self.kept_memory) = ((0, 0), Vec::new());
+    }
+
+    /// Whether a queue pair that the device has kept may use a part of some memory.
+    pub(super) fn uses(&self, start: usize, end: usize) -> bool {
+        self.kept_memory.iter().any(|&(from, to)| start < to && from < end)
+    }
+
+    /// Number of queue pairs, and of registrations, that the device has refused to give back to the reactor that it has now.
+    pub(super) const fn refused(&self) -> (u64, usize) {
+        self.refused
     }
 
     pub(super) fn is_readable(&self, channel: usize) -> bool {
@@ -141,6 +183,10 @@ impl Fabric {
     }
 }
 
+fn busy(call: &'static str) -> Error {
+    Error::io(call, std::io::Error::from_raw_os_error(libc::EBUSY))
+}
+
 /// A provider whose completions and events arrive in their own time.
 pub struct HardwareProvider<P> {
     inner: P,
@@ -154,6 +200,39 @@ pub struct HardwareProvider<P> {
     /// Connections that flush, and whether they take forever.
     lazy: BTreeMap<Key, bool>,
     scratch: Vec<WorkCompletion>,
+    /// The remote key of each region whose peers have rights.
+    keys: BTreeMap<Key, u32>,
+    /// What each queue pair was given, on a device that may keep it.
+    posted: BTreeMap<Key, Outstanding>,
+}
+
+/// Entries of the work requests that a queue pair has.
+#[derive(Debug, Default)]
+struct Outstanding {
+    receives: VecDeque<SgeList>,
+    /// With their numbers, and whether they wait for an answer of the peer.
+    sends: VecDeque<(u64, bool, SgeList)>,
+}
+
+impl Outstanding {
+    /// A completion was polled.
+    fn done(&mut self, wr_id: u64) {
+        match self.sends.iter().position(|&(of, ..)| of == wr_id) {
+            // Sends before it are done, too; reads end by their own completions.
+            Some(at) => {
+                let mut nth = 0;
+                self.sends.retain(|&(.., answered, _)| {
+                    nth += 1;
+                    nth - 1 > at || nth - 1 < at && answered
+                });
+            }
+            None => drop(self.receives.pop_front()),
+        }
+    }
+}
+
+fn parts(sges: &SgeList) -> impl Iterator<Item = (usize, usize)> + '_ {
+    sges.as_slice().iter().map(|sge| (sge.address().addr(), sge.address().addr() + sge.len()))
 }
 
 impl<P: Provider> std::fmt::Debug for HardwareProvider<P> {
@@ -164,7 +243,8 @@ impl<P: Provider> std::fmt::Debug for HardwareProvider<P> {
 
 impl<P: Provider> HardwareProvider<P> {
     /// Hardware of `node` that works as `inner` does.
-    pub const fn new(inner: P, node: usize, fabric: Shared, options: HardwareOptions, rng: Rng) -> Self {
+    pub fn new(inner: P, node: usize, fabric: Shared, options: HardwareOptions, rng: Rng) -> Self {
+        lock(&fabric).ports[node].hardware.new_reactor();
         Self {
             inner,
             node,
@@ -175,6 +255,55 @@ impl<P: Provider> HardwareProvider<P> {
             cm_last: BTreeMap::new(),
             lazy: BTreeMap::new(),
             scratch: Vec::new(),
+            keys: BTreeMap::new(),
+            posted: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the device refuses to give something back.
+    fn refuses(&mut self) -> bool {
+        self.options.keeps > 0 && self.rng.chance(self.options.keeps)
+    }
+
+    /// Takes a remote key back, or a whole registration.
+    fn take_back(&mut self, region: MrId, take: impl FnOnce(&mut P) -> Result<()>) -> Result<()> {
+        let refused = self.refuses();
+        let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
+        if refused {
+            hardware.kept.extend(self.keys.get(&region.0));
+            return Err(busy("ibv_dereg_mr"));
+        }
+        if let Some(key) = self.keys.remove(&region.0) {
+            hardware.kept.remove(&key);
+        }
+        take(&mut self.inner)
+    }
+
+    fn registered(&mut self, region: MemoryRegion, access: Access) -> MemoryRegion {
+        if access.intersects(Access::REMOTE) {
+            self.keys.insert(region.id.0, region.remote_key.0);
+        }
+        region
+    }
+
+    /// Notes what a queue pair is given. Nothing of it may be in memory that another one has kept.
+    fn give<'a>(&mut self, qp: QpId, given: impl Iterator<Item = (&'a SgeList, Option<(u64, bool)>)>) {
+        if self.options.keeps == 0 {
+            return;
+        }
+        let posted = self.posted.entry(qp.0).or_default();
+        for (sges, send) in given {
+            for (start, end) in parts(sges) {
+                let mut fabric = lock(&self.fabric);
+                if fabric.ports[self.node].hardware.uses(start, end) {
+                    let what = if send.is_some() { "sent from" } else { "received in" };
+                    fabric.violation(format!("node{}: {what} memory that a queue pair has kept", self.node));
+                }
+            }
+            match send {
+                Some((wr_id, answered)) => posted.sends.push_back((wr_id, answered, *sges)),
+                None => posted.receives.push_back(*sges),
+            }
         }
     }
 
@@ -228,8 +357,9 @@ impl<P: Provider> HardwareProvider<P> {
 
     fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
         if !completion.status.is_success() {
-            // If the status is not success, only wr_id and qp have a meaning.
-            completion.opcode = WcOpcode::Other(self.rng.below(9) as u32);
+            // If the status is not success, only wr_id, qp and whether it was a receive have a meaning.
+            let noise = WcOpcode::Other(self.rng.below(9) as u32);
+            completion.opcode = if Work::of(completion.opcode) == Work::Recv { WcOpcode::Recv } else { noise };
             completion.byte_len = self.rng.bits() as u32;
         }
         let mut fabric = lock(&self.fabric);
@@ -312,12 +442,12 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         self.inner.device(device)
     }
 
-    fn cm_channel(&self) -> RawFd {
-        self.inner.cm_channel()
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
     }
 
-    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
-        self.inner.completion_channel(device)
+    fn channel(&self, channel: provider::Channel) -> Result<RawFd> {
+        self.inner.channel(channel)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -330,16 +460,16 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         more
     }
 
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.inner.listen(address, backlog)
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        self.inner.listen(address, options)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         self.inner.local_address(id)
     }
 
-    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        self.inner.resolve(peer, deadline)
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.inner.resolve(peer, options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -364,10 +494,23 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         result
     }
 
-    fn destroy_id(&mut self, id: CmId, now: Instant) {
-        self.inner.destroy_id(id, now);
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
+        let posted = self.posted.remove(&id.0);
+        let refused = posted.is_some() && self.refuses();
+        if refused {
+            // The id is gone, and the queue pair goes on.
+            self.inner.disconnect(id, now)?;
+            let Outstanding { receives, sends } = posted.unwrap_or_default();
+            let all = receives.iter().chain(sends.iter().map(|(.., sges)| sges));
+            let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
+            hardware.kept_memory.extend(all.flat_map(parts));
+            hardware.refused.0 += 1;
+        } else {
+            self.inner.destroy_id(id, now)?;
+        }
         self.harvest();
         self.settle(id);
+        if refused { Err(busy("ibv_destroy_qp")) } else { Ok(()) }
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
@@ -376,55 +519,27 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         Ok(lock(&self.fabric).ports[self.node].hardware.cm_visible.pop_front())
     }
 
-    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        self.inner.register(device, memory, access)
-    }
-
-    fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.inner.deregister(region)
-    }
-
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.inner.device_at(address)
-    }
-
-    fn register_range(
+    fn register(
         &mut self,
         device: DeviceId,
         memory: &Arc<Memory>,
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.inner.register_range(device, memory, range, access)
+        let region = self.inner.register(device, memory, range, access)?;
+        Ok(self.registered(region, access))
     }
 
-    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
-        self.inner.restrict(region, qp)
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        let result = self.take_back(region, |inner| inner.deregister(region));
+        lock(&self.fabric).ports[self.node].hardware.refused.1 += usize::from(result.is_err());
+        result
     }
 
-    fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.inner.invalidate(region)
-    }
-
-    fn last_heard(&self, qp: QpId) -> Option<Instant> {
-        if self.options.extensions { self.inner.last_heard(qp) } else { None }
-    }
-
-    fn has_unread(&self, qp: QpId) -> bool {
-        self.options.extensions && self.inner.has_unread(qp)
-    }
-
-    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
-        if self.options.extensions {
-            self.inner.enable_extensions(qp)
-        } else {
-            Err(Error::Unsupported { provider: self.name(), feature: "extensions to agree on" })
-        }
-    }
-
-    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        let id = self.inner.create_cq(device, entries)?;
-        let queue = Queue { id, entries: entries as usize, armed: false, visible: VecDeque::new(), late: Vec::new() };
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        let id = self.inner.create_cq(device, attr)?;
+        let queue =
+            Queue { id, entries: attr.entries as usize, armed: false, visible: VecDeque::new(), late: Vec::new() };
         lock(&self.fabric).ports[self.node].hardware.queues.push(queue);
         Ok(id)
     }
@@ -442,12 +557,15 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        self.give(qp, chain.iter().map(|wr| (&wr.sges, None)));
         let result = self.inner.post_recv(qp, chain);
         self.harvest();
         result
     }
 
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
+        let answered = |op| matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.give(qp, chain.iter().map(|wr| (&wr.sges, Some((wr.wr_id, answered(wr.op))))));
         let result = self.inner.post_send(qp, chain);
         self.harvest();
         result
@@ -466,22 +584,29 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         if short && count > 1 {
             count = 1 + cut as usize % count;
         }
-        out.extend(queue.visible.drain(..count));
+        for wc in queue.visible.drain(..count) {
+            if let Some(posted) = self.posted.get_mut(&wc.qp.0) {
+                posted.done(wc.wr_id);
+            }
+            out.push(wc);
+        }
         Ok(count)
     }
 
-    fn req_notify(&mut self, cq: CqId) -> Result<()> {
+    fn req_notify(&mut self, cq: CqId, _: Notify) -> Result<()> {
         let early = self.rng.chance(self.options.before_arming);
         let mut fabric = lock(&self.fabric);
         fabric.tick();
         let now = fabric.now();
         let node = self.node;
         let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
-        if early && let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
-            // Lazy completions do not arrive, because they are not done yet.
-            if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
-                fabric.ports[node].hardware.events.push_back(cq);
-                fabric.raise(node, index(Channel::Completion));
+        if early {
+            if let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
+                // Lazy completions do not arrive, because they are not done yet.
+                if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
+                    fabric.ports[node].hardware.events.push_back(cq);
+                    fabric.raise(node, index(Channel::Completion));
+                }
             }
         }
         if let Some(queue) = fabric.ports[node].hardware.queue(cq) {
@@ -493,5 +618,83 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         self.inner.next_completion_event(device)?;
         Ok(lock(&self.fabric).ports[self.node].hardware.events.pop_front())
+    }
+
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        None
+    }
+
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        Some(self)
+    }
+
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        if self.options.extensions { Some(self) } else { None }
+    }
+
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        if self.options.extensions { Some(self) } else { None }
+    }
+
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        None
+    }
+
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        None
+    }
+
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        None
+    }
+
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        None
+    }
+
+    fn paths(&self) -> Option<&dyn Paths> {
+        None
+    }
+
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        None
+    }
+
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        None
+    }
+
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        None
+    }
+
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        None
+    }
+}
+
+impl<P: Provider> RemoteKeys for HardwareProvider<P> {
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool> {
+        self.inner.remote_keys().map_or(Ok(false), |keys| keys.restrict(region, qp))
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.take_back(region, |inner| inner.remote_keys().map_or(Ok(()), |keys| keys.invalidate(region)))
+    }
+}
+
+impl<P: Provider> Liveness for HardwareProvider<P> {
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.inner.liveness()?.last_heard(qp)
+    }
+
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.inner.liveness().is_some_and(|liveness| liveness.has_unread(qp))
+    }
+}
+
+impl<P: Provider> Extensions for HardwareProvider<P> {
+    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
+        self.inner.extensions().map_or(Ok(()), |role| role.enable_extensions(qp))
     }
 }

@@ -94,19 +94,19 @@ impl Handler for Server {
     }
 }
 
-fn config() -> Config {
+fn config(pace: u32) -> Config {
+    let ms = |time| Duration::from_millis(time) / pace;
     Config::default()
         .wait(Wait::Event)
         .buffer_size(BUFFER)
-        .max_message(64 << 10)
-        .transfer_memory(TRANSFER_MEMORY)
-        .transfer_cache(0)
+        .large_messages(|l| l.max_message = 64 << 10)
+        .large_messages(|l| l.memory = TRANSFER_MEMORY)
+        .large_messages(|l| l.cache = 0)
         .receive_depth(DEPTH)
         .send_depth(DEPTH)
-        .keepalive(Duration::from_secs(1), Duration::from_secs(3))
-        .transfer_timeout(Duration::from_secs(3))
-        .flush_timeout(Duration::from_millis(50))
-        .close_timeout(Duration::from_millis(500))
+        .timeouts(|t| (t.connect, t.handshake) = (ms(10_000), ms(5_000)))
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(1_000), ms(3_000)))
+        .timeouts(|t| (t.transfer, t.flush, t.close) = (ms(3_000), ms(50), ms(500)))
 }
 
 /// The hostile peer: a socket, and numbers for well-formed frames.
@@ -125,7 +125,13 @@ impl Hostile {
     /// A peer without a connection.
     #[must_use]
     pub fn new(fabric: &Shared) -> Self {
-        Self { net: SimNet::new(HOSTILE, Arc::clone(fabric)), socket: None, msn: [1; 2], damage: None, answered: 0 }
+        Self::at(HOSTILE, fabric)
+    }
+
+    /// A peer without a connection, on another node.
+    #[must_use]
+    pub fn at(node: usize, fabric: &Shared) -> Self {
+        Self { net: SimNet::new(node, Arc::clone(fabric)), socket: None, msn: [1; 2], damage: None, answered: 0 }
     }
 
     /// Opens a connection, after the last one was reset.
@@ -144,9 +150,7 @@ impl Hostile {
 
     /// Sends octets, as far as there is room.
     pub fn send(&mut self, mut octets: Vec<u8>) {
-        if let Some(at) = self.damage.take()
-            && !octets.is_empty()
-        {
+        if let Some(at) = self.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
             octets[at / 8] ^= 1 << (at % 8);
         }
@@ -166,8 +170,8 @@ impl Hostile {
             self.net.poll(channel, &mut edges).expect("the simulation polls");
         }
         let mut buffer = [0; 4096];
-        while let Some(socket) = self.socket
-            && let Ok(count @ 1..) = self.net.recv(socket, &mut [RecvSlice::new(&mut buffer)])
+        while let Some(Ok(count @ 1..)) =
+            self.socket.map(|socket| self.net.recv(socket, &mut [RecvSlice::new(&mut buffer)]))
         {
             self.answered += count as u64;
         }
@@ -216,7 +220,7 @@ impl Hostile {
     }
 
     /// Does one operation of the tape; returns how long to wait then, ns.
-    fn act(&mut self, tape: &mut Tape<'_>) -> u64 {
+    fn act(&mut self, tape: &mut Tape<'_>, pace: u32) -> u64 {
         match tape.byte() % 40 {
             0 => self.startup(tape),
             1 => self.open(address(SERVER, 7471)),
@@ -232,7 +236,7 @@ impl Hostile {
                 }
             }
             5 => self.damage = Some(tape.word() as usize),
-            6 => return u64::from(tape.byte()) * 20 * MS,
+            6 => return u64::from(tape.byte()) * 20 * MS / u64::from(pace),
             7 => {
                 let octets = tape.bytes(300);
                 self.send(octets);
@@ -373,8 +377,8 @@ impl World {
             }
             assert!(now - self.last.0 < 5 * MS + ECHO, "no echo for {} us", (now - self.last.0) / 1000);
             self.hostile.read();
-            let memory = self.server().stats().memory;
-            let connections = self.server().stats().connections.current;
+            let stats = self.server().stats();
+            let (memory, connections) = (stats.memory, stats.connections.current);
             assert!(memory.fetched_bytes <= TRANSFER_MEMORY && memory.copied_bytes <= TRANSFER_MEMORY, "{memory:?}");
             assert!(connections <= 64, "{connections} connections of two peers");
             if now >= end {
@@ -385,16 +389,17 @@ impl World {
     }
 }
 
-/// Lives through a tape.
+/// Lives through a tape. The limits in time and the hostile peer's pauses are `pace` times shorter than those of a server usually are:
+/// most of what passes in them is echoes of the honest client.
 ///
 /// # Panics
 /// When the hostile peer has disturbed the server or its honest client, or something of it is left after a minute of silence.
 #[must_use]
-pub fn play(tape: &[u8]) -> Outcome {
+pub fn play(tape: &[u8], pace: u32) -> Outcome {
     let (fabric, client) = (network(3), Program::default());
     let nodes = vec![
-        Node::new(reactor(SERVER, &fabric, config()), Box::<Server>::default()),
-        Node::new(reactor(CLIENT, &fabric, config()), Box::new(client.clone())),
+        Node::new(reactor(SERVER, &fabric, config(pace)), Box::<Server>::default()),
+        Node::new(reactor(CLIENT, &fabric, config(pace)), Box::new(client.clone())),
     ];
     let hostile = Hostile::new(&fabric);
     let mut world = World { fabric, nodes, client, hostile, last: (0, 0) };
@@ -406,14 +411,14 @@ pub fn play(tape: &[u8]) -> Outcome {
     world.hostile.startup(&mut tape);
     world.pass(MS);
     while !tape.0.is_empty() {
-        let pause = world.hostile.act(&mut tape);
+        let pause = world.hostile.act(&mut tape, pace);
         world.pass(pause);
     }
     // The hostile peer falls silent.
-    let end = lock(&world.fabric).now() + PATIENCE;
+    let end = lock(&world.fabric).now() + PATIENCE / u64::from(pace);
     while world.server().stats().connections.current > 1 {
         assert!(lock(&world.fabric).now() < end, "the hostile connection is still there");
-        world.pass(100 * MS);
+        world.pass(100 * MS / u64::from(pace));
     }
     let stats = world.server().stats();
     let memory = stats.memory;

@@ -207,26 +207,25 @@ impl Middleman {
     /// Sends a frame on, changed if it is the one to change.
     fn emit(&mut self, from: usize, mut frame: Vec<u8>, startup: bool, out: &mut Vec<u8>) {
         let stream = &mut self.streams[from];
-        if let Attack::Octet { from: of, at } = self.attack
-            && of == from
-            && (stream.gone..stream.gone + frame.len()).contains(&at)
-        {
-            let inside = at - stream.gone;
-            let end = 2 + usize::from(u16::from_be_bytes([frame[0], frame[1]]));
-            let tagged = !startup && frame[2] & 0x80 != 0;
-            self.hit = Some(match () {
-                // Behind the fixed part and what MPA says of Reads comes the greeting.
-                () if startup && inside >= 24 => Hit::Greeting,
-                () if startup => Hit::Transport,
-                // The first 16 octets of a tagged frame are length and DDP.
-                () if tagged && (16..end).contains(&inside) => Hit::Fetched,
-                () if payload(&frame).is_none() || !(FRAME..end).contains(&inside) => Hit::Transport,
-                () if stream.sealed => Hit::Sealed,
-                () => Hit::Handshake,
-            });
-            frame[inside] ^= 1 << (at % 8);
-            if !startup && inside < frame.len() - CRC {
-                mend(&mut frame);
+        if let Attack::Octet { from: of, at } = self.attack {
+            if of == from && (stream.gone..stream.gone + frame.len()).contains(&at) {
+                let inside = at - stream.gone;
+                let end = 2 + usize::from(u16::from_be_bytes([frame[0], frame[1]]));
+                let tagged = !startup && frame[2] & 0x80 != 0;
+                self.hit = Some(match () {
+                    // Behind the fixed part and what MPA says of Reads comes the greeting.
+                    () if startup && inside >= 24 => Hit::Greeting,
+                    () if startup => Hit::Transport,
+                    // The first 16 octets of a tagged frame are length and DDP.
+                    () if tagged && (16..end).contains(&inside) => Hit::Fetched,
+                    () if payload(&frame).is_none() || !(FRAME..end).contains(&inside) => Hit::Transport,
+                    () if stream.sealed => Hit::Sealed,
+                    () => Hit::Handshake,
+                });
+                frame[inside] ^= 1 << (at % 8);
+                if !startup && inside < frame.len() - CRC {
+                    mend(&mut frame);
+                }
             }
         }
         self.streams[from].gone += frame.len();
@@ -399,7 +398,7 @@ impl History {
     /// Whether both sides have got everything, up to the goodbye.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        let ends = [(SERVER, DisconnectReason::Closed), (CLIENT, DisconnectReason::Local)];
+        let ends = [(SERVER, DisconnectReason::Closed), (CLIENT, DisconnectReason::Local { complete: true })];
         self.seen.iter().all(|seen| seen.messages == said())
             && ends.iter().all(|(node, reason)| self.seen[*node].ended == Some(reason.to_string()))
     }
@@ -426,9 +425,9 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
     let programs = [Program::default(), Program::default()];
     let config = Config::default().wait(Wait::Event).buffer_size(2048).max_memory(8 << 20).security(security(mode));
     let config = config
-        .eager_limit(4 << 10)
-        .connect_timeout(Duration::from_secs(10))
-        .keepalive(Duration::from_secs(1), Duration::from_secs(3));
+        .large_messages(|l| l.eager_limit = 4 << 10)
+        .timeouts(|t| t.connect = Duration::from_secs(10))
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(3)));
     let node = |node: usize| Node::new(reactor(node, &fabric, config.clone()), Box::new(programs[node].clone()));
     let mut nodes = vec![node(SERVER), node(CLIENT)];
     nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");

@@ -10,6 +10,7 @@
 //! | [`fabric`] | virtual time, the heap of things to come, descriptors |
 //! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
 //! | [`poller`] | a node's poller and clock |
+//! | [`environment`] | both, for providers below a reactor |
 //! | [`hardware`] | completions and events that arrive in their own time |
 //! | [`program`], [`callbacks`] | what runs on a node |
 //! | [`one_sided`], [`regions`], [`flow`] | its remote memory and its byte streams |
@@ -19,17 +20,22 @@
 //! | [`hostile`] | a hostile peer beside an honest one, on that network |
 //! | [`middleman`] | somebody on the path between two secured reactors |
 //! | [`neighbour`] | an honest client, and how long its echoes take beside somebody else |
+//! | [`twins`], [`devices`] | a reactor with two devices that give equal keys, and worlds in which they fail and are removed |
 //! | [`path`] | what a test breaks itself between two nodes |
 //! | [`quiet`] | a network without faults, for tests that write their own history |
 //! | [`run`] | many worlds, and the report of one that failed |
+//! | [`seeds`] | the seeds of a test that has worlds of its own |
 //! | [`rng`], [`trace`] | one stream of randomness per subsystem; the history |
 
 pub mod audit;
 pub mod callbacks;
+pub mod devices;
+pub mod environment;
 pub mod fabric;
 pub mod flow;
 pub mod hardware;
 pub mod hostile;
+pub mod local;
 pub mod memory;
 pub mod middleman;
 pub mod neighbour;
@@ -42,8 +48,10 @@ pub mod quiet;
 pub mod regions;
 pub mod rng;
 pub mod run;
+pub mod seeds;
 pub mod swarm;
 pub mod tcp;
 pub mod threads;
 pub mod trace;
+pub mod twins;
 pub mod world;

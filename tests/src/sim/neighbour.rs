@@ -97,13 +97,13 @@ pub struct Street {
 }
 
 impl Street {
-    /// A server with this program, its client, and room for one node more. The client has begun to connect.
+    /// A server with this program, its client, and room for four nodes more. The client has begun to connect.
     ///
     /// # Panics
     /// When a setting is out of its range.
     #[must_use]
     pub fn new(config: &Config, server: impl FnOnce(&Shared) -> Box<dyn Handler>) -> Self {
-        let (fabric, times) = (network(3), Ping::default());
+        let (fabric, times) = (network(6), Ping::default());
         let server = server(&fabric);
         let mut nodes = vec![
             Node::new(reactor(0, &fabric, config.clone()), server),

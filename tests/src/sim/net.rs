@@ -2,24 +2,31 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
-use rdma_transport::mem::{RecvSlice, SendSlice};
+use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
+use rdma_transport::slab::Key;
 
 use super::fabric::{Shared, index, lock};
+use super::local::{SimSegment, bind};
 
 /// [`Net`] of one node. Its sockets go with it.
 pub struct SimNet {
     node: usize,
     fabric: Shared,
+    /// The socket that a hello goes over, until its segment is made or the hello is not taken. Descriptors of lent memory go over other
+    /// sockets: these do not tell of a segment.
+    greeted: Option<Key>,
+    /// A segment whose socket is not known.
+    unbound: Option<Key>,
 }
 
 impl SimNet {
     /// The sockets of `node`.
     #[must_use]
     pub const fn new(node: usize, fabric: Shared) -> Self {
-        Self { node, fabric }
+        Self { node, fabric, greeted: None, unbound: None }
     }
 }
 
@@ -41,6 +48,15 @@ pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
 }
 
 impl Net for SimNet {
+    type Segment = SimSegment;
+
+    fn segment(&mut self, memory: Memory) -> SimSegment {
+        // The active side has just said hello with the file of its segment; the passive side is about to say that it has it.
+        let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
+        self.unbound = Some(segment.key());
+        segment
+    }
+
     fn channel(&self, channel: Channel) -> RawFd {
         descriptor(self.node, index(channel))
     }
@@ -105,5 +121,34 @@ impl Net for SimNet {
 
     fn close(&mut self, socket: SocketId, reset: bool) {
         lock(&self.fabric).close(socket.0, reset);
+    }
+
+    fn is_local(&self, _socket: SocketId) -> bool {
+        lock(&self.fabric).one_host
+    }
+
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        lock(&self.fabric).listen_local(self.node, name).map(SocketId)
+    }
+
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        lock(&self.fabric).accept_local(listener.0).map(SocketId)
+    }
+
+    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        let socket = lock(&self.fabric).connect_local(self.node, name)?;
+        self.greeted = Some(socket);
+        Ok(SocketId(socket))
+    }
+
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if let Some(segment) = self.unbound.take() {
+            bind(&self.fabric, segment, socket.0);
+        }
+        lock(&self.fabric).pass(socket.0, packet, file).inspect_err(|_| self.greeted = None)
+    }
+
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        lock(&self.fabric).take(socket.0, room)
     }
 }

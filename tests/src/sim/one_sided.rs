@@ -6,6 +6,7 @@ use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{Access, ConnectionId, Context, Outcome, RemoteRegion, SendErrorKind, SendId, SendKind};
 
 use super::audit::{Arrival, Stand, is_stream};
+use super::fabric::lock;
 use super::memory::{Reading, Shared, WORDS};
 use super::program::Program;
 use super::regions::Local;
@@ -300,6 +301,7 @@ impl Program<'_> {
         }
         if !outcome.is_sent() {
             self.audit.memory[operation.shared].strays.push(who);
+            self.forget_kept(&operation);
         }
         let mut got = Vec::new();
         let mut whole = true;
@@ -355,6 +357,21 @@ impl Program<'_> {
             match local.region.bytes_mut() {
                 Some(bytes) => bytes.copy_from_slice(&local.content),
                 None => self.state.check(false, format_args!("{id}: {send:?} has ended, and memory {n} is lent")),
+            }
+        }
+    }
+
+    /// Gives up the memory of an operation that a queue pair still has which the device has kept: it stays lent.
+    fn forget_kept(&mut self, operation: &Operation) {
+        let fabric = lock(&self.state.fabric);
+        let hardware = &fabric.ports[self.state.node].hardware;
+        for (n, _) in &operation.locals {
+            let kept = self.state.memories.locals.get(n).is_some_and(|local| {
+                let start = local.region.remote().address as usize;
+                hardware.uses(start, start + local.region.len())
+            });
+            if kept {
+                self.state.memories.locals.remove(n);
             }
         }
     }

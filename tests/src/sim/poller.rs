@@ -115,13 +115,11 @@ impl Poller for SimPoller {
             }
         }
         // A wait that would not end at once: nothing may be left to do.
-        if timeout != Some(Duration::ZERO)
-            && edges.len() == before
-            && !woken
-            && let Some(what) = fabric.asleep_on(self.node)
-        {
-            let violation = format!("node{} waits, though there is {what}", self.node);
-            fabric.violations.push(violation);
+        if timeout != Some(Duration::ZERO) && edges.len() == before && !woken {
+            if let Some(what) = fabric.asleep_on(self.node) {
+                let violation = format!("node{} waits, though there is {what}", self.node);
+                fabric.violations.push(violation);
+            }
         }
         drop(fabric);
         let_others_speak(&self.fabric);

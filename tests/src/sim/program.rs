@@ -280,10 +280,8 @@ impl Program<'_> {
         self.state.release(true);
         self.listen(cx);
         for id in self.state.live.keys().copied().collect::<Vec<_>>() {
-            if let Some((cookie, _, end)) = self.end(id)
-                && end.announced
-                && !is_stream(cookie)
-            {
+            let end = self.end(id).filter(|(cookie, _, end)| end.announced && !is_stream(*cookie));
+            if let Some((_, _, end)) = end {
                 end.goal = end.goal.max(end.accepted) + 1;
                 self.pump(cx, id);
             }

@@ -66,7 +66,7 @@ pub fn parts(node: usize, fabric: &Shared) -> Parts {
     let net = SimNet::new(node, Arc::clone(fabric));
     let provider = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
     Parts {
-        provider: Box::new(provider),
+        providers: vec![Box::new(provider)],
         poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),
         clock: Box::new(SimClock(Arc::clone(fabric))),
     }
@@ -92,7 +92,7 @@ pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Resul
     let net = GatedNet::new(SimNet::new(node, Arc::clone(fabric)), gate.clone());
     let inner = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
     let parts = Parts {
-        provider: Box::new(Forward::gated(Box::new(inner), gate.clone())),
+        providers: vec![Box::new(Forward::gated(Box::new(inner), gate.clone()))],
         poller: Box::new(GatedPoller::new(SimPoller::new(node, Arc::clone(fabric)), gate.clone())),
         clock: Box::new(SimClock(Arc::clone(fabric))),
     };

@@ -69,6 +69,11 @@ fn is_gone(error: &Error, cx: &Context<'_>, id: ConnectionId) -> bool {
     matches!(error, Error::Gone("connection")) && cx.writable(id) == 0
 }
 
+/// Whether the device of a node keeps the rights of peers to a region that it was to take back.
+fn is_kept(fabric: &super::fabric::Shared, node: usize, region: &Region) -> bool {
+    lock(fabric).ports[node].hardware.keeps(region.remote().key)
+}
+
 impl Program<'_> {
     /// Registers memory for operations of its own.
     pub(super) fn register(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
@@ -141,7 +146,8 @@ impl Program<'_> {
         } else {
             self.state.note(format_args!("takes {number} back"));
             let Some(own) = self.state.memories.shared.get(&number) else { return };
-            cx.revoke(&own.region);
+            // The device may keep the key, which its books say.
+            let _ = cx.revoke(&own.region);
             self.hide(number);
         }
     }
@@ -165,9 +171,14 @@ impl Program<'_> {
         self.audit.memory[number].withdrawn = true;
     }
 
-    /// Checks a region that no peer reaches any more, and fills it with other bytes.
+    /// Checks a region that no peer reaches any more, and fills it with other bytes. One whose key the device keeps is left as it
+    /// is: peers may go on.
     fn hide(&mut self, number: usize) {
         let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
+        if is_kept(&self.state.fabric, self.state.node, &own.region) {
+            let lent = own.region.bytes_mut().is_some();
+            return self.state.check(!lent, format_args!("region {number} is lent, and its device keeps it"));
+        }
         let mut bytes = vec![0; own.region.len()];
         own.region.copy_to(0, &mut bytes);
         let wrong = self.audit.memory[number].judge(&bytes);
@@ -246,7 +257,8 @@ impl Program<'_> {
         for (&number, own) in &mut state.memories.shared {
             let shared = &mut self.audit.memory[number];
             let written = shared.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-            let used = !shared.withdrawn && !shared.access.is_empty();
+            let kept = is_kept(&state.fabric, state.node, &own.region);
+            let used = (!shared.withdrawn || kept) && !shared.access.is_empty();
             let (mutable, borrowed) = (own.region.bytes_mut().is_some(), own.region.bytes().is_some());
             let ended = own.expires.is_some() && mutable;
             if ended && !shared.withdrawn {
@@ -268,9 +280,9 @@ impl Program<'_> {
             }
         }
         for (number, own) in &state.memories.shared {
-            if let Some((at, paused)) = own.expires.filter(|_| !self.audit.memory[*number].withdrawn && now > 0)
-                && !expired.contains(number)
-            {
+            let kept = is_kept(&state.fabric, state.node, &own.region);
+            let end = own.expires.filter(|_| !kept && !self.audit.memory[*number].withdrawn && now > 0);
+            if let Some((at, paused)) = end.filter(|_| !expired.contains(number)) {
                 state.check(state.is_within((at, paused), 0), format_args!("region {number} outlives its lifetime"));
             }
         }

@@ -11,7 +11,7 @@ use rdma_reactor::SecurityMode;
 
 use super::fabric::lock;
 use super::rng::mix;
-use super::world::{Report, World};
+use super::world::{Report, Variant, World};
 
 /// Lines of the timeline in the report of a failure.
 const TAIL: usize = 400;
@@ -25,8 +25,8 @@ pub struct Failure {
     pub what: String,
     /// The end of the timeline; empty unless it was kept.
     pub tail: String,
-    /// How connections were secured.
-    pub secured: SecurityMode,
+    /// What kind of world it was.
+    pub variant: Variant,
 }
 
 impl fmt::Display for Failure {
@@ -34,13 +34,14 @@ impl fmt::Display for Failure {
         write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
         write!(
             f,
-            "SIM_SEED={:#018x} SIM_SECURITY={} cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
+            "SIM_SEED={:#018x} SIM_SECURITY={} {}cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
             self.seed,
-            match self.secured {
+            match self.variant.secured {
                 SecurityMode::Tls => "tls",
                 SecurityMode::Psk => "psk",
                 _ => "plain",
-            }
+            },
+            if self.variant.one_host { "SIM_ONE_HOST=1 " } else { "" }
         )
     }
 }
@@ -51,17 +52,17 @@ pub const fn seed(nth: u64) -> u64 {
     mix(nth ^ 0x5eed)
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     format!("a panic: {}", text.unwrap_or("of unknown kind"))
 }
 
-/// Lives through the world of one seed, with connections that are secured in this way; keeps the last `keep` lines of its timeline.
+/// Lives through the world of one seed, with connections of this kind; keeps the last `keep` lines of its timeline.
 ///
 /// # Errors
 /// The first promise that was not kept.
-pub fn check(seed: u64, keep: usize, secured: SecurityMode) -> Result<Report, Failure> {
-    let mut world = World::new(seed, keep, secured);
+pub fn check(seed: u64, keep: usize, variant: Variant) -> Result<Report, Failure> {
+    let mut world = World::new(seed, keep, variant);
     let fabric = world.fabric();
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let result = result.unwrap_or_else(|panic| {
@@ -69,7 +70,7 @@ pub fn check(seed: u64, keep: usize, secured: SecurityMode) -> Result<Report, Fa
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
-    result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail(), secured })
+    result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail(), variant })
 }
 
 /// The sum of what many worlds have seen.
@@ -85,7 +86,7 @@ pub struct Total {
 ///
 /// # Errors
 /// The first world, by number, that failed, with its number from 1 and its timeline.
-pub fn check_many(first: u64, count: u64, threads: u64, secured: SecurityMode) -> Result<Total, (u64, Failure)> {
+pub fn check_many(first: u64, count: u64, threads: u64, variant: Variant) -> Result<Total, (u64, Failure)> {
     let total = Mutex::new(Total::default());
     let worst = AtomicU64::new(u64::MAX);
     std::thread::scope(|scope| {
@@ -96,7 +97,7 @@ pub fn check_many(first: u64, count: u64, threads: u64, secured: SecurityMode) -
                     if nth > worst.load(Ordering::Relaxed) {
                         return;
                     }
-                    match check(seed(nth), 0, secured) {
+                    match check(seed(nth), 0, variant) {
                         Ok(report) => {
                             let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
                             total.worlds += 1;
@@ -106,6 +107,7 @@ pub fn check_many(first: u64, count: u64, threads: u64, secured: SecurityMode) -
                             total.sum.operations += report.operations;
                             total.sum.streamed += report.streamed;
                             total.sum.connections += report.connections;
+                            total.sum.met += report.met;
                             total.sum.time += report.time;
                         }
                         Err(_) => {
@@ -120,8 +122,8 @@ pub fn check_many(first: u64, count: u64, threads: u64, secured: SecurityMode) -
         u64::MAX => Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner)),
         nth => {
             let seed = seed(nth);
-            let lost = || Failure { seed, what: "it failed once, and not again".into(), tail: String::new(), secured };
-            Err((nth - first + 1, check(seed, TAIL, secured).err().unwrap_or_else(lost)))
+            let lost = || Failure { seed, what: "it failed once, and not again".into(), tail: String::new(), variant };
+            Err((nth - first + 1, check(seed, TAIL, variant).err().unwrap_or_else(lost)))
         }
     }
 }

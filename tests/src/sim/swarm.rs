@@ -110,6 +110,8 @@ pub struct HardwareOptions {
     pub extensions: bool,
     /// Sends may complete before reads in front of them.
     pub overtaking: bool,
+    /// Per thousand: the device refuses to give back a queue pair, a registration or a remote key.
+    pub keeps: u32,
 }
 
 /// Faults of links and nodes.
@@ -324,6 +326,7 @@ impl HardwareOptions {
             purge: rate(rng, 1000),
             extensions: rng.chance(700),
             overtaking: rng.chance(400),
+            keeps: if rng.chance(250) { rng.skewed(1..=400) as u32 } else { 0 },
         }
     }
 }

@@ -9,6 +9,7 @@ use rdma_transport::mem::{RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
 use super::fabric::{Event, Fabric, disturbed, index};
+use super::local::Local;
 use super::swarm::{Fault, MS};
 
 /// Largest number of pieces that one write is shredded into.
@@ -17,9 +18,14 @@ const PIECES: usize = 48;
 /// The kind of a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Listening { queue: VecDeque<Key>, backlog: usize },
+    Listening {
+        queue: VecDeque<Key>,
+        backlog: usize,
+    },
     Connecting,
     Connected,
+    /// Within a host, for packets.
+    Local(Box<Local>),
 }
 
 /// One end.
@@ -77,8 +83,23 @@ pub fn address(node: usize, port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(10, 0, 0, node as u8 + 1), port))
 }
 
+/// The node of an address.
+fn node_of(address: SocketAddr) -> usize {
+    match address {
+        SocketAddr::V4(v4) => usize::from(v4.ip().octets()[3]).saturating_sub(1),
+        SocketAddr::V6(_) => 0,
+    }
+}
+
 impl Fabric {
-    fn insert_socket(&mut self, node: usize, kind: Kind, local: SocketAddr, peer: SocketAddr, link: SocketAddr) -> Key {
+    pub(super) fn insert_socket(
+        &mut self,
+        node: usize,
+        kind: Kind,
+        local: SocketAddr,
+        peer: SocketAddr,
+        link: SocketAddr,
+    ) -> Key {
         self.sockets.insert(Socket {
             node,
             channel: None,
@@ -102,6 +123,7 @@ impl Fabric {
         let failed = s.error.is_some();
         Some(match &s.kind {
             Kind::Listening { queue, .. } => Ready { readable: !queue.is_empty(), ..Ready::default() },
+            Kind::Local(local) => Ready { readable: local.is_readable(), writable: false, closed: local.eof },
             Kind::Connecting => Ready { readable: failed, writable: failed, closed: failed },
             Kind::Connected => {
                 let closed = s.eof || failed;
@@ -120,7 +142,7 @@ impl Fabric {
     }
 
     /// Something new on a socket.
-    fn edge(&mut self, key: Key) {
+    pub(super) fn edge(&mut self, key: Key) {
         let Some(s) = self.sockets.get(key) else { return };
         let (node, Some(channel)) = (s.node, s.channel) else { return };
         let ready = &mut self.ports[node].channels[index(channel)].ready;
@@ -131,7 +153,7 @@ impl Fabric {
     }
 
     /// Adds a socket to a channel; readiness that is there counts as new.
-    fn watch(&mut self, key: Key, channel: Channel) {
+    pub(super) fn watch(&mut self, key: Key, channel: Channel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
         if let Some(old) = s.channel.replace(channel) {
@@ -176,7 +198,11 @@ impl Fabric {
         take < waiting
     }
 
-    pub(super) fn listen(&mut self, node: usize, local: SocketAddr, backlog: u32) -> io::Result<Key> {
+    pub(super) fn listen(&mut self, node: usize, mut local: SocketAddr, backlog: u32) -> io::Result<Key> {
+        if local.port() == 0 {
+            local.set_port(self.next_port);
+            self.next_port += 1;
+        }
         if self.sockets.iter().any(|(_, s)| s.local == local && matches!(s.kind, Kind::Listening { .. })) {
             return Err(ErrorKind::AddrInUse.into());
         }
@@ -211,6 +237,7 @@ impl Fabric {
         let local = address(node, self.next_port);
         self.next_port += 1;
         let key = self.insert_socket(node, Kind::Connecting, local, peer, local);
+        self.dialled.push((local, [node, node_of(peer)]));
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
             // The packet is sent again after a second, or is never heard of again.
@@ -318,11 +345,10 @@ impl Fabric {
 
     pub(super) fn shutdown(&mut self, key: Key) {
         let Some(s) = self.sockets.get_mut(key) else { return };
-        if !std::mem::replace(&mut s.shut, true)
-            && let Some(pipe) = s.tx
-            && !self.middleman.as_ref().is_some_and(|middleman| middleman.silent)
-        {
-            self.push(pipe, Segment::Fin);
+        if !std::mem::replace(&mut s.shut, true) {
+            if let Some(pipe) = s.tx.filter(|_| !self.middleman.as_ref().is_some_and(|middleman| middleman.silent)) {
+                self.push(pipe, Segment::Fin);
+            }
         }
     }
 
@@ -336,11 +362,15 @@ impl Fabric {
             s.node,
             format_args!("{} -> {} is closed{}", s.local, s.peer, if reset { " by a reset" } else { "" }),
         );
-        if let Kind::Listening { queue, .. } = s.kind {
-            for passive in queue {
-                self.close(passive, true);
+        match s.kind {
+            Kind::Listening { queue, .. } => {
+                for passive in queue {
+                    self.close(passive, true);
+                }
+                return;
             }
-            return;
+            Kind::Local(local) => return self.close_local(*local),
+            Kind::Connecting | Kind::Connected => {}
         }
         let Some(pipe) = s.tx else { return };
         if reset || !s.rx.is_empty() {
@@ -362,7 +392,10 @@ impl Fabric {
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(Channel::Completion));
-        let left = established.find(|(_, s)| !s.rx.is_empty() || s.eof || s.error.is_some());
+        let left = established.find(|(_, s)| {
+            let packets = matches!(&s.kind, Kind::Local(local) if local.is_readable());
+            !s.rx.is_empty() || s.eof || s.error.is_some() || packets
+        });
         left.map(|(_, s)| s.peer)
     }
 
@@ -479,10 +512,7 @@ impl Fabric {
 
     pub(super) fn room(&mut self, key: Key) {
         let enough = self.free(key) >= (self.net.buffer / 3).max(1);
-        if let Some(s) = self.sockets.get_mut(key)
-            && s.nospace
-            && enough
-        {
+        if let Some(s) = self.sockets.get_mut(key).filter(|s| s.nospace && enough) {
             s.nospace = false;
             self.edge(key);
         }

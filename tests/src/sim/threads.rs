@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_reactor::{Remote, RemoteError};
+use rdma_reactor::{HandleError, ReactorHandle};
 
 /// One message of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Said {
 
 #[derive(Debug)]
 struct Listener {
-    remote: Remote<Said>,
+    remote: ReactorHandle<Said>,
     /// Largest number of messages on their way at once.
     limit: u64,
     gone: bool,
@@ -41,7 +41,7 @@ impl Threads {
     }
 
     /// Adds a reactor, with the next number.
-    pub fn listen(&self, remote: Remote<Said>, limit: u32) {
+    pub fn listen(&self, remote: ReactorHandle<Said>, limit: u32) {
         self.listeners().push(Listener { remote, limit: limit.into(), gone: false, said: BTreeMap::new() });
     }
 
@@ -58,8 +58,8 @@ impl Threads {
         let result = listener.remote.post(message);
         let kept = match result {
             Ok(()) => !listener.gone && unheard < listener.limit,
-            Err(RemoteError::Full(back)) => !listener.gone && unheard == listener.limit && back == message,
-            Err(RemoteError::Gone(back)) => listener.gone && back == message,
+            Err(HandleError::Full(back)) => !listener.gone && unheard == listener.limit && back == message,
+            Err(HandleError::Gone(back)) => listener.gone && back == message,
         };
         *said += u64::from(result.is_ok());
         if listener.gone {

@@ -34,14 +34,13 @@ impl Trace {
     /// Adds a line with the time, the node and the event.
     pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
         self.count += 1;
-        let line = format_args!("{:>13.6} ms  {who:<8} {what}", now as f64 / 1e6);
         // Writing to a hash or a string never fails.
         let _ = self.hash.write_fmt(format_args!("{now} {who} {what}"));
         if self.keep > 0 {
             if self.lines.len() == self.keep {
                 self.lines.pop_front();
             }
-            self.lines.push_back(line.to_string());
+            self.lines.push_back(format!("{:>13.6} ms  {who:<8} {what}", now as f64 / 1e6));
         }
     }
 

@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Wait};
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig};
+use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Stats, Wait};
+use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, SharedMemoryPolicy};
 use rdma_transport::provider::Provider;
 
 use crate::conformance::harness::at_home;
@@ -47,6 +47,20 @@ struct Node {
     turns: u64,
 }
 
+/// What kind of world it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// How connections are secured.
+    pub secured: SecurityMode,
+    /// Whether all nodes are on one host, with the embedded provider, and prefer shared memory.
+    pub one_host: bool,
+}
+
+impl Variant {
+    /// A network, and connections without security.
+    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false };
+}
+
 /// The figures of a world in which all promises were kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -62,6 +76,8 @@ pub struct Report {
     pub streamed: u64,
     /// Connections that came up.
     pub connections: u64,
+    /// Segments of shared memory.
+    pub met: u64,
     /// Virtual time, ns.
     pub time: u64,
 }
@@ -104,23 +120,23 @@ fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: Sec
             spin => Wait::Spin(time(spin)),
         })
         .buffer_size(options.max_message)
-        .max_message(LARGEST)
-        .transfer_memory(options.transfer_memory)
+        .large_messages(|l| l.max_message = LARGEST)
+        .large_messages(|l| l.memory = options.transfer_memory)
         .receive_depth(options.receive_depth)
         .send_depth(options.send_depth)
         .shared_receives(shared)
-        .completion_queue(options.per_queue * room + shared.unwrap_or(0))
-        .completions_per_turn(options.completions_per_turn)
+        .completions(|c| c.queue = options.per_queue * room + shared.unwrap_or(0))
+        .completions(|c| c.per_turn = options.completions_per_turn)
         .fairness(options.fairness.0, options.fairness.1)
         .max_connections(options.max_connections)
         .max_pending(options.max_pending)
-        .keepalive(time(options.keepalive.0), time(options.keepalive.1))
-        .connect_timeout(time(options.connect_timeout))
-        .handshake_timeout(time(options.handshake_timeout))
-        .close_timeout(time(options.close_timeout))
-        .flush_timeout(time(options.flush_timeout))
-        .crc(options.crc)
-        .remote_queue(unheard)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (time(options.keepalive.0), time(options.keepalive.1)))
+        .timeouts(|t| t.connect = time(options.connect_timeout))
+        .timeouts(|t| t.handshake = time(options.handshake_timeout))
+        .timeouts(|t| t.close = time(options.close_timeout))
+        .timeouts(|t| t.flush = time(options.flush_timeout))
+        .iwarp(|i| i.crc = if options.crc { CrcPolicy::Require } else { CrcPolicy::Off })
+        .handle_queue(unheard)
         .security(security(secured))
         .allow_plain_remote_memory(true)
         .max_handshakes_per_peer(Some(options.max_pending as usize))
@@ -134,6 +150,11 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     if budget.chance(300) {
         // So little that a poll often stops with octets left in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
+    }
+    if lock(fabric).one_host {
+        settings.shared_memory = SharedMemoryPolicy::Prefer;
+        let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
+        settings.meeting_timeout = Duration::from_nanos(patience.skewed(10_000..=200 * MS));
     }
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
     let net = SimNet::new(node, Arc::clone(fabric));
@@ -155,17 +176,22 @@ impl Drop for World {
 }
 
 impl World {
-    /// The world of a seed, with connections that are secured in this way; the last `keep` lines of its timeline are kept as
+    /// The world of a seed, of this kind; the last `keep` lines of its timeline are kept as
     /// text.
     ///
     /// # Panics
     /// When a reactor refuses settings that are in range.
     #[must_use]
-    pub fn new(seed: u64, keep: usize, secured: SecurityMode) -> Self {
-        let options = Options::draw(seed);
+    pub fn new(seed: u64, keep: usize, variant: Variant) -> Self {
+        let mut options = Options::draw(seed);
+        if variant.one_host {
+            options.hardware = None;
+        }
+        let options = options;
         let mut trace = Trace::new(keep);
         trace.line(0, "world", format_args!("{options:?}"));
         let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
+        fabric.one_host = variant.one_host;
         fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
         if options.hardware.as_ref().is_some_and(|hardware| !hardware.extensions) {
             fabric.slow_to_hear = options.nodes.iter().map(|node| node.keepalive.1).collect();
@@ -175,18 +201,18 @@ impl World {
         let node = |node: usize| {
             let unheard = options.work.unheard;
             let parts = Parts {
-                provider: provider(seed, node, &options, &fabric),
+                providers: vec![provider(seed, node, &options, &fabric)],
                 poller: Box::new(SimPoller::new(node, Arc::clone(&fabric))),
                 clock: Box::new(SimClock(Arc::clone(&fabric))),
             };
             let reactor = Reactor::with_parts(
-                config(&options.nodes[node], unheard, shared(seed, node, &options), secured)
-                    .eager_limit(eager(seed, node))
+                config(&options.nodes[node], unheard, shared(seed, node, &options), variant.secured)
+                    .large_messages(|l| l.eager_limit = eager(seed, node))
                     .quiet_sends(is_quiet(seed, node)),
                 parts,
             );
             let reactor = reactor.expect("settings in range");
-            threads.listen(reactor.remote(), unheard);
+            threads.listen(reactor.handle(), unheard);
             let (work, fabric) = (&options.work, Arc::clone(&fabric));
             Node {
                 reactor: Some(reactor),
@@ -394,11 +420,10 @@ impl World {
         self.futile = 0;
         let mut fabric = lock(&self.fabric);
         for (i, node) in self.nodes.iter().enumerate() {
-            if node.reactor.is_some()
-                && fabric.paused_until(i) <= now
-                && let Some(what) = fabric.asleep_on(i)
-            {
-                return Err(format!("node{i} sleeps, though there is {what}"));
+            if node.reactor.is_some() && fabric.paused_until(i) <= now {
+                if let Some(what) = fabric.asleep_on(i) {
+                    return Err(format!("node{i} sleeps, though there is {what}"));
+                }
             }
             if node.reactor.is_some() && fabric.paused_until(i) <= now && self.threads.unheard(i) > 0 {
                 return Err(format!("node{i} sleeps, and has not heard what another thread said"));
@@ -433,7 +458,11 @@ impl World {
         }
         // A program that nests the descriptor edge-triggered may ignore `more`, because the reactor wakes itself.
         *more = turn.more && options.level;
-        lock(&self.fabric).note(node, format_args!("{turn:?}"));
+        let evicted = reactor.stats().connections.evicted;
+        let mut fabric = lock(&self.fabric);
+        fabric.note_evictions(node, evicted);
+        fabric.note(node, format_args!("{turn:?}"));
+        drop(fabric);
         self.futile = if turn.progressed { 0 } else { self.futile + 1 };
         if self.futile > FUTILE {
             return Err(format!("node{node} takes turn after turn and does nothing"));
@@ -456,14 +485,24 @@ impl World {
         for (i, node) in self.nodes.iter_mut().enumerate() {
             let Some(reactor) = &mut node.reactor else { continue };
             let (all, free) = reactor.pool_levels();
-            if all != free {
+            let Stats { connections, memory, .. } = reactor.stats();
+            let (kept, counted) =
+                (lock(&self.fabric).ports[i].hardware.refused(), (connections.undestroyed, memory.unreleased));
+            if kept != counted {
+                return Err(format!(
+                    "node{i}: the device has kept {kept:?} queue pairs and registrations: {counted:?}"
+                ));
+            }
+            // What a queue pair has that the device keeps is lost with it.
+            let whole = connections.undestroyed == 0;
+            if whole && all != free {
                 return Err(format!("node{i}: {} of {all} buffers never came home", all - free));
             }
-            if !at_home(reactor) {
+            if whole && !at_home(reactor) {
                 return Err(format!("node{i}: shared receives are still claimed: {:?}", reactor.stats()));
             }
             let regions = reactor.stats().memory.regions;
-            if regions > 0 {
+            if whole && regions > 0 {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
             let unflushed = reactor.stats().connections.unflushed;
@@ -497,6 +536,7 @@ impl World {
             operations: self.audit.operations,
             streamed: self.audit.streamed,
             connections: self.audit.connected,
+            met: fabric.met / 2,
             time: fabric.now(),
         })
     }

@@ -13,7 +13,7 @@ use rdma_transport::iwarp::{Iwarp, TcpNet};
 use rdma_transport::verbs::Verbs;
 use rdma_transport::{CmEventKind, CmId, ConnectParam};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MEMORY: usize = 1 << 20;
 
 /// The end of a stream.
@@ -164,7 +164,7 @@ impl Target {
         self.until("disconnect", |end| {
             end.events.iter().any(|event| matches!(event.kind, CmEventKind::Disconnected(_))).then_some(())
         });
-        self.end.station.provider().destroy_id(id, Instant::now());
+        self.end.station.provider().destroy_id(id, Instant::now()).unwrap();
         self.end.turn();
         self.end.events.clear();
         self.end.done.clear();

@@ -121,11 +121,8 @@ pub(crate) fn violations(source: &Source, table: &Table) -> Vec<String> {
             if let Some(unknown) = layers[of].unknown.iter().find(forbidden) {
                 found.push(format!("{place}: `{path}`: this layer knows nothing of `{unknown}`"));
             }
-            let to = source.target(&used.path).filter(|to| !to.is_empty());
-            if let Some(to) = to
-                && !is_family(name, to)
-                && rank(to).is_some_and(|to| to < of)
-            {
+            let above = |to: &&str| !is_family(name, to) && rank(to).is_some_and(|to| to < of);
+            if let Some(to) = source.target(&used.path).filter(|to| !to.is_empty()).filter(above) {
                 found.push(format!("{place}: `{path}`: `{to}` stands above `{name}` in the order of layers"));
             }
         }

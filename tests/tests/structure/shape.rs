@@ -1,7 +1,7 @@
 //! The shape of types and signatures.
 
 use syn::visit::{self, Visit};
-use syn::{Fields, Item, ItemStruct, Type, Variant};
+use syn::{Fields, GenericArgument, Item, ItemStruct, PathArguments, Type, Variant};
 
 use super::source::{Source, attributes, is_for_tests};
 
@@ -12,13 +12,27 @@ pub(crate) struct Shape {
     pub(crate) line: usize,
     pub(crate) name: String,
     pub(crate) fields: usize,
-    /// The fields that are `bool`.
+    /// The fields that are booleans.
     pub(crate) booleans: Vec<String>,
+}
+
+/// Whether a type is `bool`, `Cell<bool>` or `AtomicBool`.
+fn is_boolean(of: &Type) -> bool {
+    let Type::Path(path) = of else { return false };
+    let Some(last) = path.path.segments.last() else { return false };
+    match &last.arguments {
+        PathArguments::None => last.ident == "bool" || last.ident == "AtomicBool",
+        PathArguments::AngleBracketed(inner) => {
+            last.ident == "Cell"
+                && inner.args.iter().any(|of| matches!(of, GenericArgument::Type(of) if is_boolean(of)))
+        }
+        PathArguments::Parenthesized(_) => false,
+    }
 }
 
 impl Shape {
     fn of(file: &str, name: &syn::Ident, fields: &Fields) -> Self {
-        let boolean = |field: &&syn::Field| matches!(&field.ty, Type::Path(path) if path.path.is_ident("bool"));
+        let boolean = |field: &&syn::Field| is_boolean(&field.ty);
         let name_of = |field: &syn::Field| field.ident.as_ref().map_or_else(String::new, ToString::to_string);
         Self {
             file: file.into(),

@@ -103,7 +103,7 @@ fn child(item: &Item) -> Option<String> {
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(meta: &Meta) -> bool {
         match meta {
-            Meta::Path(path) => path.is_ident("test") || path.is_ident("doctest"),
+            Meta::Path(path) => ["test", "doctest", "fuzz_targets"].iter().any(|name| path.is_ident(name)),
             Meta::List(list) => {
                 let inner = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).unwrap_or_default();
                 let all = list.path.is_ident("all") && inner.iter().any(needs_test);
@@ -207,9 +207,10 @@ impl Reader {
                     }
                     let mut names = vec![first.to_string()];
                     let mut rest = &tokens[at + 1..];
-                    while let [TokenTree::Punct(one), TokenTree::Punct(two), TokenTree::Ident(name), more @ ..] = rest
-                        && (one.as_char(), two.as_char()) == (':', ':')
-                    {
+                    while let [TokenTree::Punct(one), TokenTree::Punct(two), TokenTree::Ident(name), more @ ..] = rest {
+                        if (one.as_char(), two.as_char()) != (':', ':') {
+                            break;
+                        }
                         names.push(name.to_string());
                         rest = more;
                     }

@@ -1,212 +1,132 @@
-//! Walks: the functions that a message passes, in order, as a document lists them.
+//! Walks: the files that a message passes, in order, as a document lists them, and the look-ups of a connection in them.
 
 use std::collections::BTreeSet;
 
-use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Block, Expr, ImplItem, Item, Stmt, Type};
+use syn::{Block, Expr, ImplItemFn, Item, ItemFn};
 
-use super::source::Source;
+use super::source::{Module, Source, attributes, is_for_tests};
 use super::tables::{Table, code};
 
-/// A function of a walk.
-pub(crate) struct Step<'a> {
-    name: String,
-    pub(crate) file: String,
-    block: &'a Block,
-    /// Place in the document.
-    place: String,
-}
-
-/// Reads the functions that a table lists: `| function | file | what it does |`. `Type::name` is a method, and `name` a
-/// function.
+/// Reads the files that a table lists: `| file | what it does |`.
 ///
 /// # Errors
-/// The functions that are not in the source.
-pub(crate) fn steps<'a>(source: &'a Source, table: &Table) -> Result<Vec<Step<'a>>, Vec<String>> {
-    let (mut steps, mut missing) = (Vec::new(), Vec::new());
-    for row in &table.rows {
+/// The files that are not in the source, and those that the walk comes back to. It may end where it began.
+pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Module>, Vec<String>> {
+    let (mut files, mut wrong, mut seen) = (Vec::<&Module>::new(), Vec::new(), BTreeSet::new());
+    for (nth, row) in table.rows.iter().enumerate() {
         let place = format!("{}:{}", table.file, row.line);
-        let (function, file) = (code(&row.cells[0]), code(&row.cells[1]));
-        let ([function], [file]) = (function.as_slice(), file.as_slice()) else {
-            missing.push(format!("{place}: a row wants one `function` and one `file`"));
+        let [name] = &code(&row.cells[0])[..] else {
+            wrong.push(format!("{place}: a row begins with one `file`"));
             continue;
         };
-        let (of, name) = function.split_once("::").map_or((None, function.as_str()), |(of, name)| (Some(of), name));
-        let block = source.at(file).and_then(|module| find(&module.syntax.items, of, name));
-        match block {
-            Some(block) => steps.push(Step { name: name.into(), file: file.clone(), block, place }),
-            None => missing.push(format!("{place}: there is no function `{function}` in {file}")),
+        let Some(module) = source.at(name) else {
+            wrong.push(format!("{place}: there is no file `{name}`"));
+            continue;
+        };
+        let is_circle = nth + 1 == table.rows.len() && files.first().is_some_and(|first| first.file == module.file);
+        if !seen.insert(&module.file) && !is_circle {
+            wrong.push(format!("{place}: the walk leads back to {name}, which was left"));
+        }
+        files.push(module);
+    }
+    if wrong.is_empty() { Ok(files) } else { Err(wrong) }
+}
+
+/// The ways in which a connection is looked up: functions, and `get` and `get_mut` of a field.
+#[derive(Clone, Copy)]
+pub(crate) struct Ways {
+    pub(crate) functions: &'static [&'static str],
+    pub(crate) field: &'static str,
+}
+
+/// The names of the ways that are not in the source any more: nothing is counted by them.
+pub(crate) fn unknown(source: &Source, ways: Ways) -> Vec<String> {
+    #[derive(Default)]
+    struct Names(BTreeSet<String>);
+    impl<'ast> Visit<'ast> for Names {
+        fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+            self.0.insert(format!("fn {}", signature.ident));
+        }
+        fn visit_field(&mut self, field: &'ast syn::Field) {
+            self.0.extend(field.ident.as_ref().map(|name| format!("field {name}")));
         }
     }
-    if missing.is_empty() { Ok(steps) } else { Err(missing) }
+    let mut names = Names::default();
+    source.modules.values().for_each(|module| names.visit_file(&module.syntax));
+    let functions = ways.functions.iter().map(|name| format!("fn {name}"));
+    let counted = functions.chain([format!("field {}", ways.field)]);
+    counted.filter(|name| !names.0.contains(name)).map(|name| format!("there is no `{name}` to count")).collect()
 }
 
-fn find<'a>(items: &'a [Item], of: Option<&str>, name: &str) -> Option<&'a Block> {
-    items.iter().find_map(|item| match (item, of) {
-        (Item::Fn(function), None) if function.sig.ident == name => Some(&*function.block),
-        (Item::Impl(block), Some(of)) if is_named(&block.self_ty, of) => {
-            block.items.iter().find_map(|item| match item {
-                ImplItem::Fn(function) if function.sig.ident == name => Some(&function.block),
-                _ => None,
-            })
-        }
-        _ => None,
-    })
-}
-
-fn is_named(of: &Type, name: &str) -> bool {
-    matches!(of, Type::Path(path) if path.path.segments.last().is_some_and(|segment| segment.ident == name))
-}
-
-/// The names that a block calls, as methods or functions, or hands on to be called.
-#[derive(Default)]
-struct Calls(BTreeSet<String>);
-
-impl Calls {
-    fn of(block: &Block) -> BTreeSet<String> {
-        let mut calls = Self::default();
-        calls.visit_block(block);
-        calls.0
-    }
-
-    /// In a macro, a name before parentheses counts as a call.
-    fn tokens(&mut self, tokens: TokenStream) {
-        let tokens: Vec<_> = tokens.into_iter().collect();
-        for (at, token) in tokens.iter().enumerate() {
-            match token {
-                TokenTree::Group(group) => self.tokens(group.stream()),
-                TokenTree::Ident(name) if matches!(tokens.get(at + 1), Some(TokenTree::Group(group)) if group.delimiter() == proc_macro2::Delimiter::Parenthesis) =>
-                {
-                    self.0.insert(name.to_string());
-                }
-                _ => {}
+/// The functions of a file that look up a connection more often than `most`, on the branch with the most look-ups.
+pub(crate) fn look_ups(module: &Module, most: usize, ways: Ways) -> Vec<String> {
+    struct Functions<'a>(&'a Module, usize, Ways, Vec<String>);
+    impl Functions<'_> {
+        fn check(&mut self, name: &syn::Ident, block: &Block) {
+            let mut counted = LookUps(self.2, 0);
+            counted.visit_block(block);
+            if counted.1 > self.1 {
+                let (file, line) = (&self.0.file, name.span().start().line);
+                self.3.push(format!("{file}:{line}: `{name}` looks up a connection {} times", counted.1));
             }
         }
     }
-}
+    impl<'ast> Visit<'ast> for Functions<'_> {
+        fn visit_item(&mut self, item: &'ast Item) {
+            if !is_for_tests(attributes(item)) {
+                visit::visit_item(self, item);
+            }
+        }
 
-impl<'ast> Visit<'ast> for Calls {
-    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
-        self.0.insert(call.method.to_string());
-        visit::visit_expr_method_call(self, call);
+        fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+            self.check(&function.sig.ident, &function.block);
+        }
+
+        fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+            self.check(&function.sig.ident, &function.block);
+        }
     }
-
-    fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
-        self.0.extend(path.path.segments.last().map(|name| name.ident.to_string()));
-    }
-
-    fn visit_macro(&mut self, item: &'ast syn::Macro) {
-        self.tokens(item.tokens.clone());
-    }
+    let mut functions = Functions(module, most, ways, Vec::new());
+    functions.visit_file(&module.syntax);
+    functions.3
 }
 
-/// The stack of each step when it is called, with the step itself last: the nearest step above that calls it, the step
-/// that calls that one, and so on. A step that no step above calls has only itself.
-fn stacks(steps: &[Step<'_>]) -> Vec<Vec<usize>> {
-    let calls: Vec<_> = steps.iter().map(|step| Calls::of(step.block)).collect();
-    let mut stacks: Vec<Vec<usize>> = Vec::new();
-    for (at, step) in steps.iter().enumerate() {
-        let above = stacks.last().map_or(&[][..], Vec::as_slice);
-        let caller = above.iter().rposition(|&caller| calls[caller].contains(&step.name));
-        let callers = caller.map_or(&[][..], |caller| &above[..=caller]);
-        stacks.push(callers.iter().copied().chain([at]).collect());
-    }
-    stacks
-}
-
-/// Steps that no other step on the way calls, and the end if no step calls the end.
-pub(crate) fn breaks(steps: &[Step<'_>], end: &str) -> Vec<String> {
-    let stacks = stacks(steps);
-    let alone = stacks.iter().enumerate().skip(1).filter(|(_, stack)| stack.len() == 1);
-    let mut found: Vec<String> = alone
-        .map(|(at, _)| {
-            let above: Vec<_> = stacks[at - 1].iter().map(|&step| steps[step].name.as_str()).collect();
-            format!("{}: `{}` is called by none of {above:?}", steps[at].place, steps[at].name)
-        })
-        .collect();
-    if let (Some(last), Some(stack)) = (steps.last(), stacks.last())
-        && !stack.iter().any(|&step| Calls::of(steps[step].block).contains(end))
-    {
-        found.push(format!("{}: nothing on the way calls `{end}`", last.place));
-    }
-    found
-}
-
-/// Calls from one file to another that the walk has been in before.
-pub(crate) fn returns(steps: &[Step<'_>]) -> Vec<String> {
-    let stacks = stacks(steps);
-    let back = |at: &usize| {
-        let step = &steps[*at];
-        let [.., caller, _] = stacks[*at].as_slice() else { return false };
-        steps[*caller].file != step.file && steps[..*at].iter().any(|before| before.file == step.file)
-    };
-    (0..steps.len())
-        .filter(back)
-        .map(|at| format!("{}: `{}` leads back to {}, which was left", steps[at].place, steps[at].name, steps[at].file))
-        .collect()
-}
-
-/// The number of different files.
-pub(crate) fn files(steps: &[&Step<'_>]) -> usize {
-    steps.iter().map(|step| step.file.as_str()).collect::<BTreeSet<_>>().len()
-}
-
-/// Number of times that a step looks up a connection, on the branch with the most look-ups.
-#[derive(Default)]
-struct LookUps(usize);
+/// Number of look-ups of a connection.
+struct LookUps(Ways, usize);
 
 impl LookUps {
-    fn most(branches: impl IntoIterator<Item = impl Fn(&mut Self)>) -> usize {
-        branches
-            .into_iter()
-            .map(|branch| {
-                let mut counted = Self::default();
-                branch(&mut counted);
-                counted.0
-            })
-            .max()
-            .unwrap_or(0)
+    fn of(&self, branch: impl FnOnce(&mut Self)) -> usize {
+        let mut counted = Self(self.0, 0);
+        branch(&mut counted);
+        counted.1
     }
 }
 
 impl<'ast> Visit<'ast> for LookUps {
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         let in_table = match &*call.receiver {
-            Expr::Path(path) => path.path.is_ident("table"),
-            Expr::Field(field) => matches!(&field.member, syn::Member::Named(name) if name == "table"),
+            Expr::Path(path) => path.path.is_ident(self.0.field),
+            Expr::Field(field) => matches!(&field.member, syn::Member::Named(name) if name == self.0.field),
             _ => false,
         };
         let method = call.method.to_string();
-        let looks = match method.as_str() {
-            "of_work" | "at" | "at_with_provider" | "input" => true,
-            "get" | "get_mut" => in_table,
-            _ => false,
-        };
-        self.0 += usize::from(looks);
+        let looks =
+            self.0.functions.contains(&method.as_str()) || (in_table && (method == "get" || method == "get_mut"));
+        self.1 += usize::from(looks);
         visit::visit_expr_method_call(self, call);
     }
 
     fn visit_expr_match(&mut self, branches: &'ast syn::ExprMatch) {
         self.visit_expr(&branches.expr);
-        self.0 += Self::most(branches.arms.iter().map(|arm| move |counted: &mut Self| counted.visit_arm(arm)));
+        let arms = branches.arms.iter().map(|arm| self.of(|counted| counted.visit_arm(arm)));
+        self.1 += arms.max().unwrap_or(0);
     }
 
     fn visit_expr_if(&mut self, branches: &'ast syn::ExprIf) {
         self.visit_expr(&branches.cond);
-        let mut then = Self::default();
-        then.visit_block(&branches.then_branch);
-        let mut other = Self::default();
-        if let Some((_, branch)) = &branches.else_branch {
-            other.visit_expr(branch);
-        }
-        self.0 += then.0.max(other.0);
+        let then = self.of(|counted| counted.visit_block(&branches.then_branch));
+        let other = branches.else_branch.as_ref();
+        self.1 += then.max(other.map_or(0, |(_, branch)| self.of(|counted| counted.visit_expr(branch))));
     }
-}
-
-/// Number of times that the steps of a walk look up a connection.
-pub(crate) fn look_ups(steps: &[Step<'_>]) -> usize {
-    let mut counted = LookUps::default();
-    steps.iter().flat_map(|step| &step.block.stmts).for_each(|stmt: &Stmt| counted.visit_stmt(stmt));
-    counted.0
 }

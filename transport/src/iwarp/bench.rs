@@ -6,7 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::{Iwarp, IwarpConfig, TcpNet};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use crate::cq::CqAttr;
+use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 
@@ -21,7 +23,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(config: IwarpConfig) -> Self {
         let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
-        let cq = iwarp.create_cq(DeviceId(0), 64).unwrap();
+        let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(64)).unwrap();
         Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
     }
 
@@ -34,12 +36,13 @@ impl Bench {
 
     pub(super) fn qp(&mut self, id: CmId) -> QpId {
         let (send_cq, recv_cq) = (self.cq, self.cq);
-        let attr = QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+        let attr =
+            QpAttr { send_cq, recv_cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0, srq: None };
         self.iwarp.create_qp(id, &attr).unwrap()
     }
 
     pub(super) fn listen(&mut self) -> (CmId, TcpStream) {
-        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
         let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
         peer.set_nonblocking(true).unwrap();
         (id, peer)
@@ -48,7 +51,7 @@ impl Bench {
     /// Starts to connect to `listener`.
     pub(super) fn connect(&mut self, listener: &TcpListener) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
-        let id = self.iwarp.resolve(listener.local_addr().unwrap(), deadline).unwrap();
+        let id = self.iwarp.resolve(listener.local_addr().unwrap(), &PathOptions::default(), deadline).unwrap();
         self.qp(id);
         self.iwarp.connect(id, &ConnectParam::default()).unwrap();
         id
@@ -63,41 +66,39 @@ impl Bench {
     /// Reads exactly `len` bytes.
     pub(super) fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
         let (mut bytes, mut at) = (vec![0; len], 0);
-        let end = Instant::now() + Duration::from_secs(10);
-        while at < len {
-            assert!(Instant::now() < end, "{at} of {len} bytes, {:?}", self.events);
+        until("bytes", || {
             self.turn();
             match peer.read(&mut bytes[at..]) {
                 Ok(0) => panic!("end after {at} of {len} bytes"),
                 Ok(n) => at += n,
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
-        }
+            (at == len).then_some(())
+        });
         bytes
     }
 
     /// Awaits the end of the peer's stream.
     pub(super) fn end(&mut self, peer: &mut TcpStream) {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            assert!(Instant::now() < end);
+        until("the end", || {
             self.turn();
             match peer.read(&mut [0]) {
-                Ok(0) => return,
+                Ok(0) => return Some(()),
                 Ok(_) => panic!("bytes before the end"),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Some(()),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
-        }
+            None
+        });
     }
 
     pub(super) fn event(&mut self) -> CmEvent {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.events.is_empty() {
-            assert!(Instant::now() < end, "no event: {:?}", self.iwarp);
-            self.turn();
-        }
-        self.events.remove(0)
+        until("an event", || {
+            if self.events.is_empty() {
+                self.turn();
+            }
+            (!self.events.is_empty()).then(|| self.events.remove(0))
+        })
     }
 
     pub(super) fn request(&mut self) -> CmId {

@@ -13,11 +13,28 @@ pub(crate) const MAX_READ_DEPTH: u16 = 128;
 /// Whether FPDUs carry a checked CRC32c (RFC 5044 §4.4). A connection uses it if either side asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
-    /// Ask for it. TCP's own checksum misses about one in ten million damaged packets.
+    /// Ask for it, unless both ends of the TCP connection are on this host: their addresses are the same, or both of the loopback. What
+    /// stays within a host's memory is not checked by TCP either. A proxy may pass such a connection on to another host; then
+    /// [`CrcPolicy::Require`] is for you.
     #[default]
+    BetweenHosts,
+    /// Ask for it. TCP's own checksum misses about one in ten million damaged packets.
     Require,
     /// Do not ask for it. It is still used with a peer that asks.
     Off,
+}
+
+/// Whether a connection within the host leaves its TCP stream for memory that both processes map. Both sides have to want it; the peer is
+/// a process of the same user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedMemoryPolicy {
+    /// Never: iWARP is on the wire.
+    #[default]
+    Off,
+    /// Where it is possible. Whatever speaks against it leaves the connection on TCP, with the reason in the log at `debug`.
+    Prefer,
+    /// Always: a connection for which it is not possible fails.
+    Require,
 }
 
 /// Settings of [`crate::iwarp::Iwarp`]; the defaults suit a server on a network it does not control.
@@ -38,7 +55,7 @@ pub struct IwarpConfig {
     /// The networks that may connect; `None`, the default, lets everybody. A connection from elsewhere is reset before
     /// anything is read from it or allocated for it.
     pub allowed_peers: Option<Vec<IpNet>>,
-    /// Sockets of ended connections that still deliver what was sent. At the limit, a socket is closed at once and its
+    /// Sockets of ended connections that still deliver what was sent. At the limit, the oldest is closed, and its
     /// unsent bytes are lost.
     pub max_lingering: usize,
     /// The time from a TCP connection to its complete MPA request; then it is reset.
@@ -64,11 +81,30 @@ pub struct IwarpConfig {
     /// Whether to send MPA markers to a peer that requires them, as some adapters do. If not, such a peer is rejected.
     pub markers: bool,
     /// Whether to allow the extensions of RFC 7306, immediate data and atomics, on connections for which
-    /// [`crate::Provider::enable_extensions`] was called.
+    /// [`crate::roles::Extensions::enable_extensions`] was called.
     pub extensions: bool,
     /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as
     /// 512 bytes more than it has, so that those without payload are bounded, too.
     pub receive_budget: usize,
+    /// The TCP congestion control of connections whose ends are both on this host; `None` leaves it to the system, and so does a system
+    /// that lacks it or does not allow it (`net.ipv4.tcp_allowed_congestion_control`). The default, `reno`, is in every Linux. BBR, which
+    /// some systems use for all connections, paces what a host sends to itself, which takes a timer for each piece.
+    pub host_congestion: Option<String>,
+    /// Whether connections within the host use shared memory.
+    pub shared_memory: SharedMemoryPolicy,
+    /// The time that a peer has to answer in shared memory; then the connection stays on TCP.
+    pub meeting_timeout: Duration,
+}
+
+impl CrcPolicy {
+    /// Whether this side asks a peer, which may be on this host.
+    pub(crate) fn asks(self, within_host: impl FnOnce() -> bool) -> bool {
+        match self {
+            Self::BetweenHosts => !within_host(),
+            Self::Require => true,
+            Self::Off => false,
+        }
+    }
 }
 
 impl Default for IwarpConfig {
@@ -91,6 +127,9 @@ impl Default for IwarpConfig {
             markers: true,
             extensions: false,
             receive_budget: 512 * 1024,
+            host_congestion: Some("reno".into()),
+            shared_memory: SharedMemoryPolicy::Off,
+            meeting_timeout: Duration::from_secs(1),
         }
     }
 }

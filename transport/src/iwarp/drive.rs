@@ -4,18 +4,20 @@ use std::cmp::Reverse;
 use std::io;
 use std::time::Instant;
 
+use super::config::SharedMemoryPolicy;
 use super::endpoint::{Accepting, Endpoint, State, lost, never_up};
 use super::fault::Fault;
+use super::intake::Intake;
 use super::net::{Channel, Net, Ready, SocketId};
-use super::placement::Direct;
 use super::provider::{Iwarp, Owner};
+use super::queue_pair::QueuePair;
 use super::startup;
 use super::transmit::Sent;
 use super::wire::{Quote, TerminateCause};
 use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
-use crate::mem::RecvSlice;
 use crate::provider::Drive;
 use crate::slab::Key;
+use crate::soft::resources::Resources;
 
 /// With one connection, one in so many rounds of a busy poll looks at all sockets; the others read from that connection
 /// only.
@@ -25,8 +27,8 @@ const RECEIVES: usize = 4;
 
 /// The result of a receive call.
 enum Received {
-    /// The number of bytes in place, the number in the staging buffer, and whether the socket had no more.
-    Bytes(usize, usize, bool),
+    /// The number of bytes, and whether the socket had no more.
+    Bytes(usize, bool),
     Nothing,
     End,
     Lost(io::Error),
@@ -35,15 +37,26 @@ enum Received {
 impl<N: Net> Iwarp<N> {
     /// Moves bytes and runs timers. Returns whether there is more to do.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
-        if drive == Drive::Spin
-            && self.ready.is_empty()
-            && let Some(hot) = self.hot
-            // A connection that waits for room in its socket needs the edges.
-            && !self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked())
-        {
+        let more = self.drive_round(now, drive);
+        // Whoever has armed all queues may sleep now.
+        let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
+        (sleeps && self.arm_links()) || more
+    }
+
+    #[inline]
+    fn drive_round(&mut self, now: Instant, drive: Drive) -> bool {
+        if drive == Drive::Spin && self.links.count > 0 && self.ready.is_empty() {
+            if let Some(more) = self.spin_links(now) {
+                return more;
+            }
+        }
+        let spins = drive == Drive::Spin && self.ready.is_empty();
+        // A connection that waits for room in its socket needs the edges.
+        let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
+        if let Some(hot) = self.hot.filter(|&hot| spins && !blocked(hot)) {
             self.spins = self.spins.wrapping_add(1);
             let full = if self.live > 1 { 2 } else { SPIN_FULL };
-            if !self.spins.is_multiple_of(full) {
+            if self.spins % full != 0 {
                 if self.receive(hot, now) {
                     self.enqueue(hot);
                 }
@@ -67,26 +80,17 @@ impl<N: Net> Iwarp<N> {
         }
         for _ in 0..self.ready.len() {
             let Some(key) = self.ready.pop_front() else { break };
-            if let Some(endpoint) = self.endpoints.get_mut(key) {
-                endpoint.queued = false;
-                if std::mem::take(&mut endpoint.unfinished) {
-                    self.transmit(key);
-                }
-                if self.receive(key, now) {
-                    self.enqueue(key);
-                }
+            if self.receive(key, now) {
+                self.enqueue(key);
             }
         }
         self.timers(now);
         more || !self.ready.is_empty()
     }
 
-    fn enqueue(&mut self, key: Key) {
-        if let Some(endpoint) = self.endpoints.get_mut(key)
-            && !endpoint.queued
-        {
-            endpoint.queued = true;
-            self.ready.push_back(key);
+    pub(super) fn enqueue(&mut self, key: Key) {
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.enqueue(key, &mut self.ready);
         }
     }
 
@@ -107,11 +111,11 @@ impl<N: Net> Iwarp<N> {
                 Some(endpoint @ Endpoint { state: State::Live, .. }) => {
                     endpoint.closed |= ready.closed;
                     endpoint.readable |= ready.readable;
+                    if ready.readable {
+                        endpoint.enqueue(key, &mut self.ready);
+                    }
                     if ready.writable && endpoint.is_blocked() && !cfg!(planted = "writable-edge-ignored") {
                         self.transmit(key);
-                    }
-                    if ready.readable {
-                        self.enqueue(key);
                     }
                 }
                 Some(Endpoint { state: State::Listening(_), .. }) => self.accept_some(key, now),
@@ -122,10 +126,12 @@ impl<N: Net> Iwarp<N> {
                 }
                 None => {}
             },
+            Some(Owner::Door) => self.admit(now),
+            Some(Owner::Visitor(key)) => self.hear_visitor(key),
+            Some(Owner::Meeting(key)) => self.meet(key, now),
             Some(Owner::Linger(key)) => {
-                if let Some(linger) = self.lingers.get_mut(key)
-                    && linger.serve(&mut self.net, &mut self.staging)
-                {
+                let linger = self.lingers.get_mut(key);
+                if linger.is_some_and(|linger| linger.serve(&mut self.net, self.intake.scratch())) {
                     self.lingers.remove(key);
                     self.close(socket, false);
                 }
@@ -134,27 +140,37 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Receives on a live connection, within its budget. Returns whether bytes may be left.
+    /// Serves a live connection that has left the ready ring: continues an unfinished transmission, and receives within the
+    /// connection's budget. Returns `true` if the connection has to go back to the ring: bytes may be left, or sending has failed.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
-        for _ in 0..RECEIVES {
+        for round in 0..RECEIVES {
             let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else {
                 if self.hot == Some(key) {
                     self.hot = None;
                 }
                 return false;
             };
+            if round == 0 {
+                endpoint.queued = false;
+                if std::mem::take(&mut endpoint.unfinished) {
+                    self.transmit(key);
+                    continue;
+                }
+            }
+            if endpoint.link.is_some() {
+                return self.serve(key, now);
+            }
             let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return false };
             if let Some(fault) = qp.take_fault() {
                 self.broke(key, fault, now);
                 return false;
             }
-            let direct = qp.direct(&self.resources.stags);
-            let room = endpoint.pace.room().min(self.staging.len());
-            let received = receive_once(&mut self.net, socket, direct, &mut self.staging[..room]);
-            let (direct, staged, drained) = match received {
-                Received::Bytes(direct, staged, drained) => {
-                    (direct, staged, drained && (!endpoint.closed || cfg!(planted = "short-read-before-the-end")))
+            let room = endpoint.pace.room();
+            let net = &mut self.net;
+            let (octets, drained) = match receive_once(qp, &mut self.intake, room, &self.resources, net, socket) {
+                Received::Bytes(octets, drained) => {
+                    (octets, drained && (!endpoint.closed || cfg!(planted = "short-read-before-the-end")))
                 }
                 Received::Nothing => {
                     endpoint.readable = false;
@@ -164,8 +180,11 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
                 Received::End => {
-                    let cause = if qp.is_at_boundary() { DisconnectCause::Peer } else { DisconnectCause::Truncated };
-                    self.end(key, cause, None, now);
+                    let cause = peer_has_gone(qp.is_at_boundary());
+                    // A peer that goes on in shared memory has begun there before.
+                    if !self.follow(key, now) {
+                        self.end(key, cause, None, now);
+                    }
                     return false;
                 }
                 Received::Lost(error) => {
@@ -174,14 +193,23 @@ impl<N: Net> Iwarp<N> {
                 }
             };
             let fpdus = qp.fpdus();
-            let result = qp.input(direct, &self.staging[..staged], &mut self.resources);
+            let result = qp.input(&mut self.intake, octets, &mut self.resources);
             let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
-            if endpoint.pace.hears(direct + staged, fpdus) {
+            if endpoint.pace.hears(octets, fpdus) {
                 endpoint.last_heard = Some(now);
             }
-            let cost = endpoint.pace.cost(direct + staged, fpdus, self.config.receive_budget);
+            let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
+            endpoint.readable = !drained;
+            // If sending fails below, `transmit` puts the connection into the ring.
+            let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
+                if self.config.shared_memory == SharedMemoryPolicy::Require {
+                    let cause = "it goes on over TCP where shared memory is required";
+                    self.end(key, DisconnectCause::PeerViolation(cause.into()), None, now);
+                    return false;
+                }
                 qp.release();
+                self.give_up_meeting(key, "the peer has begun there", now);
                 self.announce(key);
                 self.set_deadline(key, None);
                 self.transmit(key);
@@ -194,11 +222,7 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
             if drained {
-                if let Some(endpoint) = self.endpoints.get_mut(key) {
-                    endpoint.readable = false;
-                    return endpoint.broken.is_some();
-                }
-                return false;
+                return is_broken;
             }
             budget = budget.saturating_sub(cost);
             // The next receive call is likely to cost as much as this one.
@@ -206,15 +230,15 @@ impl<N: Net> Iwarp<N> {
                 break;
             }
         }
-        if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.readable = true;
-        }
         true
     }
 
     /// Hands a connection's output to TCP. If that fails, the connection ends in the next call of progress.
     pub(super) fn transmit(&mut self, key: Key) {
         let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else { return };
+        if endpoint.link.is_some() {
+            return self.pump(key);
+        }
         if endpoint.broken.is_some() {
             return;
         }
@@ -222,10 +246,10 @@ impl<N: Net> Iwarp<N> {
             Ok(true) => {
                 let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return };
                 endpoint.transmissions = endpoint.transmissions.wrapping_add(1);
-                if endpoint.transmissions % 1024 == 16
-                    && let Ok(max_segment) = self.net.max_segment(socket)
-                {
-                    qp.set_max_segment(max_segment);
+                if endpoint.transmissions % 1024 == 16 {
+                    if let Ok(max_segment) = self.net.max_segment(socket) {
+                        qp.set_max_segment(max_segment);
+                    }
                 }
                 let net = &mut self.net;
                 qp.transmit(&mut |bufs| net.send(socket, bufs), &mut self.resources)
@@ -275,11 +299,10 @@ impl<N: Net> Iwarp<N> {
 
     /// Raises `Established`, if that was not done before.
     pub(super) fn announce(&mut self, key: Key) {
-        if let Some(endpoint) = self.endpoints.get_mut(key)
-            && !endpoint.announced
-        {
+        if let Some(endpoint) = self.endpoints.get_mut(key).filter(|endpoint| !endpoint.announced) {
             endpoint.announced = true;
-            let read_depth = endpoint.qp.as_ref().map(|qp| qp.read_depth).unwrap_or_default();
+            let of_link = endpoint.link.as_ref().map(|link| link.read_depth);
+            let read_depth = of_link.or(endpoint.qp.as_ref().map(|qp| qp.read_depth)).unwrap_or_default();
             self.raise(key, CmEventKind::Established { private_data: Box::default(), read_depth });
         }
     }
@@ -294,12 +317,12 @@ impl<N: Net> Iwarp<N> {
         now: Instant,
     ) {
         let Some(State::Live) = self.transition(key, State::Dead) else { return };
+        self.end_link(key);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.resources.cqs)).unwrap_or_default();
         let rest = endpoint.unsent(rest);
-        let announced = endpoint.announced;
-        let socket = endpoint.socket.take();
+        let (announced, socket) = (endpoint.announced, endpoint.socket.take());
         if self.hot == Some(key) {
             self.hot = None;
         }
@@ -337,6 +360,8 @@ impl<N: Net> Iwarp<N> {
                         self.close(linger.socket, false);
                     }
                 }
+                Owner::Visitor(key) => self.send_away(key),
+                Owner::Door | Owner::Meeting(_) => {}
             }
         }
     }
@@ -347,7 +372,7 @@ impl<N: Net> Iwarp<N> {
         match &endpoint.state {
             State::Listening(_) => {
                 endpoint.state = State::Listening(Accepting::Yes);
-                self.paused.retain(|&paused| paused != key);
+                self.handshakes.paused.retain(|&paused| paused != key);
                 self.accept_some(key, now);
             }
             State::Requesting { peer, .. } => {
@@ -363,6 +388,7 @@ impl<N: Net> Iwarp<N> {
             State::Resolved(_) | State::Connecting(..) | State::Replying(..) => {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
+            State::Meeting(_) => self.give_up_meeting(key, "no answer in time", now),
             State::Live if !endpoint.announced => {
                 self.transition(key, State::Dead);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
@@ -371,9 +397,7 @@ impl<N: Net> Iwarp<N> {
                 let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
                     self.set_deadline(key, Some(now + self.config.reply_grace));
-                } else if let Some(qp) = endpoint.qp.as_mut()
-                    && qp.is_held()
-                {
+                } else if let Some(qp) = endpoint.qp.as_mut().filter(|qp| qp.is_held()) {
                     qp.release();
                     self.transmit(key);
                 }
@@ -383,20 +407,24 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-fn receive_once(net: &mut impl Net, socket: SocketId, mut direct: Option<Direct<'_>>, staging: &mut [u8]) -> Received {
-    let room = direct.as_ref().map_or(0, Direct::len);
-    let capacity = room + staging.len();
+/// Why a connection has ended whose peer has closed its side.
+pub(super) const fn peer_has_gone(at_boundary: bool) -> DisconnectCause {
+    if at_boundary { DisconnectCause::Peer } else { DisconnectCause::Truncated }
+}
+
+#[inline]
+fn receive_once(
+    qp: &mut QueuePair,
+    intake: &mut Intake,
+    room: usize,
+    resources: &Resources,
+    net: &mut impl Net,
+    socket: SocketId,
+) -> Received {
     loop {
-        let result = match &mut direct {
-            Some(direct) => net.recv(socket, &mut [direct.receive_slice(), RecvSlice::new(staging)]),
-            None => net.recv(socket, &mut [RecvSlice::new(staging)]),
-        };
-        match result {
-            Ok(0) => return Received::End,
-            Ok(n) => {
-                let n = n.min(capacity);
-                return Received::Bytes(n.min(room), n - n.min(room), n < capacity);
-            }
+        match qp.receive(intake, room, &resources.keys, &mut |slices| net.recv(socket, slices)) {
+            Ok((0, _)) => return Received::End,
+            Ok((octets, drained)) => return Received::Bytes(octets, drained),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => {}
                 io::ErrorKind::WouldBlock => return Received::Nothing,

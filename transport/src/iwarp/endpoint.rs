@@ -1,16 +1,20 @@
 //! Endpoints: a listener, or one end of a connection with its state, its socket and its queue pair.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::half_open::Ticket;
+use super::door::Meeting;
 use super::net::{Net, SocketId};
 use super::pace::Pace;
 use super::queue_pair::QueuePair;
 use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
+use crate::newcomers::Ticket;
+use crate::shm::link::Link;
+use crate::slab::Key;
 
 /// An attempt to connect to a peer.
 #[derive(Debug)]
@@ -58,6 +62,8 @@ pub(crate) enum State {
     Connecting(Box<Attempt>, SocketAddr),
     /// Active side: the request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
+    /// Active side: the reply has come, and the peer is being met within the host.
+    Meeting(SocketAddr),
     /// The connection is up, and FPDUs flow.
     Live,
     /// The connection has ended; the endpoint waits for the user to destroy it.
@@ -71,7 +77,7 @@ impl State {
             Self::Requesting { .. } => "reading the request",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",
-            Self::Connecting(..) | Self::Replying(..) => "connecting",
+            Self::Connecting(..) | Self::Replying(..) | Self::Meeting(_) => "connecting",
             Self::Live => "connected",
             Self::Dead => "closed",
         }
@@ -84,11 +90,15 @@ impl State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Endpoint {
+pub(crate) struct Endpoint<S> {
     pub(crate) state: State,
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
+    /// Instead of that, the queue pair of a connection that has left its stream for shared memory. `socket` is its Unix socket then.
+    pub(super) link: Option<Box<Link<S>>>,
+    /// How far a connection is that may leave its stream.
+    pub(super) meeting: Option<Box<Meeting<S>>>,
     /// A startup frame to be sent, and how many of its bytes are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
@@ -113,13 +123,15 @@ pub(crate) struct Endpoint {
     pub(super) pace: Pace,
 }
 
-impl Endpoint {
+impl<S> Endpoint<S> {
     pub(crate) fn new(state: State, socket: Option<SocketId>) -> Self {
         Self {
             state,
             socket,
             deadline: None,
             qp: None,
+            link: None,
+            meeting: None,
             frame: Vec::new(),
             frame_sent: 0,
             announced: false,
@@ -131,6 +143,15 @@ impl Endpoint {
             transmissions: 0,
             last_heard: None,
             pace: Pace::new(),
+        }
+    }
+
+    /// Puts the connection at the end of the ready ring, unless it is in it. `key` is its own.
+    #[inline]
+    pub(crate) fn enqueue(&mut self, key: Key, ready: &mut VecDeque<Key>) {
+        if !self.queued {
+            self.queued = true;
+            ready.push_back(key);
         }
     }
 

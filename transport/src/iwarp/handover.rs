@@ -13,7 +13,7 @@ use super::provider::{DEVICE, Iwarp, Owner, STALE_ID};
 use super::startup::{self, Asked};
 use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};
-use crate::provider::DeviceId;
+use crate::provider::{DeviceId, Provider};
 
 /// A connect request on its way between two providers. It has no queue pair yet.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ impl Drop for Request {
     fn drop(&mut self) {
         // No provider has taken the request, so the peer is rejected. Nothing was sent before, so the socket has room
         // for the reply.
-        if let Some(socket) = self.socket.take()
-            && let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[]))
-        {
-            log::debug!("cannot tell a peer that it is rejected: {error}");
+        if let Some(socket) = self.socket.take() {
+            if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
+                log::debug!("cannot tell a peer that it is rejected: {error}");
+            }
         }
     }
 }
@@ -51,7 +51,7 @@ impl<N: Net> Iwarp<N> {
         })?;
         self.disown(socket);
         self.remove(id.0);
-        Ok(Detached::new(NAME, Request { socket: Some(released), asked }))
+        Ok(Detached::new(self.name(), Request { socket: Some(released), asked }))
     }
 
     pub(super) fn take_in(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::endpoint::{Accepting, Attempt, Endpoint, State, connect_failure};
-use super::half_open::Host;
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
@@ -15,6 +14,7 @@ use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Error, Result};
 use crate::mem::RecvSlice;
+use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
@@ -32,8 +32,10 @@ impl<N: Net> Iwarp<N> {
             self.timers(now);
             let mut more = self.collect(Channel::Cm, now).map_err(|source| Error::io("poll", source))?;
             for _ in 0..self.backlog.len() {
-                if let Some(key) = self.backlog.pop_front() {
-                    self.accept_some(key, now);
+                match self.backlog.pop_front() {
+                    Some(Key::NONE) => self.admit(now),
+                    Some(key) => self.accept_some(key, now),
+                    None => {}
                 }
             }
             more |= !self.backlog.is_empty();
@@ -57,7 +59,7 @@ impl<N: Net> Iwarp<N> {
         for _ in 0..ACCEPTS {
             if let Err(until) = self.make_room(now) {
                 log::debug!("{} handshakes are not finished: new connections wait", self.handshakes.unfinished);
-                self.paused.push(key);
+                self.handshakes.paused.push(key);
                 return self.rest(key, Accepting::WhenThereIsRoom, until);
             }
             match self.net.accept(listener) {
@@ -94,10 +96,10 @@ impl<N: Net> Iwarp<N> {
 
     /// Lets the listeners that wait for room try again.
     pub(super) fn resume(&mut self) {
-        if self.paused.is_empty() {
+        if self.handshakes.paused.is_empty() {
             return;
         }
-        for key in std::mem::take(&mut self.paused) {
+        for key in std::mem::take(&mut self.handshakes.paused) {
             self.rest(key, Accepting::Yes, None);
             self.backlog.push_back(key);
         }
@@ -129,7 +131,7 @@ impl<N: Net> Iwarp<N> {
             return Err(Some(due));
         }
         log::debug!("a connection without an MPA request gives way to a new one");
-        if let Some(socket) = self.remove(oldest.endpoint) {
+        if let Some(socket) = self.remove(oldest.id) {
             self.close(socket, true);
         }
         Ok(())
@@ -221,6 +223,9 @@ impl<N: Net> Iwarp<N> {
         if let Some(mut qp) = endpoint.qp {
             qp.release_queues(&mut self.resources);
         }
+        if let Some(mut link) = endpoint.link {
+            link.release_queues(&mut self.resources);
+        }
         endpoint.socket
     }
 
@@ -283,7 +288,9 @@ impl<N: Net> Iwarp<N> {
                 return self.fail(key, Some(failure), None, now);
             }
         }
-        let Some(State::Connecting(attempt, peer)) = self.transition(key, State::Dead) else { return };
+        let (asks, crc) = (self.asks_for_offer(*socket), self.asks_for_crc(*socket));
+        let Some(State::Connecting(mut attempt, peer)) = self.transition(key, State::Dead) else { return };
+        (attempt.terms.local, attempt.terms.crc) = (asks, crc);
         let frame = startup::request(&attempt.terms, &attempt.private_data);
         self.transition(key, State::Replying(attempt, peer));
         if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -318,16 +325,7 @@ impl<N: Net> Iwarp<N> {
         let (enhanced, private_data) = attempt.reader.body();
         let private_data: Box<[u8]> = private_data.into();
         match startup::judge_reply(&attempt.terms, &header, enhanced) {
-            Verdict::Accepted(agreement) => {
-                self.transition(key, State::Live);
-                if let Some(endpoint) = self.endpoints.get_mut(key) {
-                    endpoint.announced = true;
-                }
-                self.set_deadline(key, None);
-                let read_depth = agreement.read_depth();
-                self.raise(key, CmEventKind::Established { private_data, read_depth });
-                self.begin(key, socket, Role::Initiator, &agreement, now);
-            }
+            Verdict::Accepted(agreement) => self.accepted(key, peer, agreement, &private_data, now),
             Verdict::Rejected => {
                 self.fail(key, None, Some(Vec::new()), now);
                 self.raise(key, CmEventKind::Rejected { private_data });

@@ -1,11 +1,13 @@
 //! Sockets that outlive their connection. What was sent still goes out, and what still comes in is discarded: closing a
 //! socket with unread bytes would reset the stream and destroy what the peer has not read.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
 use super::net::{Net, SocketId};
 use crate::mem::{RecvSlice, SendSlice};
+use crate::slab::{Key, Slab};
 
 #[derive(Debug)]
 pub(crate) struct Linger {
@@ -47,5 +49,76 @@ impl Linger {
             }
         }
         false
+    }
+}
+
+/// All such sockets of a provider.
+#[derive(Debug, Default)]
+pub(super) struct Lingers {
+    sockets: Slab<Linger>,
+    /// Their keys, the oldest first, and some of sockets that are gone.
+    by_age: VecDeque<Key>,
+}
+
+impl Lingers {
+    pub(super) fn len(&self) -> usize {
+        self.sockets.len()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Linger> {
+        self.sockets.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Linger> {
+        self.sockets.get_mut(key)
+    }
+
+    pub(super) fn insert(&mut self, linger: Linger) -> Key {
+        if self.by_age.len() > 64 + 2 * self.sockets.len() {
+            let sockets = &self.sockets;
+            self.by_age.retain(|&key| sockets.get(key).is_some());
+        }
+        let key = self.sockets.insert(linger);
+        self.by_age.push_back(key);
+        key
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Option<Linger> {
+        self.sockets.remove(key)
+    }
+
+    /// Removes the oldest one.
+    pub(super) fn remove_oldest(&mut self) -> Option<Linger> {
+        while let Some(key) = self.by_age.pop_front() {
+            if let Some(linger) = self.sockets.remove(key) {
+                return Some(linger);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The oldest goes first, whatever has gone before, and what has gone leaves nothing behind.
+    #[test]
+    fn the_oldest_lingering_socket_gives_way() {
+        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
+        let deadline = Instant::now();
+        let mut lingers = Lingers::default();
+        let add = |lingers: &mut Lingers, slot| {
+            lingers.insert(Linger::new(SocketId(Key::new(slot, 1)), Vec::new(), deadline))
+        };
+        let keys: Vec<_> = (0..3).map(|slot| add(&mut lingers, slot)).collect();
+        assert!(lingers.remove(keys[0]).is_some());
+        assert_eq!(lingers.remove_oldest().map(|linger| linger.socket), Some(SocketId(Key::new(1, 1))));
+        for slot in 3..10_000 {
+            let key = add(&mut lingers, slot);
+            assert!(lingers.remove(key).is_some() && lingers.by_age.len() < 100);
+        }
+        assert_eq!(lingers.remove_oldest().map(|linger| linger.socket), Some(SocketId(Key::new(2, 1))));
+        assert!(lingers.remove_oldest().is_none() && lingers.len() == 0);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn insert(fpdu: &[u8], position: u64, out: &mut Vec<u8>) {
     }
 }
 
-const _: () = assert!(CRC_LEN == 4 && SPACING.is_multiple_of(4));
+const _: () = assert!(CRC_LEN == 4 && SPACING % 4 == 0);
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -112,8 +112,7 @@ pub(crate) mod tests {
         for position in (0..SPACING as u64).step_by(4) {
             let fpdu: Vec<u8> = (0..1500u32).map(|n| n as u8).collect();
             let out = framed(&fpdu, position);
-            let markers =
-                (0..out.len() - CRC_LEN).filter(|at| (position + *at as u64).is_multiple_of(SPACING as u64)).count();
+            let markers = (0..out.len() - CRC_LEN).filter(|at| (position + *at as u64) % SPACING as u64 == 0).count();
             assert_eq!(out.len(), fpdu.len() + CRC_LEN + LEN * markers, "{position}");
         }
     }

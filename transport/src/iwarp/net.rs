@@ -4,9 +4,10 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use crate::mem::{RecvSlice, SendSlice};
+use crate::mem::{Memory, RecvSlice, SendSlice};
+use crate::shm::Segment;
 use crate::slab::Key;
 
 /// Handle of a socket.
@@ -36,7 +37,13 @@ pub struct Ready {
 /// Non-blocking byte streams with edge-triggered readiness (`epoll`(7), EPOLLET). An edge comes when something new is
 /// there; several may come as one, and spurious ones may come. The caller then reads until `WouldBlock` or a short
 /// read, or remembers that it has not.
+///
+/// Connections within the host leave their byte streams for memory that both processes map. Networks that have no such connections say of
+/// no socket that it [is local](Net::is_local), and do without the calls behind that.
 pub trait Net: Send + fmt::Debug {
+    /// The memory of a connection within the host. [`Shared`](crate::shm::Shared) is that of the system.
+    type Segment: Segment;
+
     /// Descriptor that becomes readable when [`Net::poll`] has something for this channel.
     fn channel(&self, channel: Channel) -> RawFd;
 
@@ -97,4 +104,46 @@ pub trait Net: Send + fmt::Debug {
 
     /// Closes a socket; `reset` discards what is in flight (RST).
     fn close(&mut self, socket: SocketId, reset: bool);
+
+    // Within the host.
+
+    /// Whether both ends of a stream are on this host, as far as their addresses tell.
+    fn is_local(&self, socket: SocketId) -> bool {
+        let _ = socket;
+        false
+    }
+
+    /// Makes a segment of the memory that a connection shares with its peer.
+    fn segment(&mut self, memory: Memory) -> Self::Segment;
+
+    /// Opens a listener for packets under an abstract name (`unix`(7)), on the CM channel.
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Accepts one connection for packets, and puts it on the CM channel. `WouldBlock` when there is none; `PermissionDenied` if it is of
+    /// another user, and is closed.
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        let _ = listener;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Connects to a listener for packets, at once, on the CM channel. `PermissionDenied` if it is of another user.
+    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sends a packet, and a descriptor with it.
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let _ = (socket, packet, file);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Receives a packet, and the descriptor that came with it; 0 is the end. `WouldBlock` when there is none.
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        let _ = (socket, room);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

@@ -9,31 +9,41 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::NAME;
-use super::config::{IwarpConfig, MAX_READ_DEPTH};
+use super::config::{IwarpConfig, MAX_READ_DEPTH, SharedMemoryPolicy};
+use super::door::{Links, Meeting};
 use super::endpoint::{Accepting, Attempt, Endpoint, State};
 use super::half_open::Handshakes;
-use super::linger::Linger;
+use super::intake::Intake;
+use super::linger::{Linger, Lingers};
 use super::net::{Channel, Net, Ready, SocketId};
-use super::queue_pair::{MAX_MESSAGE, MAX_QUEUE_DEPTH, QueuePair, Role, is_receive};
-use super::resources::Resources;
+use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
 use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, Terms};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
+use super::{NAME, WITHIN_HOST};
 use crate::caps::{Capabilities, Features};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause};
+use crate::cm::{
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions,
+    Source,
+};
+use crate::cq::{CqAttr, Notify};
 use crate::error::{Error, Result};
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
-use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PostError, Provider};
+use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
+use crate::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
 use crate::slab::{Key, Slab};
+use crate::soft::checks::{EXTENSIONS, MAX_MESSAGE};
+use crate::soft::resources::Resources;
+use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
 pub(super) const DEVICE: DeviceId = DeviceId(0);
-/// Size of the buffer that receives for all connections, bytes.
-const STAGING: usize = 256 * 1024;
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 const STALE_QP: Error = Error::Stale { object: "queue pair" };
 
@@ -45,16 +55,22 @@ pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 pub(super) enum Owner {
     Endpoint(Key),
     Linger(Key),
+    /// The listener where peers within the host come.
+    Door,
+    /// Somebody who came there.
+    Visitor(Key),
+    /// The Unix socket of an endpoint whose stream is one of TCP still.
+    Meeting(Key),
 }
 
 /// iWARP in user space. One thread drives it, and it does nothing between two calls.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
-    entropy: Entropy,
+    pub(super) entropy: Entropy,
     device: DeviceInfo,
-    pub(super) endpoints: Slab<Endpoint>,
-    pub(super) lingers: Slab<Linger>,
+    pub(super) endpoints: Slab<Endpoint<N::Segment>>,
+    pub(super) lingers: Lingers,
     /// The owners of the sockets, by the slot of the socket's key.
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
@@ -63,15 +79,14 @@ pub struct Iwarp<N: Net> {
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
     /// Connections that have something to read or to send.
     pub(super) ready: VecDeque<Key>,
-    /// Listeners that may have more connections to accept.
+    /// Listeners that may have more connections to accept; no key is the door (`meeting.rs`).
     pub(super) backlog: VecDeque<Key>,
-    pub(super) staging: Box<[u8]>,
+    pub(super) intake: Intake,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: Handshakes,
-    /// Listeners that wait for room.
-    pub(super) paused: Vec<Key>,
     /// The connection that received something last.
     pub(super) hot: Option<Key>,
+    pub(super) links: Links,
     pub(super) live: usize,
     pub(super) spins: u32,
     /// Whether this is within the getter of the CM channel, which will return what is raised now.
@@ -97,14 +112,14 @@ impl<N: Net> Iwarp<N> {
     /// For settings out of range.
     pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
         config.check()?;
-        let extensions = Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS;
         let features = Features::SERVER_SENDS_FIRST
+            | Features::SOLICITED_EVENTS
             | Features::READ
             | Features::WRITE
             | Features::SEND_WITH_INVALIDATE
             | Features::REMOTE_INVALIDATION
             | Features::SHARED_RECEIVE_QUEUE
-            | if config.extensions { extensions | Features::EXTENSIONS_BY_AGREEMENT } else { Features::empty() };
+            | if config.extensions { EXTENSIONS | Features::EXTENSIONS_BY_AGREEMENT } else { Features::empty() };
         let mut capabilities = Capabilities::portable(features);
         capabilities.max_inline = MAX_INLINE as u32;
         capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
@@ -119,18 +134,18 @@ impl<N: Net> Iwarp<N> {
             entropy,
             device: DeviceInfo { name: "iwarp0".into(), capabilities },
             endpoints: Slab::default(),
-            lingers: Slab::default(),
+            lingers: Lingers::default(),
             owners: Vec::new(),
             resources: Resources::default(),
             cm_events: VecDeque::new(),
             deadlines: BinaryHeap::new(),
             ready: VecDeque::new(),
             backlog: VecDeque::new(),
-            staging: vec![0; STAGING].into_boxed_slice(),
+            intake: Intake::new(),
             edges: Vec::with_capacity(256),
             handshakes: Handshakes::default(),
-            paused: Vec::new(),
             hot: None,
+            links: Links::default(),
             live: 0,
             spins: 0,
             within_cm: false,
@@ -161,9 +176,8 @@ impl<N: Net> Iwarp<N> {
     }
 
     pub(super) fn disown(&mut self, socket: SocketId) {
-        if let Some(owner) = self.owners.get_mut(socket.0.slot() as usize)
-            && owner.is_some_and(|(id, _)| id == socket)
-        {
+        let owner = self.owners.get_mut(socket.0.slot() as usize);
+        if let Some(owner) = owner.filter(|owner| owner.is_some_and(|(id, _)| id == socket)) {
             *owner = None;
         }
     }
@@ -176,11 +190,11 @@ impl<N: Net> Iwarp<N> {
     /// Closes a socket after `rest` is sent.
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
         if self.lingers.len() >= self.config.max_lingering {
-            self.close(socket, false);
-            return;
+            let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
+            self.close(oldest.socket, false);
         }
         let mut linger = Linger::new(socket, rest, now + self.config.linger);
-        if linger.serve(&mut self.net, &mut self.staging) {
+        if linger.serve(&mut self.net, self.intake.scratch()) {
             self.close(socket, false);
             return;
         }
@@ -200,7 +214,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    fn push_deadline(&mut self, deadline: Instant, owner: Owner) {
+    pub(super) fn push_deadline(&mut self, deadline: Instant, owner: Owner) {
         if self.deadlines.len() > 64 + 4 * (self.endpoints.len() + self.lingers.len()) {
             let mut deadlines = std::mem::take(&mut self.deadlines);
             deadlines.retain(|&Reverse((at, owner))| self.is_due(at, owner));
@@ -214,6 +228,8 @@ impl<N: Net> Iwarp<N> {
         match owner {
             Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
             Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
+            Owner::Visitor(key) => self.links.door.is_due(key, at),
+            Owner::Door | Owner::Meeting(_) => false,
         }
     }
 
@@ -233,11 +249,17 @@ impl<N: Net> Iwarp<N> {
         let previous = std::mem::replace(&mut endpoint.state, state);
         self.handshakes.unfinished -= usize::from(previous.is_handshake());
         self.live -= usize::from(matches!(previous, State::Live));
+        let leaves = matches!(endpoint.state, State::Dead);
+        self.links.count -= usize::from(leaves && matches!(previous, State::Live) && endpoint.link.is_some());
+        let meeting = if leaves { endpoint.meeting.take() } else { None };
         if let State::Requesting { ticket, .. } = &previous {
             self.handshakes.half_open.remove(*ticket);
         }
         if previous.is_handshake() {
             self.resume();
+        }
+        if let Some(socket) = meeting.and_then(|meeting| meeting.socket()) {
+            self.close(socket, false);
         }
         Some(previous)
     }
@@ -249,7 +271,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    pub(super) fn endpoint(&self, id: CmId) -> Result<&Endpoint> {
+    pub(super) fn endpoint(&self, id: CmId) -> Result<&Endpoint<N::Segment>> {
         self.endpoints.get(id.0).filter(|e| !matches!(e.state, State::Requesting { .. })).ok_or(STALE_ID)
     }
 
@@ -257,15 +279,16 @@ impl<N: Net> Iwarp<N> {
         if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
     }
 
-    fn private_data(data: &[u8]) -> Result<()> {
-        let (len, max) = (data.len(), MAX_PRIVATE_DATA_OUT);
-        if len > max { Err(Error::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
+    /// Whether to ask the peer of a connected socket for a CRC.
+    pub(super) fn asks_for_crc(&self, socket: SocketId) -> bool {
+        self.config.crc.asks(|| self.net.is_local(socket))
     }
 
     fn terms(&self, param: &ConnectParam<'_>) -> Terms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        Terms::new(self.config.crc, ird, ord, self.config.markers)
+        // On a socket, whether the peer is on this host decides besides.
+        Terms::new(self.config.crc.asks(|| false), ird, ord, self.config.markers)
     }
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
@@ -273,7 +296,7 @@ impl<N: Net> Iwarp<N> {
             return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging" });
         }
         let entropy = &mut self.entropy;
-        let (id, stag) = self.resources.stags.register(memory, range, access, || {
+        let (id, stag) = self.resources.keys.register(memory, range, access, || {
             let mut bytes = [0; 4];
             entropy(&mut bytes);
             u32::from_ne_bytes(bytes)
@@ -281,7 +304,7 @@ impl<N: Net> Iwarp<N> {
         Ok(MemoryRegion { id, local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
     }
 
-    fn add_qp(&mut self, id: CmId, attr: &QpAttr, srq: Option<SrqId>) -> Result<QpId> {
+    fn add_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let endpoint = self.endpoint(id)?;
         if !matches!(endpoint.state, State::Resolved(_) | State::Offered(_)) {
             return Err(Error::InvalidState { call: "create_qp", state: endpoint.state.name() });
@@ -289,9 +312,9 @@ impl<N: Net> Iwarp<N> {
         if endpoint.qp.is_some() {
             return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
-        let qp = QueuePair::new(QpId(id.0), attr, srq)?;
+        attr.check(&self.device.capabilities)?;
         self.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
-        let receives = match srq {
+        let receives = match attr.srq {
             Some(srq) => self.resources.attach(srq, attr.recv_cq),
             None => self.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
         };
@@ -300,7 +323,7 @@ impl<N: Net> Iwarp<N> {
             return Err(error);
         }
         if let Some(endpoint) = self.endpoints.get_mut(id.0) {
-            endpoint.qp = Some(Box::new(qp));
+            endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr)));
         }
         Ok(QpId(id.0))
     }
@@ -310,26 +333,31 @@ impl<N: Net> Iwarp<N> {
 // until the call that puts the completion into the ring; an FPDU that still names one is sent or copied before.
 // `destroy_id` and `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for
 // receives, reads and atomics only. 2. Each completion is made where a work request leaves its queue, and receives are
-// filled within their entries. 3. The table of STags holds the memory; every use by a peer is looked up there and ends
-// with the call. 4. All of this is owned by the provider and used within its calls only. 5. Handles are keys of slabs,
-// which never reuse one.
+// filled within their entries. 3. Work requests leave their queue, and completions the ring, in order. 4. The table of STags
+// holds the memory; every use by a peer is looked up there and ends with the call. 5. All of this is owned by the provider and
+// used within its calls only. 6. Handles are keys of slabs, which never reuse one.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
-        NAME
+        if self.config.shared_memory == SharedMemoryPolicy::Require { WITHIN_HOST } else { NAME }
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
         (device == DEVICE).then_some(&self.device)
     }
 
-    fn cm_channel(&self) -> RawFd {
-        self.net.channel(Channel::Cm)
+    fn device_at(&mut self, _: IpAddr) -> Result<DeviceId> {
+        Ok(DEVICE)
     }
 
-    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
-        Self::is_device(device)?;
-        Ok(self.net.channel(Channel::Completion))
+    fn channel(&self, channel: provider::Channel) -> Result<RawFd> {
+        match channel {
+            provider::Channel::ConnectionManager => Ok(self.net.channel(Channel::Cm)),
+            provider::Channel::Completions(device) => {
+                Self::is_device(device)?;
+                Ok(self.net.channel(Channel::Completion))
+            }
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -348,8 +376,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         more
     }
 
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        let socket = self.net.listen(address, backlog).map_err(|source| Error::Listen { address, source })?;
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        options.note_ignored(NAME)?;
+        let socket = self.net.listen(address, options.backlog).map_err(|source| Error::Listen { address, source })?;
         let key = self.endpoints.insert(Endpoint::new(State::Listening(Accepting::Yes), Some(socket)));
         self.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
@@ -359,7 +388,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         self.net.local_address(self.endpoint(id).ok()?.socket?).ok()
     }
 
-    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        options.check()?;
+        if options.source != Source::Any {
+            return Err(Error::Unsupported { provider: NAME, feature: "choice of the source of a connection" });
+        }
+        options.note_ignored(NAME);
         let key = self.endpoints.insert(Endpoint::new(State::Resolved(peer), None));
         self.set_deadline(key, Some(deadline));
         self.raise(key, CmEventKind::Resolved { device: DEVICE });
@@ -367,7 +401,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
-        Self::private_data(param.private_data)?;
+        self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
         let endpoint = self.endpoint(id)?;
         let State::Resolved(peer) = endpoint.state else {
@@ -387,7 +421,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
-        Self::private_data(param.private_data)?;
+        self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
         let terms = self.terms(param);
         let key = id.0;
@@ -398,10 +432,22 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         if endpoint.qp.is_none() {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let (frame, agreement) = startup::accept(&terms, asked, param.private_data);
+        let asked = *asked;
+        let terms = Terms { crc: self.asks_for_crc(socket), ..terms };
+        let offer = self.offer(key, socket, &asked);
+        if offer.is_none() && self.config.shared_memory == SharedMemoryPolicy::Require {
+            return Err(Error::Unsupported {
+                provider: WITHIN_HOST,
+                feature: "peers that are not met in shared memory",
+            });
+        }
+        let mut private_data = param.private_data.to_vec();
+        offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));
+        let (frame, agreement) = startup::accept(&terms, &asked, &private_data);
         self.transition(key, State::Live);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.frame = frame;
+            endpoint.meeting = offer.map(|offer| Box::new(Meeting::Offered(offer.secret)));
         }
         self.begin(key, socket, Role::Responder, &agreement, now);
         self.wake_completions();
@@ -409,7 +455,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
-        Self::private_data(private_data)?;
+        self.device.capabilities.check_private_data(NAME, private_data)?;
         let endpoint = self.endpoint(id)?;
         let State::Offered(asked) = endpoint.state else {
             return Err(Error::InvalidState { call: "reject", state: endpoint.state.name() });
@@ -433,7 +479,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 self.fail(key, None, Some(reply), now);
             }
             State::Resolved(_) => self.fail(key, None, None, now),
-            State::Connecting(..) | State::Replying(..) => {
+            State::Connecting(..) | State::Replying(..) | State::Meeting(_) => {
                 let failure = ConnectFailure::System("disconnected here while connecting".into());
                 self.fail(key, Some(failure), None, now);
             }
@@ -442,14 +488,18 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         Ok(())
     }
 
-    fn destroy_id(&mut self, id: CmId, now: Instant) {
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
         let key = id.0;
         if self.endpoint(id).is_err() {
-            return;
+            return Ok(());
         }
         let rest = match self.endpoints.get_mut(key) {
             Some(endpoint) => match &endpoint.state {
                 State::Offered(asked) => Some(startup::reject(asked, &[])),
+                State::Live if endpoint.link.is_some() => {
+                    self.leave_link(key);
+                    None
+                }
                 State::Live => {
                     let rest = endpoint.qp.as_mut().map(|qp| qp.abandon()).unwrap_or_default();
                     Some(endpoint.unsent(rest))
@@ -464,6 +514,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 None => self.close(socket, false),
             }
         }
+        Ok(())
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
@@ -474,24 +525,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         event
     }
 
-    fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.hand_out(id)
-    }
-
-    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.take_in(request, now)
-    }
-
-    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        Self::is_device(device)?;
-        self.add_region(memory, 0..memory.len(), access)
-    }
-
-    fn device_at(&mut self, _: IpAddr) -> Result<DeviceId> {
-        Ok(DEVICE)
-    }
-
-    fn register_range(
+    fn register(
         &mut self,
         device: DeviceId,
         memory: &Arc<Memory>,
@@ -503,24 +537,14 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.resources.stags.deregister(region)
+        self.take_back(region)?;
+        self.resources.keys.deregister(region)
     }
 
-    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<()> {
-        self.resources.stags.restrict(region, qp.0)
-    }
-
-    fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.resources.stags.invalidate(region)
-    }
-
-    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
         Self::is_device(device)?;
-        if entries == 0 || entries > self.device.capabilities.max_completion_queue {
-            let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
-            return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
-        }
-        Ok(self.resources.cqs.create(entries as usize))
+        attr.check(NAME, &self.device.capabilities)?;
+        Ok(self.resources.cqs.create(attr.entries as usize))
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
@@ -528,19 +552,145 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.add_qp(id, attr, None)
+        self.add_qp(id, attr)
     }
 
-    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
-        self.add_qp(id, attr, Some(srq))
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let result = match self.endpoints.get_mut(qp.0) {
+            Some(Endpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
+            Some(Endpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
+            _ => return Err(PostError { posted: 0, error: STALE_QP }),
+        };
+        self.wake_completions();
+        result
     }
 
-    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
-        Self::is_device(device)?;
-        if max_wr == 0 || max_wr > MAX_QUEUE_DEPTH {
-            return Err(Error::OutOfRange { what: "max_wr", value: max_wr.into(), range: "1 to 32768" });
+    fn post_send(&mut self, id: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
+        let before = self.resources.cqs.pushed();
+        let result = match self.endpoints.get_mut(id.0) {
+            Some(Endpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
+            Some(Endpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
+            _ => return Err(PostError { posted: 0, error: STALE_QP }),
+        };
+        self.transmit(id.0);
+        self.wake_completions();
+        result.map(|()| Posted::of(self.resources.cqs.pushed() != before))
+    }
+
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let start = out.len();
+        let count = self.resources.cqs.poll(cq, max, out)?;
+        if count == 0 {
+            return Ok(0);
         }
-        Ok(self.resources.create_srq(max_wr))
+        for of_one in out[start..].chunk_by(|one, next| one.qp == next.qp) {
+            let id = of_one[0].qp;
+            let mut endpoint = self.endpoints.get_mut(id.0);
+            for completion in of_one {
+                let shared = match &mut endpoint {
+                    Some(Endpoint { link: Some(link), .. }) => link.polled(completion.opcode),
+                    Some(Endpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
+                    _ => {
+                        self.resources.orphan_polled(cq, id, completion.opcode.is_receive());
+                        None
+                    }
+                };
+                if let Some(srq) = shared {
+                    self.resources.receive_polled(srq);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn req_notify(&mut self, cq: CqId, _: Notify) -> Result<()> {
+        self.resources.cqs.arm(cq)?;
+        if self.links.unarmed && self.arm_links() {
+            self.net.wake(Channel::Completion);
+        }
+        Ok(())
+    }
+
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        Self::is_device(device)?;
+        Ok(self.resources.cqs.next_event())
+    }
+
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        Some(self)
+    }
+
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        Some(self)
+    }
+
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        Some(self)
+    }
+
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        Some(self)
+    }
+
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        Some(self)
+    }
+
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        None
+    }
+
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        None
+    }
+
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        None
+    }
+
+    fn paths(&self) -> Option<&dyn Paths> {
+        None
+    }
+
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        None
+    }
+
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        Some(self)
+    }
+
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        (self.config.shared_memory != SharedMemoryPolicy::Off).then_some(self)
+    }
+
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        None
+    }
+}
+
+impl<N: Net> ImmediateSends for Iwarp<N> {
+    fn send_now(&mut self, id: QpId, header: &[u8], payload: &[u8]) -> bool {
+        match self.endpoints.get_mut(id.0) {
+            Some(Endpoint { state: State::Live, link: Some(link), .. }) => link.send_now(header, payload),
+            Some(Endpoint { state: State::Live, qp: Some(qp), .. }) => qp.send_now(header, payload),
+            _ => false,
+        }
+    }
+
+    fn ring(&mut self, id: QpId) -> Posted {
+        let before = self.resources.cqs.pushed();
+        self.transmit(id.0);
+        self.wake_completions();
+        Posted::of(self.resources.cqs.pushed() != before)
+    }
+}
+
+impl<N: Net> SharedReceives for Iwarp<N> {
+    fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
+        Self::is_device(device)?;
+        attr.check(&self.device.capabilities)?;
+        Ok(self.resources.create_srq(attr.max_wr))
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
@@ -554,73 +704,51 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         }
         Ok(())
     }
+}
 
+impl<N: Net> RemoteKeys for Iwarp<N> {
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool> {
+        self.resources.keys.restrict(region, qp.0).map(|()| true)
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.resources.keys.invalidate(region)
+    }
+}
+
+impl<N: Net> Liveness for Iwarp<N> {
     fn last_heard(&self, qp: QpId) -> Option<Instant> {
         self.endpoints.get(qp.0)?.last_heard
     }
 
     fn has_unread(&self, qp: QpId) -> bool {
-        self.endpoints.get(qp.0).is_some_and(|endpoint| matches!(endpoint.state, State::Live) && endpoint.readable)
+        self.endpoints.get(qp.0).is_some_and(|endpoint| {
+            let waits = || endpoint.link.as_ref().is_some_and(|link| link.has_news());
+            matches!(endpoint.state, State::Live) && (endpoint.readable || waits())
+        })
     }
+}
 
+impl<N: Net> Extensions for Iwarp<N> {
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
         if !self.config.extensions {
             return Err(Error::Unsupported { provider: NAME, feature: "extensions: see IwarpConfig::extensions" });
         }
-        let qp = self.endpoints.get_mut(qp.0).and_then(|endpoint| endpoint.qp.as_mut()).ok_or(STALE_QP)?;
-        qp.enable_extensions();
+        match self.endpoints.get_mut(qp.0) {
+            Some(Endpoint { link: Some(link), .. }) => link.enable_extensions(),
+            Some(Endpoint { qp: Some(qp), .. }) => qp.enable_extensions(),
+            _ => return Err(STALE_QP),
+        }
         Ok(())
     }
+}
 
-    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        let Some(qp) = self.endpoints.get_mut(qp.0).and_then(|endpoint| endpoint.qp.as_mut()) else {
-            return Err(PostError { posted: 0, error: STALE_QP });
-        };
-        let result = qp.post_recv(chain, &mut self.resources.cqs);
-        self.wake_completions();
-        result
+impl<N: Net> Handover for Iwarp<N> {
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        self.hand_out(id)
     }
 
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
-        let key = qp.0;
-        let Some(qp) = self.endpoints.get_mut(key).and_then(|endpoint| endpoint.qp.as_mut()) else {
-            return Err(PostError { posted: 0, error: STALE_QP });
-        };
-        let result = qp.post_send(chain, &mut self.resources);
-        self.transmit(key);
-        self.wake_completions();
-        result
-    }
-
-    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        let start = out.len();
-        let count = self.resources.cqs.poll(cq, max, out)?;
-        if count == 0 {
-            return Ok(0);
-        }
-        for of_one in out[start..].chunk_by(|one, next| one.qp == next.qp) {
-            let id = of_one[0].qp;
-            if let Some(qp) = self.endpoints.get_mut(id.0).and_then(|endpoint| endpoint.qp.as_mut()) {
-                for completion in of_one {
-                    if let Some(srq) = qp.polled(completion.opcode) {
-                        self.resources.receive_polled(srq);
-                    }
-                }
-            } else {
-                for completion in of_one {
-                    self.resources.orphan_polled(cq, id, is_receive(completion.opcode));
-                }
-            }
-        }
-        Ok(count)
-    }
-
-    fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        self.resources.cqs.arm(cq)
-    }
-
-    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        Self::is_device(device)?;
-        Ok(self.resources.cqs.next_event())
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        self.take_in(request, now)
     }
 }

@@ -3,28 +3,29 @@
 use std::io;
 
 use super::NAME;
-use super::cq::Completions;
 use super::fault::Fault;
-use super::placement::{Context, Direct, Message};
+use super::intake::Intake;
+use super::placement::Context;
 use super::receive::Receiver;
 use super::requester::Requester;
-use super::resources::Resources;
 use super::responder::Responder;
-use super::stag::StagTable;
 use super::startup::Agreement;
-use super::transmit::{Done, MAX_INLINE, Sent, Transmitter, address};
+use super::transmit::{Sent, Transmitter};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
-use crate::datagram::DatagramSource;
-use crate::error::{Error, Result};
-use crate::mem::SendSlice;
-use crate::provider::{CqId, PostError};
+use crate::error::Result;
+use crate::mem::{RecvSlice, SendSlice};
+use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
-use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
-use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
+use crate::shm::link::Luggage;
+use crate::soft::checks;
+use crate::soft::completions::{Completions, Done};
+use crate::soft::cq::CompletionQueues;
+use crate::soft::keys::KeyTable;
+use crate::soft::resources::Resources;
+use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SendWr};
 
-/// Longest message, bytes. A Message Offset has 32 bits.
-pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 /// Most work requests of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
 
@@ -38,10 +39,7 @@ pub(crate) enum Role {
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    id: QpId,
-    attr: QpAttr,
-    /// The shared queue that receives come from, if they do not come from the queue pair's own.
-    srq: Option<SrqId>,
+    completions: Completions,
     rx: Receiver,
     tx: Transmitter,
     requester: Requester,
@@ -51,9 +49,6 @@ pub(crate) struct QueuePair {
     pub(crate) read_depth: ReadDepth,
     /// Whether the stream has begun.
     live: bool,
-    /// Completions that were not polled. Their work requests count towards the depth of the work queues until then.
-    send_unpolled: u32,
-    recv_unpolled: u32,
     /// The status of the work request that ended the stream, and its number in the send queue if that is known.
     failed: Option<(Option<u64>, WcStatus)>,
     /// Whether the stream has ended: then work requests are flushed at once.
@@ -61,56 +56,32 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(id: QpId, attr: &QpAttr, srq: Option<SrqId>) -> Result<Self> {
-        for (what, depth) in [("max_send_wr", attr.max_send_wr), ("max_recv_wr", attr.max_recv_wr)] {
-            if (depth == 0 || depth > MAX_QUEUE_DEPTH) && (srq.is_none() || what == "max_send_wr") {
-                return Err(Error::OutOfRange { what, value: depth.into(), range: "1 to 32768" });
-            }
-        }
-        if attr.max_inline as usize > MAX_INLINE {
-            return Err(Error::OutOfRange { what: "max_inline", value: attr.max_inline.into(), range: "at most 256" });
-        }
-        Ok(Self {
-            id,
-            attr: *attr,
-            srq,
-            rx: Receiver::new(if srq.is_some() { 1 } else { attr.max_recv_wr as usize }),
+    /// The queue pair of attributes that were checked.
+    pub(crate) fn new(id: QpId, attr: &QpAttr) -> Self {
+        Self {
+            completions: Completions::new(id, *attr),
+            rx: Receiver::new(if attr.srq.is_some() { 1 } else { attr.max_recv_wr as usize }),
             tx: Transmitter::new(attr.max_send_wr as usize, attr.max_inline as usize),
             requester: Requester::new(),
             responder: Responder::new(),
             extensions: false,
             read_depth: ReadDepth::default(),
             live: false,
-            send_unpolled: 0,
-            recv_unpolled: 0,
             failed: None,
             dead: false,
-        })
+        }
     }
 
     /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
-        if is_receive(opcode) {
-            self.recv_unpolled = self.recv_unpolled.saturating_sub(1);
-            self.srq
-        } else {
-            self.send_unpolled = self.send_unpolled.saturating_sub(1);
-            None
-        }
+        self.completions.polled(opcode)
     }
 
     /// Gives up the queue pair's room on its completion queues, except for completions that were not polled. A receive
     /// of a shared queue that was being filled goes back to that queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
-        resources.cqs.release(self.attr.send_cq, self.attr.max_send_wr, self.send_unpolled);
-        match self.srq {
-            Some(srq) => {
-                let begun = self.rx.queue.take_all();
-                resources.detach(srq, self.attr.recv_cq, self.id, begun, self.recv_unpolled);
-            }
-            None => resources.cqs.release(self.attr.recv_cq, self.attr.max_recv_wr, self.recv_unpolled),
-        }
+        self.completions.release(&mut self.rx.queue, resources);
     }
 
     /// Starts the stream. An initiator may send at once, behind the ready-to-receive message; the sends of a responder
@@ -166,24 +137,12 @@ impl QueuePair {
         self.tx.has_work(&self.requester, &self.responder)
     }
 
-    pub(crate) fn post_recv(&mut self, chain: &[RecvWr], cqs: &mut Completions) -> std::result::Result<(), PostError> {
-        for (posted, wr) in chain.iter().enumerate() {
-            if self.srq.is_some() {
-                let error = Error::InvalidState { call: "post_recv", state: "using a shared receive queue" };
-                return Err(PostError { posted, error });
-            }
-            let used = self.rx.queue.len() + self.recv_unpolled as usize;
-            if used >= self.attr.max_recv_wr as usize {
-                let error = Error::QueueFull { queue: "receive", depth: self.attr.max_recv_wr };
-                return Err(PostError { posted, error });
-            }
-            if self.dead {
-                self.flush_recv(cqs, wr.wr_id);
-            } else {
-                self.rx.queue.post(*wr);
-            }
-        }
-        Ok(())
+    pub(crate) fn post_recv(
+        &mut self,
+        chain: &[RecvWr],
+        cqs: &mut CompletionQueues,
+    ) -> std::result::Result<(), PostError> {
+        self.completions.post_recv(chain, &mut self.rx.queue, self.dead, cqs)
     }
 
     /// Queues work requests. The caller calls [`QueuePair::transmit`] afterwards.
@@ -200,124 +159,76 @@ impl QueuePair {
 
     #[inline]
     fn post_one(&mut self, wr: &SendWr, resources: &mut Resources) -> Result<()> {
-        if self.tx.queued() + self.send_unpolled as usize >= self.attr.max_send_wr as usize {
-            return Err(Error::QueueFull { queue: "send", depth: self.attr.max_send_wr });
-        }
-        if !matches!(wr.op, SendOp::Send | SendOp::SendInvalidate(_) | SendOp::Write(_)) {
-            self.check_request(wr, &resources.stags)?;
-        }
+        self.completions.check_send_room(self.tx.queued())?;
         let len = wr.sges.total_len();
-        if len as u64 > MAX_MESSAGE {
-            return Err(Error::OutOfRange { what: "message length", value: len as u64, range: "at most 1 GiB" });
-        }
-        if wr.flags.contains(SendFlags::INLINE) && len > self.attr.max_inline as usize {
-            let range = "at most the max_inline of the queue pair";
-            return Err(Error::OutOfRange { what: "inline length", value: len as u64, range });
-        }
+        let terms = checks::Terms {
+            provider: NAME,
+            attr: &self.completions.attr,
+            extensions: self.extensions,
+            depth: self.live.then(|| self.requester.depth()),
+            keys: &resources.keys,
+        };
+        checks::send(wr, len, &terms)?;
         if self.dead {
-            let (wr_id, status, opcode) = (wr.wr_id, WcStatus::Flushed, WcOpcode::Send);
-            self.complete_send(&mut resources.cqs, Done { wr_id, status, opcode, len: 0, signaled: true });
+            self.completions.sent(&mut resources.cqs, &Done::flushed(wr.wr_id));
         } else {
             self.tx.post(wr, &self.responder);
         }
         Ok(())
     }
 
-    /// Checks what holds for Reads, atomics, immediate data and datagrams only.
-    fn check_request(&self, wr: &SendWr, stags: &StagTable) -> Result<()> {
-        let (feature, sink) = match wr.op {
-            SendOp::Read(_) => (None, Some(wr.sges.total_len())),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (Some("atomic operations"), Some(8)),
-            SendOp::SendWithImmediate(_) => {
-                return Err(Error::Unsupported { provider: NAME, feature: "Send with immediate data" });
-            }
-            SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..) => {
-                return Err(Error::Unsupported { provider: NAME, feature: "datagrams" });
-            }
-            _ => (Some("RDMA Write with immediate data"), None),
-        };
-        if let Some(feature) = feature.filter(|_| !self.extensions) {
-            return Err(Error::Unsupported { provider: NAME, feature });
-        }
-        let Some(len) = sink else { return Ok(()) };
-        let entries = wr.sges.as_slice();
-        if entries.len() > 1 || (entries.is_empty() && len > 0) {
-            let (value, range) = (entries.len() as u64, "1: the wire carries one");
-            return Err(Error::OutOfRange { what: "entries of an RDMA Read or atomic", value, range });
-        }
-        if wr.flags.contains(SendFlags::INLINE) {
-            return Err(Error::Unsupported { provider: NAME, feature: "inline RDMA Reads or atomics" });
-        }
-        if self.live && len > 0 && self.requester.depth() == 0 {
-            let range = "at least 1: the peer serves no RDMA Reads";
-            return Err(Error::OutOfRange { what: "read depth of the connection", value: 0, range });
-        }
-        if let Some(entry) = entries.first()
-            && len > 0
-            && (stags.sink(entry.local_key().0, address(entry), len).is_none()
-                || (feature.is_some() && entry.len() != len))
-        {
-            let state = "without a registered entry of the right length and the right to write it here";
-            return Err(Error::InvalidState { call: "post_send of an RDMA Read or atomic", state });
-        }
-        Ok(())
-    }
-
-    fn flush_recv(&mut self, cqs: &mut Completions, wr_id: u64) {
-        self.recv_unpolled += 1;
-        cqs.push(self.attr.recv_cq, completion(self.id, wr_id, WcStatus::Flushed, WcOpcode::Recv, 0));
-    }
-
-    fn complete_send(&mut self, cqs: &mut Completions, done: Done) {
-        complete(self.id, self.attr.send_cq, &mut self.send_unpolled, cqs, done);
-    }
-
-    /// The memory that the next bytes of the stream belong to, if it is worth an entry of its own in a receive call.
+    /// Frames a message that ends with this call, if it is small and nothing is in front of it. The caller calls
+    /// [`QueuePair::transmit`] afterwards, at once or later.
     #[inline]
-    pub(crate) fn direct<'a>(&'a mut self, stags: &'a StagTable) -> Option<Direct<'a>> {
-        self.rx.direct(self.id.0, stags)
+    pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
+        self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
+            self.tx.frame_bytes(header, payload);
+            true
+        }
     }
 
-    /// Takes the next bytes of the stream. The first `direct` of them are in the memory of [`QueuePair::direct`]
-    /// already; `bytes` are the others.
+    /// Makes a receive call, which brings at most `room` octets besides the rest of a payload that has begun. Returns the number of
+    /// octets, and whether the socket had no more. They are taken by [`QueuePair::input`].
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        intake: &mut Intake,
+        room: usize,
+        keys: &KeyTable,
+        recv: &mut impl FnMut(&mut [RecvSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<(usize, bool)> {
+        intake.begin(room);
+        self.rx.plan(intake, self.completions.attr.srq.is_some(), &self.requester);
+        intake.receive(self.rx.held(), self.completions.id.0, keys, recv)
+    }
+
+    /// Takes the octets of a receive call.
     #[inline]
     pub(crate) fn input(
         &mut self,
-        direct: usize,
-        bytes: &[u8],
+        intake: &mut Intake,
+        octets: usize,
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
         // The shared queue is taken out of its table while this queue pair uses it.
-        let mut shared = match self.srq {
-            Some(srq) => resources.srq(srq).ok().map(std::mem::take),
-            None => None,
-        };
-        let Self { id, attr, rx, tx, requester, responder, extensions, recv_unpolled, send_unpolled, .. } = self;
-        let Resources { cqs, stags, .. } = &mut *resources;
+        let srq = self.completions.attr.srq;
+        let mut shared = resources.take_out(srq);
+        let Self { completions, rx, tx, requester, responder, extensions, .. } = self;
+        let Resources { cqs, keys, .. } = &mut *resources;
         let answered = requester.answered();
         let mut cx = Context {
-            scope: id.0,
-            stags,
+            scope: completions.id.0,
+            keys,
             srq: shared.as_mut(),
             requester: &mut *requester,
             responder,
             extensions: *extensions,
         };
-        if direct > 0 {
-            rx.filled(direct, &mut cx);
-        }
-        let result = rx.input(bytes, &mut cx, &mut |message| {
-            *recv_unpolled += 1;
-            cqs.push(attr.recv_cq, received(*id, &message));
-        });
+        let result = rx.take(intake, octets, &mut cx, &mut |message| completions.received(cqs, &message));
         if requester.answered() != answered {
-            tx.reap(requester, &mut |done| complete(*id, attr.send_cq, send_unpolled, cqs, done));
+            tx.reap(requester, &mut |done| completions.sent(cqs, &done));
         }
-        if let (Some(srq), Some(shared)) = (self.srq, shared)
-            && let Ok(place) = resources.srq(srq)
-        {
-            *place = shared;
-        }
+        resources.put_back(srq, shared);
         if let Err(fault) = &result {
             self.note(fault);
         }
@@ -374,25 +285,36 @@ impl QueuePair {
         send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         resources: &mut Resources,
     ) -> io::Result<Sent> {
-        let Self { id, attr, tx, requester, responder, send_unpolled, .. } = self;
-        let Resources { cqs, stags, .. } = resources;
-        tx.transmit(requester, responder, stags, id.0, send, &mut |done| {
-            complete(*id, attr.send_cq, send_unpolled, cqs, done);
-        })
+        let Self { completions, tx, requester, responder, .. } = self;
+        let Resources { cqs, keys, .. } = resources;
+        let scope = completions.id.0;
+        tx.transmit(requester, responder, keys, scope, send, &mut |done| completions.sent(cqs, &done))
     }
 
     /// Ends the stream. What is left of both queues is flushed, and no memory of the user is used any more. Returns the
     /// bytes that are still to be sent: the FPDUs that were begun, and a Terminate.
-    pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>, cqs: &mut Completions) -> Vec<u8> {
+    pub(crate) fn end(
+        &mut self,
+        terminate: Option<(TerminateCause, Option<Quote>)>,
+        cqs: &mut CompletionQueues,
+    ) -> Vec<u8> {
         let rest = self.tx.end(terminate);
         self.responder.clear();
-        let Self { id, attr, tx, send_unpolled, failed, .. } = self;
-        tx.flush(failed.take(), &mut |done| complete(*id, attr.send_cq, send_unpolled, cqs, done));
-        while let Some(wr_id) = self.rx.queue.pop() {
-            self.flush_recv(cqs, wr_id);
-        }
+        let Self { completions, rx, tx, failed, .. } = self;
+        tx.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
+        completions.flush_receives(&mut rx.queue, cqs);
         self.dead = true;
         rest
+    }
+
+    /// What the queue pair takes along when its connection leaves the stream, of which nothing was used.
+    pub(crate) fn leave(mut self) -> Luggage {
+        Luggage {
+            sends: self.tx.leave(),
+            completions: self.completions,
+            receives: self.rx.queue,
+            extensions: self.extensions,
+        }
     }
 
     /// As [`QueuePair::end`], for a queue pair that is dropped: nothing completes, and there is no Terminate.
@@ -407,50 +329,12 @@ impl QueuePair {
 
     #[cfg(test)]
     pub(crate) fn attr(&self) -> &QpAttr {
-        &self.attr
+        &self.completions.attr
     }
 
     #[cfg(test)]
     pub(crate) fn has_outstanding(&self) -> bool {
         !self.requester.is_idle()
-    }
-}
-
-/// Whether a completion is of a receive queue.
-pub(crate) const fn is_receive(opcode: WcOpcode) -> bool {
-    matches!(opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate)
-}
-
-#[inline]
-fn complete(qp: QpId, cq: CqId, unpolled: &mut u32, cqs: &mut Completions, done: Done) {
-    if done.signaled {
-        *unpolled += 1;
-        cqs.push(cq, completion(qp, done.wr_id, done.status, done.opcode, done.len));
-    }
-}
-
-#[inline]
-fn received(qp: QpId, message: &Message) -> WorkCompletion {
-    let opcode = if message.immediate.is_some() { WcOpcode::RecvWriteWithImmediate } else { WcOpcode::Recv };
-    WorkCompletion {
-        immediate: message.immediate,
-        invalidated: message.invalidated.map(crate::mr::RemoteKey),
-        ..completion(qp, message.wr_id, WcStatus::Success, opcode, message.len)
-    }
-}
-
-#[inline]
-fn completion(qp: QpId, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> WorkCompletion {
-    WorkCompletion {
-        wr_id,
-        qp,
-        status,
-        opcode,
-        byte_len,
-        vendor_error: 0,
-        immediate: None,
-        invalidated: None,
-        source: DatagramSource::default(),
     }
 }
 

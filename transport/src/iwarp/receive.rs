@@ -6,11 +6,12 @@
 //! judged first, so that a stream ends in the same way however it is cut into reads.
 
 use super::fault::{Fault, refuse, violation};
-use super::placement::{Context, Direct, Message};
-use super::receive_queue::ReceiveQueue;
-use super::requester::Kind;
+use super::forecast::{self, Forecast, Start};
+use super::intake::Intake;
+use super::placement::{Context, Place};
+use super::requester::{Kind, Requester};
 use super::responder::Request;
-use super::stag::StagTable;
+use super::stag;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
@@ -22,7 +23,7 @@ use super::wire::{
     Untagged, crc32c, header_len,
 };
 use crate::mr::Access;
-use crate::slab::Key;
+use crate::soft::receive_queue::{Message, ReceiveQueue};
 use crate::wc::WcStatus;
 
 /// The rest of a payload is received in place if it is at least so long.
@@ -64,6 +65,7 @@ pub(crate) struct Receiver {
     small: [u8; SMALL],
     /// Payload of a Write segment that waits for its CRC. The buffer is made for the first that arrives in parts.
     held: Vec<u8>,
+    forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,
     /// Octets of the Write in progress, and of the last one that ended.
@@ -88,6 +90,7 @@ impl Receiver {
             deferred: None,
             small: [0; SMALL],
             held: Vec::new(),
+            forecast: Forecast::new(),
             queue: ReceiveQueue::new(depth),
             request_msn: 1,
             writing: 0,
@@ -116,63 +119,139 @@ impl Receiver {
         self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// The memory that the next bytes of the stream belong to, if it is worth an entry of its own in a receive call.
+    /// Plans the next receive call. `shared` says that receives come from a shared queue.
     #[inline]
-    pub(crate) fn direct<'a>(&'a mut self, scope: Key, stags: &'a StagTable) -> Option<Direct<'a>> {
-        let Segment { header, done, left, .. } = self.segment;
-        if self.phase != Phase::Payload || left < DIRECT_MIN || self.deferred.is_some() {
-            return None;
-        }
-        match header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                self.queue.place(left).filter(|sge| sge.len() >= DIRECT_MIN).map(Direct::Receive)
-            }
-            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
-                stags.sink(tagged.stag, tagged.offset.wrapping_add(done as u64), left).map(Direct::Region)
-            }
-            Header::Tagged(_) if self.crc => self.held.get_mut(done..done + left).map(Direct::Held),
-            Header::Tagged(tagged) => {
-                let offset = tagged.offset.wrapping_add(done as u64);
-                stags.remote(scope, tagged.stag, offset, left, Access::REMOTE_WRITE).ok().map(Direct::Region)
-            }
-            Header::Untagged(_) => None,
+    pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
+        if self.forecast.is_bulk() || (self.phase == Phase::Payload && self.segment.left >= DIRECT_MIN) {
+            self.plan_bulk(intake, shared, requester);
         }
     }
 
-    /// Takes note of `n` bytes that were received into the memory of [`Receiver::direct`].
-    pub(crate) fn filled(&mut self, n: usize, cx: &mut Context<'_>) {
-        let crc = self.crc;
-        let mut sum = std::mem::take(&mut self.sum);
-        let is_read = self.segment.header.opcode() == Opcode::ReadResponse;
-        let n = match self.direct(cx.scope, cx.stags) {
-            None => 0,
-            Some(Direct::Receive(sge)) => {
-                let part = sge.part(0, n);
-                if crc {
-                    part.visit(|bytes| sum.update(bytes));
+    #[inline(never)]
+    fn plan_bulk(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
+        let Segment { left, pad, header, .. } = self.segment;
+        if self.deferred.is_some() {
+            return;
+        }
+        let last = header.opcode().is_send() && header.last();
+        let start = match self.phase {
+            Phase::Payload => {
+                let Some(place) = self.place_of_rest() else { return };
+                intake.rest(place);
+                if place.len() < left || matches!(place, Place::Held { .. }) {
+                    return;
                 }
-                self.queue.filled(part.len());
-                part.len()
+                Start { gap: pad + CRC_LEN, carried: 0, left, last }
             }
-            Some(Direct::Region(span)) => {
-                let n = n.min(span.len());
-                // With a CRC only a Read Response comes here, because a Write is held back.
-                if let Some(read) = cx.requester.front().filter(|_| crc && is_read) {
+            Phase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
+            Phase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
+        };
+        // A Write with a CRC is taken from what is staged as soon as it is whole.
+        if !(self.crc && self.forecast.is_of_writes()) {
+            self.forecast.plan(intake, &start, &self.queue, shared, requester);
+        }
+    }
+
+    /// The memory that the rest of the payload goes to, or as much of it as lies together.
+    fn place_of_rest(&self) -> Option<Place> {
+        let Segment { header, done, left: len, .. } = self.segment;
+        match header {
+            Header::Untagged(untagged) if untagged.opcode.is_send() => {
+                self.queue.place(len).filter(|sge| !sge.is_empty()).map(Place::Receive)
+            }
+            Header::Untagged(_) => None,
+            Header::Tagged(tagged) => {
+                let (stag, offset) = (tagged.stag, tagged.offset.wrapping_add(done as u64));
+                Some(match tagged.opcode {
+                    Opcode::ReadResponse => Place::Sink { stag, offset, len },
+                    _ if self.crc => Place::Held { start: done, len },
+                    _ => Place::Target { stag, offset, len },
+                })
+            }
+        }
+    }
+
+    /// The buffer of [`Place::Held`].
+    pub(crate) fn held(&mut self) -> &mut [u8] {
+        &mut self.held
+    }
+
+    /// Takes note of `n` bytes of payload that were received into their place.
+    fn filled(&mut self, place: &Place, n: usize, cx: &mut Context<'_>) {
+        let mut sum = std::mem::take(&mut self.sum);
+        match *place {
+            Place::Receive(sge) => {
+                if self.crc {
+                    sge.part(0, n).visit(|bytes| sum.update(bytes));
+                }
+                self.queue.filled(n);
+            }
+            Place::Sink { stag, offset, .. } => {
+                let read = cx.requester.front().filter(|_| self.crc);
+                if let Some((read, span)) = read.zip(cx.keys.sink(stag, offset, n)) {
                     span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
-                n
+                cx.requester.advance(n);
             }
-            Some(Direct::Held(bytes)) => {
-                let n = n.min(bytes.len());
-                sum.update(&bytes[..n]);
-                n
-            }
-        };
-        self.sum = sum;
-        if is_read {
-            cx.requester.advance(n);
+            // Without a CRC, or it would be held.
+            Place::Target { .. } => {}
+            Place::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
         }
+        self.sum = sum;
         self.take_payload(n);
+    }
+
+    /// Takes the `n` octets that a receive call has brought.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        intake: &mut Intake,
+        n: usize,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<(), Fault> {
+        let n = if intake.step(0).is_none() { n } else { self.take_steps(intake, n, cx, out)? };
+        self.input(intake.tail(n), cx, out)
+    }
+
+    /// Takes what has come to the places of a plan. Returns the number of octets behind them.
+    #[inline(never)]
+    fn take_steps(
+        &mut self,
+        intake: &mut Intake,
+        n: usize,
+        cx: &mut Context<'_>,
+        out: &mut impl FnMut(Message),
+    ) -> Result<usize, Fault> {
+        let mut left = n;
+        let mut index = 0;
+        while let Some(step) = intake.step(index) {
+            let gap = left.min(step.gap);
+            self.input(intake.gap(index, gap), cx, out)?;
+            left -= gap;
+            if left == 0 {
+                break;
+            }
+            let here = left.min(step.place.len());
+            let begun = self.phase == Phase::Payload && self.deferred.is_none();
+            let place = self.place_of_rest().filter(|place| begun && place.begins_as(&step.place));
+            let room = place.map_or(0, |place| place.len());
+            let fits = here.min(room);
+            if fits > 0 {
+                self.filled(&step.place, fits, cx);
+            }
+            left -= fits;
+            let misplaced = fits < here || room != step.place.len();
+            if left > 0 && misplaced && !cfg!(planted = "a-wrong-forecast-is-believed") {
+                let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
+                let spilled = intake.spill(index, fits, left, cx.keys).ok_or(gone)?;
+                let result = self.input(&spilled, cx, out);
+                intake.keep(spilled);
+                return result.map(|()| 0);
+            }
+            index += 1;
+        }
+        Ok(left)
     }
 
     /// Takes the next bytes of the stream.
@@ -375,10 +454,24 @@ impl Receiver {
         Ok(())
     }
 
+    /// Judges a segment of a Send with `len` octets of payload: it must be the next one, and there must be room for it.
     #[inline]
     fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
-        self.queue.judge(header, len, &mut cx.srq)?;
-        if header.opcode.invalidates() && !cx.stags.may_invalidate(cx.scope, header.reserved_or_stag) {
+        self.forecast.saw(forecast::Kind::Send, len, header.offset == 0);
+        if header.queue != SEND_QUEUE {
+            return Err(TerminateCause::INVALID_QN);
+        }
+        if header.msn != self.queue.msn() {
+            return Err(TerminateCause::INVALID_MSN);
+        }
+        if header.offset as usize != self.queue.placed() {
+            return Err(TerminateCause::INVALID_MO);
+        }
+        let room = self.queue.room(&mut cx.srq).ok_or(TerminateCause::DDP_UNTAGGED_NO_BUFFER)?;
+        if self.queue.placed() + len > room {
+            return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
+        }
+        if header.opcode.invalidates() && !cx.keys.may_invalidate(cx.scope, header.reserved_or_stag) {
             return Err(TerminateCause::RDMAP_CANNOT_INVALIDATE);
         }
         Ok(())
@@ -430,10 +523,10 @@ impl Receiver {
                 cx.responder.has_room()?;
                 match read.filter(|read| read.size > 0) {
                     Some(read) => cx
-                        .stags
+                        .keys
                         .remote(cx.scope, read.source_stag, read.source_offset, read.size as usize, Access::REMOTE_READ)
                         .map(|_| ())
-                        .map_err(|miss| miss.request()),
+                        .map_err(stag::request),
                     None => Ok(()),
                 }
             }
@@ -444,13 +537,15 @@ impl Receiver {
     #[inline(never)]
     fn judge_tagged(&mut self, header: &Tagged, len: usize, cx: &Context<'_>) -> Result<(), TerminateCause> {
         if header.opcode == Opcode::ReadResponse {
+            let begins = cx.requester.front().is_some_and(|read| read.done == 0);
+            self.forecast.saw(forecast::Kind::Response, len, begins);
             return cx.requester.judge_response(header, len);
         }
+        self.forecast.saw(forecast::Kind::Write, len, self.writing == 0);
         // Nothing about a segment without payload may be checked (RFC 5041 §5.2).
-        if len > 0
-            && let Err(miss) = cx.stags.remote(cx.scope, header.stag, header.offset, len, Access::REMOTE_WRITE)
-        {
-            return Err(miss.tagged());
+        if len > 0 {
+            let target = cx.keys.remote(cx.scope, header.stag, header.offset, len, Access::REMOTE_WRITE);
+            target.map_err(stag::tagged)?;
         }
         Ok(())
     }
@@ -474,7 +569,7 @@ impl Receiver {
             }
             Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 let offset = tagged.offset.wrapping_add(self.segment.done as u64);
-                match cx.stags.sink(tagged.stag, offset, bytes.len()) {
+                match cx.keys.sink(tagged.stag, offset, bytes.len()) {
                     Some(span) => span.fill(bytes),
                     None => self.segment.revoked = true,
                 }
@@ -488,7 +583,7 @@ impl Receiver {
             }
             Header::Tagged(tagged) => {
                 let offset = tagged.offset.wrapping_add(self.segment.done as u64);
-                match cx.stags.remote(cx.scope, tagged.stag, offset, bytes.len(), Access::REMOTE_WRITE) {
+                match cx.keys.remote(cx.scope, tagged.stag, offset, bytes.len(), Access::REMOTE_WRITE) {
                     Ok(span) => span.fill(bytes),
                     Err(_) => self.segment.revoked = true,
                 }
@@ -532,27 +627,14 @@ impl Receiver {
         let mut invalidated = None;
         if header.opcode.invalidates() {
             let stag = header.reserved_or_stag;
-            if !cx.stags.invalidate_remotely(cx.scope, stag) {
+            if !cx.keys.invalidate_remotely(cx.scope, stag) {
                 return Err(violation(TerminateCause::RDMAP_CANNOT_INVALIDATE, header));
             }
             invalidated = Some(stag);
         }
-        self.message(None, invalidated, None, out);
+        self.forecast.ended(self.queue.placed());
+        self.queue.end_message(None, invalidated, None, out);
         Ok(())
-    }
-
-    /// Ends a message. Its receive completes with the length of what is in it, or with `len` if that is given.
-    #[inline]
-    fn message(
-        &mut self,
-        len: Option<u32>,
-        invalidated: Option<u32>,
-        immediate: Option<u32>,
-        out: &mut impl FnMut(Message),
-    ) {
-        if let Some((wr_id, placed)) = self.queue.complete() {
-            out(Message { wr_id, len: len.unwrap_or(placed), invalidated, immediate });
-        }
     }
 
     #[inline(never)]
@@ -561,7 +643,7 @@ impl Receiver {
         let len = if whole { self.segment.left } else { done };
         if self.crc && !whole && done > 0 {
             let held = self.held.get(..done).unwrap_or_default();
-            match cx.stags.remote(cx.scope, header.stag, header.offset, done, Access::REMOTE_WRITE) {
+            match cx.keys.remote(cx.scope, header.stag, header.offset, done, Access::REMOTE_WRITE) {
                 Ok(span) => span.fill(held),
                 Err(_) => self.segment.revoked = true,
             }
@@ -599,7 +681,7 @@ impl Receiver {
                 if !request.is_known() {
                     return Err(violation(TerminateCause::RDMAP_OPCODE, header));
                 }
-                if !request.offset.is_multiple_of(8) {
+                if request.offset % 8 != 0 {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 }
                 self.request_msn = self.request_msn.wrapping_add(1);
@@ -610,7 +692,7 @@ impl Receiver {
                 let Some(front) = cx.requester.front().copied().filter(|front| front.kind == Kind::Atomic(id)) else {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 };
-                let Some(span) = cx.stags.sink(front.stag, front.offset, front.len as usize) else {
+                let Some(span) = cx.keys.sink(front.stag, front.offset, front.len as usize) else {
                     return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
                 };
                 span.fill(&old.to_ne_bytes());
@@ -620,7 +702,7 @@ impl Receiver {
             Opcode::Immediate | Opcode::ImmediateSolicited => {
                 let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
                 let len = std::mem::take(&mut self.written);
-                self.message(Some(len), None, Some(data as u32), out);
+                self.queue.end_message(Some(len), None, Some(data as u32), out);
             }
             _ => return Err(Fault::Terminated(Terminate::parse(payload))),
         }

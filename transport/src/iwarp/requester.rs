@@ -24,6 +24,15 @@ pub(crate) struct Outstanding {
     pub(crate) msn: u32,
 }
 
+impl Outstanding {
+    /// Whether the memory of both is the same in part.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let [one, two] =
+            [self, other].map(|read| (read.sink.address().addr(), read.sink.address().addr() + read.len as usize));
+        one.0 < two.1 && two.0 < one.1
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -87,6 +96,11 @@ impl Requester {
     #[inline]
     pub(crate) fn front(&self) -> Option<&Outstanding> {
         self.queue.front()
+    }
+
+    /// The Reads that are answered next, up to the first other request.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = &Outstanding> {
+        self.queue.iter().take_while(|request| request.kind == Kind::Read)
     }
 
     /// Judges a segment of a Read Response with `len` octets of payload. It must be exactly the next one.

@@ -1,6 +1,5 @@
 //! The MPA handshake (RFC 5044 §7.1, RFC 6581): startup frames are read without one byte too many, and judged.
 
-use super::config::CrcPolicy;
 use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
 use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_HEADER_LEN};
@@ -9,6 +8,9 @@ use crate::cm::ReadDepth;
 
 /// The most private data that is sent, bytes. siw counts it in one byte, together with the enhanced block.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
+
+/// The reserved bit of a request by which an initiator says that it may be met within the host. siw echoes it in its reply.
+const LOCAL: u8 = 0x01;
 
 /// Reads one startup frame. The bytes behind it are FPDUs and stay in the socket.
 #[derive(Debug)]
@@ -43,9 +45,7 @@ impl FrameReader {
         if self.have < self.need {
             return Ok(None);
         }
-        if self.header.is_none()
-            && let Some(bytes) = self.buffer.first_chunk::<STARTUP_HEADER_LEN>()
-        {
+        if let Some(bytes) = self.buffer.first_chunk::<STARTUP_HEADER_LEN>().filter(|_| self.header.is_none()) {
             let header = StartupHeader::parse(bytes)?;
             if header.kind != self.kind {
                 return Err(StartupError::BadKey);
@@ -99,23 +99,22 @@ impl Agreement {
 /// What this side asks for and offers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub(crate) crc: CrcPolicy,
+    /// Whether to ask for a CRC.
+    pub(crate) crc: bool,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) revision: u8,
     /// Whether markers are sent to a peer that requires them.
     pub(crate) markers: bool,
+    /// Whether the peer may be met within the host.
+    pub(crate) local: bool,
 }
 
 impl Terms {
     /// Limits the depths to what is ever sent. siw rounds up to a power of two what it may have outstanding, so it is
     /// told a power of two.
-    pub(crate) fn new(crc: CrcPolicy, ird: u16, ord: u16, markers: bool) -> Self {
-        Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers }
-    }
-
-    fn wants_crc(&self) -> bool {
-        self.crc == CrcPolicy::Require
+    pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
+        Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
     }
 }
 
@@ -125,7 +124,7 @@ fn round_up(ird: u16) -> u16 {
 }
 
 fn frame(mut header: StartupHeader, enhanced: Option<Enhanced>, private_data: &[u8]) -> Vec<u8> {
-    debug_assert!(private_data.len() <= MAX_PRIVATE_DATA_OUT);
+    debug_assert!(private_data.len() <= MAX_PRIVATE_DATA - ENHANCED_LEN);
     header.enhanced = enhanced.is_some();
     header.private_data_len = (private_data.len() + enhanced.map_or(0, |_| ENHANCED_LEN)) as u16;
     let mut out = Vec::with_capacity(STARTUP_HEADER_LEN + usize::from(header.private_data_len));
@@ -158,7 +157,9 @@ pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
         rtr_read: true,
         ord: terms.ord.max(1),
     });
-    frame(header(StartupKind::Request, terms.revision, terms.wants_crc()), enhanced, private_data)
+    let mut header = header(StartupKind::Request, terms.revision, terms.crc);
+    header.reserved = if terms.local && terms.revision >= 2 { LOCAL } else { 0 };
+    frame(header, enhanced, private_data)
 }
 
 /// An initiator's verdict on a reply.
@@ -176,7 +177,7 @@ pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option
     if reply.reject {
         return Verdict::Rejected;
     }
-    let crc = terms.wants_crc() || reply.crc;
+    let crc = terms.crc || reply.crc;
     if reply.markers && !terms.markers {
         return Verdict::Failed("it requires MPA markers", None);
     }
@@ -215,6 +216,8 @@ pub(crate) struct Asked {
     crc: bool,
     markers: bool,
     enhanced: Option<Enhanced>,
+    /// Whether the initiator may be met within the host. Then it understands an offer behind the private data of the reply.
+    pub(crate) local: bool,
 }
 
 impl Asked {
@@ -239,7 +242,10 @@ pub(crate) enum Judgement {
 
 /// Judges a request. `markers` says whether markers can be sent.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
-    let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced };
+    // Without a first message of the peer that this side waits for, both would go on over the stream.
+    let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
+    let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
+    let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced, local };
     if request.revision > 2 {
         Judgement::Unknown("an MPA revision above 2")
     } else if request.reject {
@@ -253,7 +259,7 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
 
 /// The reply that accepts a request, and what both sides agree on with it.
 pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
-    let crc = asked.crc || terms.wants_crc();
+    let crc = asked.crc || terms.crc;
     let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
     let block = asked.enhanced.map(|asked| {
         let mut block = Enhanced { peer_to_peer: asked.peer_to_peer, ..Enhanced::default() };
@@ -312,15 +318,14 @@ mod tests {
         }
     }
 
-    fn terms(crc: CrcPolicy, revision: u8) -> Terms {
+    fn terms(crc: bool, revision: u8) -> Terms {
         Terms { revision, ..Terms::new(crc, 4, 8, false) }
     }
 
     #[test]
     fn both_sides_agree() {
-        use CrcPolicy::{Off, Require};
         for revision in [1, 2] {
-            for (ours, theirs) in [(Off, Off), (Off, Require), (Require, Off), (Require, Require)] {
+            for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
                 let offer = terms(ours, revision);
                 let bytes = request(&offer, b"question");
                 let (header, enhanced, private_data) = read(StartupKind::Request, &bytes);
@@ -331,7 +336,7 @@ mod tests {
                 assert_eq!((header.revision, private_data.as_slice()), (revision, b"answer".as_slice()));
                 let Verdict::Accepted(active) = judge_reply(&offer, &header, enhanced) else { panic!() };
                 assert_eq!((active.crc, active.rtr), (passive.crc, passive.rtr));
-                assert_eq!(active.crc, (ours, theirs) != (Off, Off));
+                assert_eq!(active.crc, ours || theirs);
                 assert_eq!(active.rtr, (revision == 2).then_some(ReadyToReceive::Write));
                 if revision == 2 {
                     assert_eq!((active.ord, active.ird), (passive.ird.min(8), passive.ord));
@@ -349,8 +354,8 @@ mod tests {
         for bits in 0..8u8 {
             let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
-            let asked = Asked { revision: 2, crc: true, markers: false, enhanced: Some(block) };
-            let (bytes, agreement) = accept(&terms(CrcPolicy::Require, 2), &asked, b"");
+            let asked = Asked { revision: 2, crc: true, markers: false, enhanced: Some(block), local: false };
+            let (bytes, agreement) = accept(&terms(true, 2), &asked, b"");
             let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
             assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
             assert!(chosen.peer_to_peer && agreement.rtr.is_some());
@@ -366,7 +371,7 @@ mod tests {
                 _ if rtr_read => Some(ReadyToReceive::Read),
                 _ => None,
             };
-            match judge_reply(&terms(CrcPolicy::Require, 2), &reply, Some(block)) {
+            match judge_reply(&terms(true, 2), &reply, Some(block)) {
                 Verdict::Accepted(agreement) => assert_eq!(agreement.rtr, want),
                 Verdict::Failed(_, Some((cause, _))) => assert_eq!((cause, want), (TerminateCause::LLP_RTR, None)),
                 other => panic!("{other:?}"),
@@ -387,10 +392,10 @@ mod tests {
         assert_eq!(reject(&asked, b"")[16..], [0x20, 1, 0, 0]);
         let mut reply = header(StartupKind::Reply, 2, false);
         reply.markers = true;
-        let verdict = judge_reply(&terms(CrcPolicy::Require, 2), &reply, Some(Enhanced::default()));
+        let verdict = judge_reply(&terms(true, 2), &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Failed(_, None)));
         // Unless we can send them.
-        let able = Terms { markers: true, ..terms(CrcPolicy::Require, 2) };
+        let able = Terms { markers: true, ..terms(true, 2) };
         let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
         let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
@@ -401,7 +406,7 @@ mod tests {
 
     #[test]
     fn depths() {
-        let ours = terms(CrcPolicy::Require, 2);
+        let ours = terms(true, 2);
         let reply = header(StartupKind::Reply, 2, true);
         let answer = |ird, ord| judge_reply(&ours, &reply, Some(Enhanced { ird, ord, ..Enhanced::default() }));
         assert!(matches!(answer(3, 2), Verdict::Accepted(Agreement { ird: 2, ord: 3, .. })));
@@ -411,13 +416,14 @@ mod tests {
         assert!(matches!(open, Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
         let asked = |ird, ord| {
             let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
-            let (bytes, agreement) = accept(&ours, &Asked { revision: 2, crc: false, markers: false, enhanced }, b"");
+            let (bytes, agreement) =
+                accept(&ours, &Asked { revision: 2, crc: false, markers: false, enhanced, local: false }, b"");
             let block = read(StartupKind::Reply, &bytes).1.unwrap();
             (block.ird, block.ord, agreement.ird, agreement.ord)
         };
         assert_eq!(asked(2, 100), (128, 2, 128, 2));
         assert_eq!(asked(2, 5), (8, 2, 8, 2));
-        assert_eq!(Terms::new(CrcPolicy::Off, 3, 3, false).ird, 4);
+        assert_eq!(Terms::new(false, 3, 3, false).ird, 4);
         assert_eq!(asked(1000, 1000), (128, 8, 128, 8));
         assert_eq!(asked(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
     }
@@ -425,7 +431,7 @@ mod tests {
     #[test]
     fn no_frame_is_too_long_for_siw() {
         let data = [1; MAX_PRIVATE_DATA_OUT];
-        let frame = request(&terms(CrcPolicy::Require, 2), &data);
+        let frame = request(&terms(true, 2), &data);
         assert_eq!(frame.len() - STARTUP_HEADER_LEN, 255);
         assert_eq!(read(StartupKind::Request, &frame).2, data);
     }
@@ -448,9 +454,9 @@ mod tests {
                     Ok(None) => {}
                     Ok(Some(header)) => {
                         let (enhanced, _) = reader.body();
-                        let _ = judge_reply(&terms(CrcPolicy::Off, 2), &header, enhanced);
+                        let _ = judge_reply(&terms(false, 2), &header, enhanced);
                         if let Judgement::Acceptable(asked) = judge_request(&header, enhanced, false) {
-                            let frame = accept(&terms(CrcPolicy::Off, 2), &asked, b"").0;
+                            let frame = accept(&terms(false, 2), &asked, b"").0;
                             prop_assert!(frame.len() <= STARTUP_HEADER_LEN + 4);
                         }
                         break;

@@ -3,6 +3,8 @@
 //! Headers, trailers and small payloads are written one behind the other into a control buffer, so that many small
 //! messages are one piece of a send call. Larger payloads of sends and writes are sent from where they are, unless the
 //! peer requires markers, or others may change the payload and there is a CRC.
+//!
+//! The memory of a region is used within one call of the transmitter only: afterwards it may be taken back. What TCP has not taken of it by then is copied.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,10 +16,13 @@ use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
 use crate::mem::{MAX_SLICES, SendSlice, Sge, Span};
+use crate::mr::Access;
+use crate::slab::Key;
+use crate::soft::keys::KeyTable;
 use crate::wr::{MAX_SGE, SgeList};
 
 /// The most bytes that are framed and not sent, and the most of them that are in the control buffer.
-const MAX_BATCH: usize = 256 * 1024;
+const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
 /// The most pieces that one FPDU adds: a header, the entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
@@ -25,8 +30,30 @@ const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 /// A piece of the stream.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
-    Control { start: usize, end: usize },
+    Control {
+        start: usize,
+        end: usize,
+    },
     Memory(Sge),
+    /// Memory of a region that the peer reads.
+    Region {
+        stag: u32,
+        offset: u64,
+        len: usize,
+    },
+}
+
+/// The regions, and the connection that uses them.
+pub(crate) type Regions<'a> = (&'a KeyTable, Key);
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Control { start, end } => end - start,
+            Self::Memory(sge) => sge.len(),
+            Self::Region { len, .. } => *len,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -140,7 +167,7 @@ impl Stream {
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
         if self.markers || (self.crc && sges.as_slice().iter().any(Sge::is_shared)) {
-            parts(sges, offset, len, |part| part.append_to(&mut self.control));
+            sges.visit(offset, len, |part| part.append_to(&mut self.control));
             return self.seal(start);
         }
         self.extend_control(start);
@@ -148,7 +175,7 @@ impl Stream {
         if self.crc {
             sum.update(header);
         }
-        parts(sges, offset, len, |part| {
+        sges.visit(offset, len, |part| {
             if self.crc {
                 part.visit(|bytes| sum.update(bytes));
             }
@@ -160,6 +187,49 @@ impl Stream {
         let trailer = self.begin(pad);
         self.control.extend_from_slice(&if self.crc { sum.finish() } else { 0 }.to_le_bytes());
         self.extend_control(trailer);
+    }
+
+    /// Whether memory that may change can be sent from where it is: not if a CRC has to match it.
+    #[inline]
+    pub(crate) fn lends(&self) -> bool {
+        !self.crc && !self.markers
+    }
+
+    /// Adds an FPDU of memory of a region, from where it is. There is no CRC, see [`Stream::lends`].
+    pub(crate) fn lend(&mut self, header: &[u8], stag: u32, offset: u64, len: usize) {
+        let start = self.begin(header);
+        self.extend_control(start);
+        self.pieces.push_back(Piece::Region { stag, offset, len });
+        self.framed += len as u64;
+        let pad = (header.len() + len).wrapping_neg() & 3;
+        let trailer = self.begin(&[0; 3 + CRC_LEN][..pad + CRC_LEN]);
+        self.extend_control(trailer);
+    }
+
+    /// Whether memory of a region is to be sent.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.lends() && self.pieces.iter().any(|piece| matches!(piece, Piece::Region { .. }))
+    }
+
+    /// Copies what TCP has not taken of regions, which may be taken back from now on.
+    #[inline]
+    pub(crate) fn settle(&mut self, regions: Regions<'_>) {
+        if !self.is_empty() && self.lends() && !cfg!(planted = "a-region-is-lent-for-longer") {
+            self.copy_regions(regions);
+        }
+    }
+
+    #[cold]
+    fn copy_regions(&mut self, (keys, scope): Regions<'_>) {
+        for piece in &mut self.pieces {
+            if let Piece::Region { stag, offset, len } = *piece {
+                let start = self.control.len();
+                if let Ok(span) = keys.remote(scope, stag, offset, len, Access::REMOTE_READ) {
+                    span.append_to(&mut self.control);
+                }
+                *piece = Piece::Control { start, end: self.control.len() };
+            }
+        }
     }
 
     /// Adds an untagged FPDU whose payload is not memory of the user.
@@ -184,10 +254,14 @@ impl Stream {
 
     /// The unsent bytes of a piece.
     #[inline]
-    fn piece(&self, index: usize) -> SendSlice<'_> {
+    fn piece<'a>(&'a self, index: usize, regions: Option<Regions<'a>>) -> SendSlice<'a> {
         let bytes = match self.pieces.get(index) {
             Some(Piece::Control { start, end }) => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),
             Some(Piece::Memory(sge)) => sge.send_slice(),
+            Some(&Piece::Region { stag, offset, len }) => {
+                let span = regions.map(|(keys, scope)| keys.remote(scope, stag, offset, len, Access::REMOTE_READ));
+                span.and_then(Result::ok).map_or(SendSlice::new(&[]), |span| span.send_slice())
+            }
             None => SendSlice::new(&[]),
         };
         if index == 0 { bytes.skip(self.head) } else { bytes }
@@ -195,14 +269,18 @@ impl Stream {
 
     /// Hands what is framed to TCP, in one call. Returns whether TCP has taken all of it.
     #[inline]
-    pub(crate) fn flush(&mut self, send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
+    pub(crate) fn flush(
+        &mut self,
+        regions: Regions<'_>,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<bool> {
         let taken = if self.pieces.len() == 1 {
-            send(&[self.piece(0)])?
+            send(&[self.piece(0, Some(regions))])?
         } else {
             let mut slices = [SendSlice::new(&[]); MAX_SLICES];
             let count = self.pieces.len().min(MAX_SLICES);
             for (index, slice) in slices[..count].iter_mut().enumerate() {
-                *slice = self.piece(index);
+                *slice = self.piece(index, Some(regions));
             }
             send(&slices[..count])?
         };
@@ -221,7 +299,7 @@ impl Stream {
             return;
         }
         while left > 0 {
-            let len = self.piece(0).len();
+            let len = self.pieces.front().map_or(0, Piece::len) - self.head;
             if left < len {
                 self.head += left;
                 return;
@@ -237,6 +315,10 @@ impl Stream {
     fn clear(&mut self) {
         self.pieces.clear();
         self.control.clear();
+        if self.control.capacity() > 2 * MAX_CONTROL {
+            // It had to take copies of regions.
+            self.control = Vec::new();
+        }
         self.head = 0;
     }
 
@@ -250,33 +332,12 @@ impl Stream {
         }
         let mut rest = Vec::with_capacity(self.unsent());
         for index in 0..self.pieces.len() {
-            self.piece(index).append_to(&mut rest, usize::MAX);
+            self.piece(index, None).append_to(&mut rest, usize::MAX);
         }
         self.clear();
         self.control = Vec::new();
         self.sent = self.framed;
         rest
-    }
-}
-
-/// Shows `each` the parts of `sges` that hold `len` bytes from `offset` on.
-#[inline]
-pub(crate) fn parts(sges: &SgeList, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
-    if len == 0 {
-        return;
-    }
-    for sge in sges.as_slice() {
-        if offset >= sge.len() {
-            offset -= sge.len();
-            continue;
-        }
-        let part = sge.part(offset, len);
-        offset = 0;
-        len -= part.len();
-        each(part);
-        if len == 0 {
-            return;
-        }
     }
 }
 

@@ -3,15 +3,18 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv6Addr, Shutdown, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
+use super::config::IwarpConfig;
 use super::net::{Channel, Net, Ready, SocketId};
-use crate::mem::{self, RecvSlice, SendSlice};
+use super::unix;
+use crate::mem::{self, Memory, RecvSlice, SendSlice};
+use crate::shm::Shared;
 use crate::slab::{Key, Slab};
 
 /// Edges taken from a channel at a time.
@@ -30,6 +33,9 @@ pub struct TcpConfig {
     pub send_buffer: Option<usize>,
     /// Size of the socket's receive buffer; `None` leaves it to the system's tuning.
     pub recv_buffer: Option<usize>,
+    /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`); `None` leaves it to the system, and so
+    /// does a system that lacks it or allows it to others only.
+    pub host_congestion: Option<String>,
 }
 
 impl Default for TcpConfig {
@@ -39,6 +45,7 @@ impl Default for TcpConfig {
             user_timeout: Some(Duration::from_secs(20)),
             send_buffer: None,
             recv_buffer: None,
+            host_congestion: IwarpConfig::default().host_congestion,
         }
     }
 }
@@ -120,6 +127,13 @@ impl TcpNet {
         Ok(&self.sockets.get(id.0).ok_or_else(gone)?.socket)
     }
 
+    /// The number of octets that a socket has received and nobody has read, at most `most`.
+    #[cfg(test)]
+    pub(super) fn unread(&self, id: SocketId, most: usize) -> usize {
+        let mut room = vec![std::mem::MaybeUninit::uninit(); most];
+        self.socket(id).and_then(|socket| socket.peek(&mut room)).unwrap_or(0)
+    }
+
     fn tune(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         if let Some(time) = self.config.keepalive {
@@ -151,6 +165,8 @@ impl TcpNet {
 }
 
 impl Net for TcpNet {
+    type Segment = Shared;
+
     fn channel(&self, channel: Channel) -> RawFd {
         self.set(channel).poll.as_raw_fd()
     }
@@ -236,6 +252,12 @@ impl Net for TcpNet {
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.completion.poll.registry().register(&mut SourceFd(&fd), token(socket.0), interest)?;
         entry.channel = Channel::Completion;
+        #[cfg(target_os = "linux")]
+        if let Some(name) = self.config.host_congestion.as_ref().filter(|_| unix::is_within_host(&entry.socket)) {
+            if let Err(error) = entry.socket.set_tcp_congestion(name.as_bytes()) {
+                log::debug!("a connection within the host keeps the system's congestion control, not {name}: {error}");
+            }
+        }
         self.cm.poll.registry().deregister(&mut SourceFd(&fd))
     }
 
@@ -274,20 +296,49 @@ impl Net for TcpNet {
     }
 
     fn shutdown(&mut self, socket: SocketId) {
-        if let Ok(socket) = self.socket(socket)
-            && let Err(error) = socket.shutdown(Shutdown::Write)
-        {
-            log::debug!("cannot end a stream: {error}");
+        if let Ok(socket) = self.socket(socket) {
+            if let Err(error) = socket.shutdown(Shutdown::Write) {
+                log::debug!("cannot end a stream: {error}");
+            }
         }
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
-        if let Some(entry) = self.sockets.remove(socket.0)
-            && reset
-        {
+        if let Some(entry) = self.sockets.remove(socket.0).filter(|_| reset) {
             // A socket with no time to linger resets its stream when it is closed.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
+    }
+
+    fn is_local(&self, socket: SocketId) -> bool {
+        self.socket(socket).is_ok_and(unix::is_within_host)
+    }
+
+    fn segment(&mut self, memory: Memory) -> Shared {
+        Shared::new(memory)
+    }
+
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.add(unix::listen(name)?, Interest::READABLE)
+    }
+
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        let socket = unix::accept(self.socket(listener)?)?;
+        self.add(socket, Interest::READABLE)
+    }
+
+    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.add(unix::connect(name)?, Interest::READABLE)
+    }
+
+    #[inline]
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        mem::pass(self.socket(socket)?.as_fd(), packet, file)
+    }
+
+    #[inline]
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        mem::take(self.socket(socket)?.as_fd(), room)
     }
 }
 
@@ -296,9 +347,11 @@ impl Net for TcpNet {
 mod tests {
     use super::*;
     use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause};
+    use crate::cm::{ListenOptions, PathOptions};
+    use crate::cq::CqAttr;
     use crate::error::Error;
     use crate::iwarp::{Iwarp, IwarpConfig};
-    use crate::mem::Memory;
+    use crate::patience;
     use crate::provider::{CqId, DeviceId, Drive, Provider};
     use crate::qp::{QpAttr, QpId};
     use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
@@ -319,7 +372,7 @@ mod tests {
     impl Side {
         fn new(config: IwarpConfig) -> Self {
             let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(9))).unwrap();
-            let cq = iwarp.create_cq(DeviceId(0), 4 * DEPTH).unwrap();
+            let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(4 * DEPTH)).unwrap();
             Self { iwarp, cq, memory: Memory::new(64 * SIZE).unwrap(), done: Vec::new(), events: Vec::new() }
         }
 
@@ -340,6 +393,7 @@ mod tests {
                 max_recv_wr: DEPTH,
                 max_inline: 64,
                 max_recv_sge: 0,
+                srq: None,
             };
             let qp = self.iwarp.create_qp(id, &attr).unwrap();
             for slot in 0..DEPTH as usize {
@@ -362,22 +416,21 @@ mod tests {
     }
 
     fn until(a: &mut Side, b: &mut Side, mut holds: impl FnMut(&mut Side, &mut Side) -> bool) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while !holds(a, b) {
-            assert!(Instant::now() < end, "{:?} {:?} {:?} {:?}", a.events, a.done, b.events, b.done);
+        patience::until("what the test waits for", || {
+            if holds(a, b) {
+                return Some(());
+            }
             a.turn();
             b.turn();
-        }
-    }
-
-    fn descriptors() -> usize {
-        std::fs::read_dir("/proc/self/fd").unwrap().count()
+            None
+        });
     }
 
     fn connect(server: &mut Side, client: &mut Side) -> (CmId, CmId) {
-        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), 16).unwrap();
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
-        let out = client.iwarp.resolve(address, Instant::now() + Duration::from_secs(5)).unwrap();
+        let out =
+            client.iwarp.resolve(address, &PathOptions::default(), Instant::now() + Duration::from_secs(120)).unwrap();
         let qp = client.qp(out);
         assert_eq!(qp.0, out.0);
         client.iwarp.connect(out, &ConnectParam { private_data: b"hello", ..Default::default() }).unwrap();
@@ -394,15 +447,13 @@ mod tests {
         assert!(matches!(client.events.remove(0).kind, CmEventKind::Resolved { .. }));
         let CmEventKind::Established { private_data, .. } = client.events.remove(0).kind else { panic!() };
         assert_eq!(&*private_data, b"welcome");
-        server.iwarp.destroy_id(listener, Instant::now());
+        server.iwarp.destroy_id(listener, Instant::now()).unwrap();
         (id, out)
     }
 
-    // One test, since it counts the descriptors of the process.
+    /// Leaves no socket behind; the conformance suite counts the descriptors of a process.
     #[test]
     fn echoes_over_loopback() {
-        // Descriptors of tests that run beside this one come and go: only a growth per round would be ours.
-        let mut counts = Vec::new();
         for round in 0..20 {
             let mut server = Side::new(IwarpConfig::default());
             let mut client = Side::new(IwarpConfig::default());
@@ -434,15 +485,12 @@ mod tests {
                 assert_eq!(side.done.len(), DEPTH as usize);
                 assert!(side.done.iter().all(|wc| wc.status == WcStatus::Flushed));
             }
-            server.iwarp.destroy_id(in_id, Instant::now());
-            client.iwarp.destroy_id(out_id, Instant::now());
+            server.iwarp.destroy_id(in_id, Instant::now()).unwrap();
+            client.iwarp.destroy_id(out_id, Instant::now()).unwrap();
             until(&mut server, &mut client, |server, client| {
                 server.iwarp.net().sockets.is_empty() && client.iwarp.net().sockets.is_empty()
             });
-            drop((server, client));
-            counts.push(descriptors());
         }
-        assert!(counts[19] <= counts[0] + 8, "{counts:?}");
     }
 
     /// A region over a memory file: what a peer writes, another mapping of the file has.
@@ -455,7 +503,7 @@ mod tests {
         let region = std::sync::Arc::new(region);
         let other = Memory::map_file(file.as_fd(), 0, 8192).unwrap();
         let access = crate::Access::REMOTE_WRITE | crate::Access::REMOTE_READ;
-        let registered = server.iwarp.register(DeviceId(0), &region, access).unwrap();
+        let registered = server.iwarp.register(DeviceId(0), &region, 0..region.len(), access).unwrap();
         client.memory.write(0, b"into another process");
         let remote = crate::wr::RemoteAddress { address: region.as_ptr() as u64 + 100, key: registered.remote_key };
         let sges = SgeList::one(client.memory.sge(0, 20));
@@ -470,16 +518,22 @@ mod tests {
     fn a_request_moves_to_another_provider_or_is_refused() {
         for taken in [true, false] {
             let [mut door, mut server, mut client] = [(); 3].map(|()| Side::new(IwarpConfig::default()));
-            let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), 16).unwrap();
-            assert!(matches!(door.iwarp.detach(listener), Err(Error::InvalidState { call: "detach", .. })));
+            let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+            assert!(matches!(
+                door.iwarp.handover().unwrap().detach(listener),
+                Err(Error::InvalidState { call: "detach", .. })
+            ));
             let address = door.iwarp.local_address(listener).unwrap();
-            let out = client.iwarp.resolve(address, Instant::now() + Duration::from_secs(5)).unwrap();
+            let out = client
+                .iwarp
+                .resolve(address, &PathOptions::default(), Instant::now() + Duration::from_secs(120))
+                .unwrap();
             let out_qp = client.qp(out);
             client.iwarp.connect(out, &ConnectParam::default()).unwrap();
             until(&mut door, &mut client, |door, _| !door.events.is_empty());
             let asked = door.events.remove(0).id;
-            let request = door.iwarp.detach(asked).unwrap();
-            assert!(matches!(door.iwarp.detach(asked), Err(Error::Stale { .. })));
+            let request = door.iwarp.handover().unwrap().detach(asked).unwrap();
+            assert!(matches!(door.iwarp.handover().unwrap().detach(asked), Err(Error::Stale { .. })));
             if !taken {
                 drop(request);
                 until(&mut door, &mut client, |_, client| client.events.len() > 1);
@@ -488,10 +542,13 @@ mod tests {
             }
             // On another thread.
             let mut server = std::thread::spawn(move || {
-                let (id, device) = server.iwarp.attach(request, Instant::now()).unwrap();
+                let (id, device) = server.iwarp.handover().unwrap().attach(request, Instant::now()).unwrap();
                 assert_eq!(device, DeviceId(0));
                 server.qp(id);
-                assert!(matches!(server.iwarp.detach(id), Err(Error::InvalidState { state: "with a queue pair", .. })));
+                assert!(matches!(
+                    server.iwarp.handover().unwrap().detach(id),
+                    Err(Error::InvalidState { state: "with a queue pair", .. })
+                ));
                 server.iwarp.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
                 server
             })
@@ -503,7 +560,7 @@ mod tests {
             until(&mut server, &mut client, |server, _| server.done.iter().any(|wc| wc.opcode == WcOpcode::Recv));
         }
         let mut side = Side::new(IwarpConfig::default());
-        let foreign = side.iwarp.attach(Detached::new("another", ()), Instant::now());
+        let foreign = side.iwarp.handover().unwrap().attach(Detached::new("another", ()), Instant::now());
         assert!(matches!(foreign, Err(Error::Unsupported { .. })));
     }
 }

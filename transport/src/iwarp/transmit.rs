@@ -10,9 +10,9 @@ use std::io;
 use super::fault::Fault;
 use super::requester::{Kind, Outstanding, Requester};
 use super::responder::{Request, Responder};
-use super::stag::{Miss, StagTable};
+use super::stag;
 use super::startup::{Agreement, ReadyToReceive};
-use super::stream::{Stream, max_ulpdu, parts};
+use super::stream::{Stream, max_ulpdu};
 use super::wire::atomic::emit_response;
 use super::wire::ddp::{MAX_ULPDU_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::opcode::{
@@ -22,8 +22,10 @@ use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Tagged, TerminateCa
 use crate::mem::{SendSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
-use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
+use crate::soft::completions::{ATOMIC_LEN, Done};
+use crate::soft::keys::{KeyTable, Miss};
+use crate::wc::WcStatus;
+use crate::wr::{SendClass, SendFlags, SendOp, SendWr, SgeList};
 
 /// Payloads up to this length are copied next to their header.
 const COPY_MAX: usize = 256;
@@ -33,7 +35,6 @@ pub(crate) const MAX_INLINE: usize = COPY_MAX;
 const MIN_SEGMENT: usize = 128;
 /// The most bytes that are handed to TCP before other connections have their turn.
 const BUDGET: u64 = 4 << 20;
-const ATOMIC_LEN: u32 = 8;
 
 /// A posted work request of which not everything is framed.
 #[derive(Debug)]
@@ -62,12 +63,13 @@ impl Entry {
     /// Whether it completes with an answer of the peer. A Read of nothing does not: it is never sent.
     #[inline]
     fn is_answered(&self) -> bool {
-        match self.op {
-            SendOp::Send => false,
-            SendOp::Read(_) => self.len > 0,
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => true,
-            _ => false,
-        }
+        self.op.answered() && (self.len > 0 || self.op.class() != SendClass::Read)
+    }
+
+    /// Itself, when nothing has gone wrong.
+    #[inline]
+    fn done(&self) -> Done {
+        Done::of(self.wr_id, self.op.class(), self.flags, self.len)
     }
 
     /// The opcode of its segments.
@@ -84,33 +86,6 @@ impl Entry {
             // These were refused when they were posted.
             (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
         }
-    }
-}
-
-/// A work request that is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
-    pub(crate) wr_id: u64,
-    pub(crate) status: WcStatus,
-    pub(crate) opcode: WcOpcode,
-    pub(crate) len: u32,
-    pub(crate) signaled: bool,
-}
-
-impl Done {
-    fn of(entry: &Entry, status: WcStatus) -> Self {
-        let (opcode, len) = match entry.op {
-            SendOp::Send
-            | SendOp::SendInvalidate(_)
-            | SendOp::SendWithImmediate(_)
-            | SendOp::Datagram(_)
-            | SendOp::DatagramWithImmediate(..) => (WcOpcode::Send, 0),
-            SendOp::Write(_) | SendOp::WriteWithImmediate(..) => (WcOpcode::Write, 0),
-            SendOp::Read(_) => (WcOpcode::Read, entry.len as u32),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (WcOpcode::Atomic, ATOMIC_LEN),
-        };
-        let signaled = entry.flags.contains(SendFlags::SIGNALED) || !status.is_success();
-        Self { wr_id: entry.wr_id, status, opcode, len, signaled }
     }
 }
 
@@ -236,37 +211,52 @@ impl Transmitter {
     /// small segment that nothing is in front of is framed at once.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, responder: &Responder) {
-        if matches!(wr.op, SendOp::Send)
-            && let [sge] = wr.sges.as_slice()
-            && sge.len() <= COPY_MAX.min(self.untagged_segment)
-            && !wr.flags.intersects(SendFlags::INLINE | SendFlags::FENCE)
+        match wr.sges.as_slice() {
+            [sge]
+                if matches!(wr.op, SendOp::Send)
+                    && !wr.flags.intersects(SendFlags::INLINE | SendFlags::FENCE)
+                    && self.frames_at_once(sge.len(), responder) =>
+            {
+                let opcode = if wr.flags.contains(SendFlags::SOLICITED) { Opcode::SendSolicited } else { Opcode::Send };
+                self.frame_small(opcode, sge.len(), |stream| stream.copy_entry(sge));
+                let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
+                self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
+            }
+            _ => self.enqueue(wr),
+        }
+    }
+
+    /// Whether a Send of that many bytes is one small segment that nothing is in front of.
+    #[inline]
+    pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
+        len <= COPY_MAX.min(self.untagged_segment)
             && self.queue.is_empty()
             && !self.held
             && self.fault.is_none()
             && responder.is_idle()
             && self.stream.has_room()
-        {
-            self.frame_small(wr, sge);
-        } else {
-            self.enqueue(wr);
-        }
     }
 
-    /// Frames a Send of one segment that is small.
+    /// Frames a Send that [`Transmitter::frames_at_once`] has allowed and that is no work request.
     #[inline]
-    fn frame_small(&mut self, wr: &SendWr, sge: &Sge) {
-        let opcode = if wr.flags.contains(SendFlags::SOLICITED) { Opcode::SendSolicited } else { Opcode::Send };
-        let (queue, msn, len) = (SEND_QUEUE, self.msn, UNTAGGED_HEADER_LEN + sge.len());
+    pub(crate) fn frame_bytes(&mut self, header: &[u8], payload: &[u8]) {
+        self.frame_small(Opcode::Send, header.len() + payload.len(), |stream| {
+            stream.copy(header);
+            stream.copy(payload);
+        });
+    }
+
+    /// Frames a Send of one segment, whose payload `copy` adds to the stream.
+    #[inline]
+    fn frame_small(&mut self, opcode: Opcode, len: usize, copy: impl FnOnce(&mut Stream)) {
+        let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
-        header.emit_into(len as u16, &mut bytes);
+        header.emit_into((UNTAGGED_HEADER_LEN + len) as u16, &mut bytes);
         let start = self.stream.begin(&bytes);
-        self.stream.copy_entry(sge);
+        copy(&mut self.stream);
         self.stream.seal(start);
-        let signaled = wr.flags.contains(SendFlags::SIGNALED);
-        let done = Done { wr_id: wr.wr_id, status: WcStatus::Success, opcode: WcOpcode::Send, len: 0, signaled };
-        self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
         // An answer to the peer that is owed by then goes first.
         self.answer_next = true;
     }
@@ -319,7 +309,7 @@ impl Transmitter {
 
     /// Frames as much as fits into a batch.
     #[inline]
-    fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, stags: &StagTable, scope: Key) {
+    fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         while self.stream.has_room() {
             if self.fault.is_some() {
                 return;
@@ -331,8 +321,13 @@ impl Transmitter {
             if !answer && self.may_go(requester) {
                 self.frame_own(requester);
                 self.answer_next = true;
-            } else if !responder.is_idle() {
-                self.frame_answer(responder, stags, scope);
+            } else if let Some(pending) = responder.front() {
+                // An atomic operation changes memory that answers in front of it may still be sent from.
+                let atomic = matches!(pending.request, Request::Atomic(_));
+                if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
+                    return;
+                }
+                self.frame_answer(responder, keys, scope);
             } else {
                 return;
             }
@@ -410,42 +405,43 @@ impl Transmitter {
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
         let sequence = Some(self.first + self.framed.len() as u64);
         let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
-        let mut request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
-        let atomic = |remote: crate::wr::RemoteAddress, id| match entry.op {
-            SendOp::CompareSwap { expected, swap, .. } => {
-                AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
-            }
-            SendOp::FetchAdd { add, .. } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
-            _ => AtomicRequest::fetch_add(id, remote.key.0, remote.address, 0),
-        };
-        match entry.op {
+        let request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
+        let id = requester.msn;
+        let atomic = match entry.op {
             SendOp::Read(remote) => {
                 let read = ReadRequest {
                     sink_stag: stag,
                     sink_offset: offset,
-                    size: entry.len as u32,
+                    size: len,
                     source_stag: remote.key.0,
                     source_offset: remote.address,
                 };
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
+                return self.entry_framed();
             }
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-                request.kind = Kind::Atomic(requester.msn);
-                request.len = ATOMIC_LEN;
-                let body = atomic(remote, requester.msn).emit();
-                let msn = requester.push(request);
-                self.stream.untagged(&request_header(Opcode::AtomicRequest, msn), &body);
+            SendOp::CompareSwap { remote, expected, swap } => {
+                AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
             }
-            _ => {}
-        }
+            SendOp::FetchAdd { remote, add } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
+            // The payload of these was framed: the peer is asked for nothing.
+            SendOp::Send
+            | SendOp::SendWithImmediate(_)
+            | SendOp::SendInvalidate(_)
+            | SendOp::Datagram(_)
+            | SendOp::DatagramWithImmediate(..)
+            | SendOp::Write(_)
+            | SendOp::WriteWithImmediate(..) => return self.entry_framed(),
+        };
+        let msn = requester.push(Outstanding { kind: Kind::Atomic(id), len: ATOMIC_LEN, ..request });
+        self.stream.untagged(&request_header(Opcode::AtomicRequest, msn), &atomic.emit());
         self.entry_framed();
     }
 
     #[inline]
     fn entry_framed(&mut self) {
         if let Some(entry) = self.queue.pop_front() {
-            let (done, answered) = (Done::of(&entry, WcStatus::Success), entry.is_answered());
+            let (done, answered) = (entry.done(), entry.is_answered());
             self.framed.push_back(Framed { done, answered, end: self.stream.framed() });
         }
         self.framed_part = 0;
@@ -454,17 +450,17 @@ impl Transmitter {
 
     /// Frames one segment of the answer to the peer's oldest request. Its memory is looked up for each segment.
     #[inline(never)]
-    fn frame_answer(&mut self, responder: &mut Responder, stags: &StagTable, scope: Key) {
+    fn frame_answer(&mut self, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
         let result = match pending.request {
             Request::Read(read) => {
                 let left = (read.size - pending.done) as usize;
                 let len = left.min(self.tagged_segment);
                 let last = len == left;
-                self.frame_response(&read, pending.done, len, last, stags, scope).map(|()| (len, last))
+                self.frame_response(&read, pending.done, len, last, keys, scope).map(|()| (len, last))
             }
             Request::Atomic(atomic) => {
-                let result = self.frame_atomic_response(&atomic, responder.atomic_msn, stags, scope);
+                let result = self.frame_atomic_response(&atomic, responder.atomic_msn, keys, scope);
                 responder.atomic_msn = responder.atomic_msn.wrapping_add(1);
                 result.map(|()| (0, true))
             }
@@ -476,7 +472,7 @@ impl Transmitter {
             }
             Err(miss) => {
                 let quote = responder.front().and_then(|pending| pending.quote());
-                self.fault = Some(Fault::Violation(miss.request(), quote));
+                self.fault = Some(Fault::Violation(stag::request(miss), quote));
             }
         }
     }
@@ -487,7 +483,7 @@ impl Transmitter {
         done: u32,
         len: usize,
         last: bool,
-        stags: &StagTable,
+        keys: &KeyTable,
         scope: Key,
     ) -> Result<(), Miss> {
         let offset = read.sink_offset.wrapping_add(done.into());
@@ -499,9 +495,13 @@ impl Transmitter {
         #[cfg(planted = "read-one-byte-off")]
         let done = done.saturating_sub(1);
         let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
-        let span = stags.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
+        let span = keys.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
         header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+        if len > COPY_MAX && self.stream.lends() {
+            self.stream.lend(&bytes, read.source_stag, source, len);
+            return Ok(());
+        }
         let start = self.stream.begin(&bytes);
         self.stream.copy_span(span);
         self.stream.seal(start);
@@ -512,10 +512,10 @@ impl Transmitter {
         &mut self,
         request: &AtomicRequest,
         msn: u32,
-        stags: &StagTable,
+        keys: &KeyTable,
         scope: Key,
     ) -> Result<(), Miss> {
-        let span = stags.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
+        let span = keys.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
         #[cfg(planted = "atomic-done-twice")]
         let old = if self.stream.is_empty() { old } else { span.update(|old| request.apply(old)).unwrap_or(old) };
@@ -538,19 +538,34 @@ impl Transmitter {
         &mut self,
         requester: &mut Requester,
         responder: &mut Responder,
-        stags: &StagTable,
+        keys: &KeyTable,
+        scope: Key,
+        send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
+        done: &mut impl FnMut(Done),
+    ) -> io::Result<Sent> {
+        let result = self.send_all(requester, responder, keys, scope, send, done);
+        self.stream.settle((keys, scope));
+        result
+    }
+
+    #[inline]
+    fn send_all(
+        &mut self,
+        requester: &mut Requester,
+        responder: &mut Responder,
+        keys: &KeyTable,
         scope: Key,
         send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         done: &mut impl FnMut(Done),
     ) -> io::Result<Sent> {
         let stop = self.stream.sent() + BUDGET;
         loop {
-            self.frame(requester, responder, stags, scope);
+            self.frame(requester, responder, keys, scope);
             if self.stream.is_empty() {
                 self.reap(requester, done);
                 return Ok(Sent::All);
             }
-            let all = match self.stream.flush(send) {
+            let all = match self.stream.flush((keys, scope), send) {
                 Ok(all) => all,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Blocked),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -569,14 +584,27 @@ impl Transmitter {
     /// Completes the work requests at the front of the queue that are done.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
-        while let Some(framed) = self.framed.front()
-            && framed.end <= self.stream.sent()
-            && (!framed.answered || self.first < requester.answered())
-        {
+        while let Some(framed) = self.framed.front() {
+            if framed.end > self.stream.sent() || (framed.answered && self.first >= requester.answered()) {
+                break;
+            }
             done(framed.done);
             self.framed.pop_front();
             self.first += 1;
         }
+    }
+
+    /// The work requests that were posted while nothing could go out, with the payload of those that are inline.
+    pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
+        let Self { queue, inline, .. } = self;
+        let inline = |entry: &Entry| {
+            let payload = inline.get(entry.inline..entry.inline + entry.len).unwrap_or_default();
+            entry.flags.contains(SendFlags::INLINE).then(|| payload.into())
+        };
+        let request = |entry: Entry| {
+            (SendWr { wr_id: entry.wr_id, op: entry.op, sges: entry.sges, flags: entry.flags }, inline(&entry))
+        };
+        queue.drain(..).map(request).collect()
     }
 
     /// Ends the stream behind the last FPDU that was begun. Returns what is still to be sent, and the Terminate behind
@@ -592,7 +620,7 @@ impl Transmitter {
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed.len() as u64;
         let framed = self.framed.drain(..).map(|framed| framed.done);
-        let queued = self.queue.drain(..).map(|entry| Done::of(&entry, WcStatus::Success));
+        let queued = self.queue.drain(..).map(|entry| entry.done());
         for flushed in framed.chain(queued) {
             let status = match failed {
                 Some((at, status)) if at.unwrap_or(unframed) == self.first => status,
@@ -615,7 +643,7 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
         stream.seal(start);
     } else if len <= COPY_MAX {
         let start = stream.begin(header);
-        parts(&entry.sges, offset, len, |part| stream.copy_entry(&part));
+        entry.sges.visit(offset, len, |part| stream.copy_entry(&part));
         stream.seal(start);
     } else {
         stream.refer(header, &entry.sges, offset, len);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::{Backing, Memory, words};
+use super::{Backing, Memory, page_size, words};
 
 impl Memory {
     /// Memory of `len` bytes, rounded up to whole pages, in a new memory file, whose descriptor other processes can be given: they
@@ -13,7 +13,7 @@ impl Memory {
     /// # Errors
     /// The system's error when it makes no such file; `InvalidInput` for a length of 0 or past `i64::MAX`.
     pub fn new_file(len: usize) -> io::Result<(Self, OwnedFd)> {
-        let whole = len.checked_next_multiple_of(4096).filter(|&len| len > 0 && i64::try_from(len).is_ok());
+        let whole = len.checked_next_multiple_of(page_size()).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         // SAFETY: a name that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
@@ -37,13 +37,13 @@ impl Memory {
     /// descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` for an offset or a length that is no multiple of the page size (4096), a length of 0, bytes behind the
+    /// `InvalidInput` for an offset or a length that is no multiple of the system's page size, a length of 0, bytes behind the
     /// file's end, and a file that is not sealed and cannot be; the system's error when it does not map the file.
     pub fn map_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        const PAGE: u64 = 4096;
+        let page = page_size() as u64;
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        if len == 0 || !offset.is_multiple_of(PAGE) || !(len as u64).is_multiple_of(PAGE) {
-            return wrong(format!("{len} bytes from {offset} of a memory file: both must be multiples of 4096"));
+        if len == 0 || offset % page != 0 || len as u64 % page != 0 {
+            return wrong(format!("{len} bytes from {offset} of a memory file: both must be multiples of {page}"));
         }
         let fd = file.as_raw_fd();
         // SAFETY: asks for the seals of a descriptor, no memory.
@@ -75,7 +75,7 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, len, backing: Backing::Mapping(len) })
+        Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
     /// Takes memory that the program has got on its own, such as a mapping of another library. It is not given back when this is
@@ -89,11 +89,11 @@ impl Memory {
     /// the [module](super) demands, with this as the memory in it. Every region that is registered over it has a share of it: it is
     /// dropped when the last region is deregistered, or the provider gone, and the program has dropped its own shares.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
-        if len == 0 || !len.is_multiple_of(words::WORD) || !base.as_ptr().addr().is_multiple_of(words::WORD) {
+        if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        Ok(Self { base, len, backing: Backing::Foreign })
+        Ok(Self { base, len, backing: Backing::Foreign, file: None })
     }
 }
 

@@ -28,8 +28,8 @@ impl<'a> SendSlice<'a> {
     /// Bytes that nobody writes meanwhile.
     #[must_use]
     #[inline]
-    pub const fn new(bytes: &'a [u8]) -> Self {
-        let base = NonNull::from_ref(bytes).cast();
+    pub fn new(bytes: &'a [u8]) -> Self {
+        let base = NonNull::from(bytes).cast();
         Self { base, len: bytes.len(), shared: false, life: PhantomData }
     }
 
@@ -97,12 +97,18 @@ pub struct RecvSlice<'a> {
 }
 
 impl<'a> RecvSlice<'a> {
+    /// No room.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { base: NonNull::dangling(), len: 0, shared: false, life: PhantomData }
+    }
+
     /// Room that nobody else uses meanwhile.
     #[must_use]
     #[inline]
-    pub const fn new(bytes: &'a mut [u8]) -> Self {
+    pub fn new(bytes: &'a mut [u8]) -> Self {
         let len = bytes.len();
-        Self { base: NonNull::from_mut(bytes).cast(), len, shared: false, life: PhantomData }
+        Self { base: NonNull::from(bytes).cast(), len, shared: false, life: PhantomData }
     }
 
     /// Room in the memory of a work request or of a region.

@@ -7,6 +7,8 @@
 //! | `foreign.rs` | pages of a memory file, and memory that the program has got on its own |
 //! | `sge.rs` | [`Sge`]: what a work request names, with a promise about who else uses it |
 //! | `span.rs` | parts of a region that a peer may reach |
+//! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
+//! | `passing.rs` | descriptors that pass from process to process, and who the peer is |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `words.rs` | copies by atomic operations |
 //!
@@ -22,6 +24,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
@@ -29,13 +32,17 @@ use crate::mr::LocalKey;
 
 mod foreign;
 mod iovec;
+mod passing;
 mod sge;
+mod shared;
 mod span;
 mod words;
 
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
+pub use passing::{pass, peer_user, take};
 pub use sge::Sge;
-pub(crate) use span::Span;
+pub use shared::{Sharing, Window};
+pub use span::Span;
 
 /// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's. It begins at
 /// a multiple of 8 bytes and consists of whole words.
@@ -44,6 +51,8 @@ pub struct Memory {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
+    /// The memory file that other processes can be given.
+    file: Option<OwnedFd>,
 }
 
 /// Where the memory is from.
@@ -63,6 +72,18 @@ unsafe impl Send for Memory {}
 // word. Whoever makes references or entries from its address promises not to break the rule of the module.
 unsafe impl Sync for Memory {}
 
+/// Returns the size of a page of this system: 4 KiB, or 16 or 64 KiB on some, bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: asks for a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Rounds a length up to whole pages of the system, or to 0 if there are none so large.
+pub(crate) fn in_pages(len: usize) -> usize {
+    len.checked_next_multiple_of(page_size()).unwrap_or(0)
+}
+
 /// Size and alignment of a huge page, bytes.
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -72,14 +93,19 @@ impl Memory {
     /// # Errors
     /// `ENOMEM` when the system has none; `InvalidInput` for a length of 0 or past `isize::MAX`.
     pub fn new(len: usize) -> io::Result<Self> {
-        const PAGE: usize = 4096;
-        let len = len.checked_next_multiple_of(PAGE).filter(|&n| n > 0 && isize::try_from(n).is_ok());
+        Self::in_pages(len, page_size())
+    }
+
+    fn in_pages(len: usize, page: usize) -> io::Result<Self> {
+        let len = len.checked_next_multiple_of(page).filter(|&n| n > 0 && isize::try_from(n).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if cfg!(any(fuzzing, heap_memory)) {
-            return Self::from_vec(vec![0; len]);
+            // Under Miri vectors begin at any address, and what does not begin at a word would be copied again and again.
+            let mut vectors = std::iter::repeat_with(|| vec![0; len]);
+            return Self::from_vec(vectors.find(|bytes| bytes.as_ptr().addr() % words::WORD == 0).unwrap_or_default());
         }
         // Room to move the beginning to where a huge page may begin.
-        let spare = if len >= HUGE_PAGE { HUGE_PAGE - PAGE } else { 0 };
+        let spare = if len >= HUGE_PAGE { HUGE_PAGE - page } else { 0 };
         let all = len.checked_add(spare).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
@@ -96,7 +122,7 @@ impl Memory {
             }
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, len, backing: Backing::Mapping(len) })
+        Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
     /// Takes a vector's bytes. They are copied if the vector does not begin at a multiple of 8 or cannot grow to a
@@ -110,7 +136,7 @@ impl Memory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         bytes.resize(len.next_multiple_of(words::WORD), 0);
-        if !bytes.as_ptr().addr().is_multiple_of(words::WORD) {
+        if bytes.as_ptr().addr() % words::WORD != 0 {
             let mut memory = Self::new(len)?;
             let copied = memory.copy_in(0, &bytes[..len]);
             debug_assert!(copied, "the mapping is as long as the vector at least");
@@ -119,7 +145,7 @@ impl Memory {
         }
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
         let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()) })
+        Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()), file: None })
     }
 
     /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be
@@ -214,8 +240,9 @@ impl Memory {
     }
 
     /// A part of it for as long as it is borrowed; `None` if that is not wholly inside.
+    #[must_use]
     #[inline]
-    pub(crate) fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
+    pub fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         Span::new(self, offset, len)
     }
 }
@@ -236,7 +263,7 @@ impl Drop for Memory {
 }
 
 /// Shorthands for the tests of this crate, which post an entry only while its memory lives.
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzz_targets))]
 impl Memory {
     /// An entry that nobody else uses.
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
@@ -296,6 +323,21 @@ mod tests {
                 let account = account_of(&memory);
                 let flags = account.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
                 assert!(flags.split(' ').any(|flag| flag == "hg"), "{account}");
+            }
+        }
+    }
+
+    /// Where pages are larger, mappings consist of those. The system gives parts of a mapping back in whole pages only.
+    #[cfg(not(any(fuzzing, heap_memory)))]
+    #[test]
+    fn mappings_consist_of_whole_pages_of_the_system() {
+        assert!(page_size().is_power_of_two() && page_size() >= 4096);
+        assert_eq!(Memory::new(1).unwrap().len(), page_size());
+        for page in [16 << 10, 64 << 10] {
+            for (len, wanted) in [(1, page), (page + 1, 2 * page), (HUGE_PAGE + 1, HUGE_PAGE + page)] {
+                let memory = Memory::in_pages(len, page).unwrap();
+                assert_eq!(memory.len(), wanted);
+                memory.write(wanted - 1, &[7]);
             }
         }
     }

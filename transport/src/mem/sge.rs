@@ -4,7 +4,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::iovec::{RecvSlice, SendSlice};
-use super::words;
+use super::{Span, words};
 use crate::mr::LocalKey;
 
 /// A scatter/gather entry (`ibv_sge` in `ibv_post_send`(3)): a part of registered memory, with a promise about it.
@@ -74,7 +74,7 @@ impl Sge {
     /// [`Sge::DEVICE`] or the entry would be too long.
     ///
     /// # Safety
-    /// The bytes are inside a region that [`register_dmabuf`](crate::Provider::register_dmabuf) has registered at addresses from
+    /// The bytes are inside a region that [`register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf) has registered at addresses from
     /// [`Sge::DEVICE`] on, and whose key this is. Work requests with this entry go to the provider of that region only.
     #[must_use]
     pub const unsafe fn of_device(address: u64, len: usize, key: LocalKey) -> Option<Self> {
@@ -133,9 +133,27 @@ impl Sge {
     pub fn part(&self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len());
         let len = len.min(self.len() - offset);
-        // SAFETY: offset is within the entry.
-        let base = unsafe { self.base.add(offset) };
+        // Memory of a device has no provenance. A part of an entry does not begin at null.
+        let base = NonNull::new(self.base.as_ptr().wrapping_add(offset)).unwrap_or(self.base);
         Self { base, len: len as u32 | self.len & SHARED, key: self.key }
+    }
+
+    /// Appends a copy of the bytes, for a provider that carries the entry's work request out.
+    ///
+    /// # Safety
+    /// The entry is of a work request that was posted to the provider and is not done.
+    #[inline]
+    pub unsafe fn load(&self, out: &mut Vec<u8>) {
+        self.append_to(out);
+    }
+
+    /// Copies `bytes` to the start, as many as fit, for a provider that carries the entry's work request out.
+    ///
+    /// # Safety
+    /// As for [`Sge::load`]; the work request is a receive, a read or an atomic operation.
+    #[inline]
+    pub unsafe fn store(&self, bytes: &[u8]) {
+        self.fill(bytes);
     }
 
     // What the embedded provider does with the entries of work requests that it has and has not completed.
@@ -194,6 +212,35 @@ impl Sge {
         }
     }
 
+    /// Copies the first bytes of `from`, which others may write meanwhile, to the start, as many as fit.
+    #[inline]
+    pub(crate) fn fill_from(&self, from: Span<'_>) {
+        let len = self.len().min(from.len());
+        // SAFETY: the bytes are valid by the promise of the entry, as in `fill`; those of `from` are a part of a borrowed
+        // `Memory`. If both are, they are used by atomic operations, devices and the kernel only.
+        unsafe {
+            if self.is_shared() {
+                words::transfer(from.base(), self.base, len);
+            } else {
+                words::load(from.base(), self.base.as_ptr(), len);
+            }
+        }
+    }
+
+    /// Copies the first bytes, at most `most`, to a part of a `Memory` that is borrowed meanwhile and has as many.
+    #[inline]
+    pub(super) fn store_into(&self, to: NonNull<u8>, most: usize) {
+        let len = self.len().min(most);
+        // SAFETY: the bytes are valid by the promise of the entry, as in `copy`; those at `to` belong to a `Memory`.
+        unsafe {
+            if self.is_shared() {
+                words::transfer(self.base, to, len);
+            } else {
+                words::store(self.base.as_ptr(), to, len);
+            }
+        }
+    }
+
     /// Shows the bytes to `each`, in order: all at once where nobody may write them, else copies of parts.
     #[inline]
     pub(crate) fn visit(&self, mut each: impl FnMut(&[u8])) {
@@ -236,7 +283,7 @@ pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl 
     }
 }
 
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzz_targets))]
 impl Sge {
     /// The same bytes under another key.
     pub(crate) fn with_key(self, key: LocalKey) -> Self {

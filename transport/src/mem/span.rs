@@ -4,13 +4,13 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::iovec::RecvSlice;
+use super::iovec::{RecvSlice, SendSlice};
 use super::{Memory, Sge, words};
 
 /// A part of a [`Memory`] for as long as that is borrowed. Others may use it at the same time: peers through the
 /// provider, the program on any thread through the functions of [`Memory`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span<'a> {
+pub struct Span<'a> {
     base: NonNull<u8>,
     len: usize,
     memory: PhantomData<&'a Memory>,
@@ -36,8 +36,15 @@ impl<'a> Span<'a> {
 
     /// Length in bytes.
     #[inline]
-    pub(crate) const fn len(&self) -> usize {
+    #[must_use]
+    pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns `true` if there are no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Copies the first bytes to `out`, as many as fit.
@@ -50,7 +57,7 @@ impl<'a> Span<'a> {
 
     /// Appends a copy of the bytes.
     #[inline]
-    pub(crate) fn append_to(self, out: &mut Vec<u8>) {
+    pub fn append_to(self, out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(self.len);
         // SAFETY: as in `copy_to`; the vector has room for as many bytes behind its end, and they are written before
@@ -63,9 +70,31 @@ impl<'a> Span<'a> {
 
     /// Copies `bytes` to the start, as many as fit.
     #[inline]
-    pub(crate) fn fill(self, bytes: &[u8]) {
+    pub fn fill(self, bytes: &[u8]) {
         // SAFETY: as in `copy_to`.
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
+    }
+
+    /// Copies the first bytes of `from`, as many as fit, to the start.
+    #[inline]
+    pub(crate) fn fill_from(self, from: Span<'_>) {
+        // SAFETY: as in `copy_to`, for both sides: they are different words, or the same ones, of which each keeps its value.
+        unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
+    }
+
+    /// Copies the first bytes of `from`, as many as fit, to the start.
+    #[inline]
+    pub(crate) fn fill_from_entry(self, from: &Sge) {
+        from.store_into(self.base, self.len);
+    }
+
+    /// The part from `offset`, at most `len` long; empty past the end.
+    #[inline]
+    pub(crate) fn part(self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        // SAFETY: within the part of the memory, or one past its end.
+        let base = unsafe { self.base.add(offset) };
+        Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
     /// Shows the first `len` bytes, of the sink of a read of ours that begins with `entry`, to `each`: where they are
@@ -79,6 +108,12 @@ impl<'a> Span<'a> {
         unsafe { super::sge::visit_copies(self.base, len, each) };
     }
 
+    /// The bytes, for a send call.
+    pub(crate) fn send_slice(self) -> SendSlice<'a> {
+        // SAFETY: a part of a `Memory` that is borrowed for as long as the slice lives.
+        unsafe { SendSlice::from_parts(self.base, self.len, true) }
+    }
+
     /// The bytes, for a receive call.
     pub(crate) fn receive_slice(self) -> RecvSlice<'a> {
         // SAFETY: a part of a `Memory` that is borrowed for as long as the slice lives.
@@ -88,7 +123,7 @@ impl<'a> Span<'a> {
     /// The 8 bytes at its start, in the order of this machine; `None` if it is not 8 bytes at a multiple of 8.
     #[inline]
     pub(super) fn word(self) -> Option<&'a AtomicU64> {
-        if self.len != words::WORD || !self.base.addr().get().is_multiple_of(words::WORD) {
+        if self.len != words::WORD || self.base.addr().get() % words::WORD != 0 {
             return None;
         }
         // SAFETY: a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, used by
@@ -96,8 +131,9 @@ impl<'a> Span<'a> {
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 
-    /// Replaces the word by what `update` makes of it; returns what was there. `None` as of [`Span::word`].
-    pub(crate) fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
+    /// Replaces the word by what `update` makes of it, atomically; returns what was there. The number is in the byte order of this
+    /// machine. `None` if the part is not 8 bytes at a multiple of 8.
+    pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
         // Each round means that another thread of the program changed the word.

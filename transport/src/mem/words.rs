@@ -83,6 +83,38 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
     }
 }
 
+/// Copies `len` bytes between two places that others may use at the same time. Bytes beside those written keep their value.
+///
+/// # Safety
+/// Every word that holds one of the bytes, on either side, is as [`word`] demands until the call returns. No word holds bytes of both
+/// sides.
+pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+    const CHUNK: usize = 512;
+    let mut copy = [0; CHUNK];
+    let mut part = |at: usize, len: usize| {
+        // SAFETY: a part of both sides; the copy is ours.
+        unsafe {
+            load(from.add(at), copy.as_mut_ptr(), len);
+            store(copy.as_ptr(), to.add(at), len);
+        }
+    };
+    let (mut done, mut end) = (0, len);
+    if (from.addr().get() ^ to.addr().get()) % WORD == 0 {
+        // Whole words of one side are whole words of the other.
+        let head = (from.addr().get().wrapping_neg() % WORD).min(len);
+        let count = (len - head) / WORD;
+        part(0, head);
+        // SAFETY: `count` whole words of both sides.
+        unsafe { transfer_words(from.add(head), to.add(head), count) };
+        (done, end) = (head + count * WORD, len);
+    }
+    while done < end {
+        let now = (end - done).min(CHUNK);
+        part(done, now);
+        done += now;
+    }
+}
+
 /// Replaces `len` bytes at `to` within one word.
 ///
 /// # Safety
@@ -142,10 +174,30 @@ unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     }
 }
 
-/// Copies `count` words by one instruction, for which the side that others use is aligned.
+/// Copies `count` words between aligned places.
 ///
 /// # Safety
-/// As [`load_words`] or [`store_words`].
+/// As [`transfer`]; both are aligned.
+#[inline]
+unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if count >= LONG {
+        // SAFETY: as the caller promises.
+        return unsafe { move_words(from.as_ptr(), to.as_ptr(), count) };
+    }
+    for index in 0..count {
+        // SAFETY: one of the caller's words on each side.
+        unsafe {
+            let value = word(from.add(index * WORD)).0.load(Ordering::Relaxed);
+            word(to.add(index * WORD)).0.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies `count` words by one instruction, for which each side that others use is aligned.
+///
+/// # Safety
+/// As [`load_words`], [`store_words`] or [`transfer_words`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
     // SAFETY: both sides are valid for `count` words and do not overlap. The instruction reads and writes each word as
@@ -187,6 +239,22 @@ mod tests {
             unsafe { load(base.add(shared_at), out[private_at..].as_mut_ptr(), len) };
             prop_assert!(out[private_at..private_at + len] == model[shared_at..shared_at + len]);
             prop_assert!(out[..private_at].iter().chain(&out[private_at + len..]).all(|&byte| byte == 0xaa));
+        }
+
+        /// Between two shared places, for every alignment of both.
+        #[test]
+        fn a_transfer_is_a_plain_copy(from_at in 0usize..24, to_at in 0usize..24, len in prop_oneof![0usize..100, 900usize..2500]) {
+            let words = |seed: u64| (0..320_u64).map(|n| AtomicU64::new((n + 1).wrapping_mul(seed))).collect::<Vec<_>>();
+            let bytes = |words: &[AtomicU64]| -> Vec<u8> {
+                words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+            };
+            let (from, to) = (words(0x0102_0304_0506_0708), words(0x1112_1314_1516_1718));
+            let (source, mut model) = (bytes(&from), bytes(&to));
+            model[to_at..to_at + len].copy_from_slice(&source[from_at..from_at + len]);
+            let base = |words: &[AtomicU64]| NonNull::new(words.as_ptr().cast_mut().cast::<u8>()).unwrap();
+            // SAFETY: within two vectors, whose words are atomic.
+            unsafe { transfer(base(&from).add(from_at), base(&to).add(to_at), len) };
+            prop_assert!(bytes(&to) == model && bytes(&from) == source);
         }
     }
 }

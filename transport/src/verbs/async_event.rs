@@ -1,19 +1,18 @@
 //! Asynchronous events of a device, copied out of the library's form (`ibv_get_async_event`(3)).
 
-use super::ffi::key_of;
+use super::ffi::QueueName;
 use super::sys::{ibv_async_event, ibv_event_type as ty};
 use crate::event::DeviceEventKind;
-use crate::slab::Key;
 
-/// An asynchronous event. Its object is named by the key that the provider gave it, and by its address: other providers of the process give the same keys.
+/// An asynchronous event, with the name of the queue that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncEvent {
     /// Something about a queue pair.
-    Qp { kind: QpEvent, key: Key, address: usize },
+    Qp { kind: QpEvent, name: QueueName },
     /// A completion queue failed.
-    CqError { key: Key, address: usize },
+    CqError(QueueName),
     /// A shared receive queue failed, or runs low.
-    Srq { failed: bool, key: Key, address: usize },
+    SrqError(QueueName),
     /// The device failed.
     DeviceFatal,
     /// Something about a port.
@@ -56,29 +55,17 @@ impl AsyncEvent {
         };
         if let Some(kind) = qp_event {
             // SAFETY: the type says that the event has a queue pair, which lives until the event is acknowledged.
-            let (qp, context) = unsafe {
-                let qp = (*event).element.qp;
-                (qp, (*qp).qp_context)
-            };
-            return Self::Qp { kind, key: key_of(context), address: qp.addr() };
+            let context = unsafe { (*(*event).element.qp).qp_context };
+            return Self::Qp { kind, name: QueueName::of(context) };
         }
         match kind {
             ty::IBV_EVENT_CQ_ERR => {
                 // SAFETY: the type says that the event has a completion queue, which lives until the event is acknowledged.
-                let (cq, context) = unsafe {
-                    let cq = (*event).element.cq;
-                    (cq, (*cq).cq_context)
-                };
-                Self::CqError { key: key_of(context), address: cq.addr() }
+                Self::CqError(QueueName::of(unsafe { (*(*event).element.cq).cq_context }))
             }
-            ty::IBV_EVENT_SRQ_ERR | ty::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            ty::IBV_EVENT_SRQ_ERR => {
                 // SAFETY: the type says that the event has a shared queue, which lives until the event is acknowledged.
-                let (srq, context) = unsafe {
-                    let srq = (*event).element.srq;
-                    (srq, (*srq).srq_context)
-                };
-                let failed = kind == ty::IBV_EVENT_SRQ_ERR;
-                Self::Srq { failed, key: key_of(context), address: srq.addr() }
+                Self::SrqError(QueueName::of(unsafe { (*(*event).element.srq).srq_context }))
             }
             ty::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
             ty::IBV_EVENT_PORT_ACTIVE..=ty::IBV_EVENT_SM_CHANGE
@@ -101,7 +88,7 @@ impl AsyncEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::ffi::context_of;
+    use crate::slab::Key;
     use crate::verbs::sys::{ibv_async_event_element_t, ibv_qp};
 
     fn copy_of(kind: u32, element: ibv_async_event_element_t) -> AsyncEvent {
@@ -116,12 +103,12 @@ mod tests {
 
     #[test]
     fn the_last_receive_of_a_queue_pair_is_told() {
-        let key = Key::new(5, 3);
+        let name = QueueName::new(Key::new(5, 3));
         // SAFETY: all fields are numbers and pointers for which null is good.
         let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
-        qp.qp_context = context_of(key);
+        qp.qp_context = name.context();
         let copy = copy_of(16, ibv_async_event_element_t { qp: &raw mut qp });
-        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, key, address: (&raw const qp).addr() });
+        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, name });
     }
 
     #[test]

@@ -70,6 +70,14 @@ pub(super) fn ask(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capab
     if limits.iwarp && limits.driver != Driver::Siw {
         capabilities.features |= Features::OPEN_READ_SINKS;
     }
+    // Siw looks at the rights of a region for each part of a frame, and then places the part, while it holds a reference to the
+    // pages but no lock (siw_proc_write, siw_dereg_mr).
+    if limits.driver == Driver::Siw {
+        capabilities.features |= Features::LATE_PLACEMENT;
+    } else {
+        // Siw keeps a queue that is armed for solicited completions silent.
+        capabilities.features |= Features::SOLICITED_EVENTS;
+    }
     add_extended(device.context(), &mut capabilities);
     let port = port_attr(device.context(), port)?;
     if capabilities.features.contains(Features::DATAGRAMS) {
@@ -94,7 +102,7 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
         features |= Features::ABRUPT_DISCONNECT;
     } else {
         features |= Features::WRITE_WITH_IMMEDIATE | Features::SEND_WITH_IMMEDIATE | Features::SERVER_SENDS_FIRST;
-        features |= Features::DATAGRAMS;
+        features |= Features::DATAGRAMS | Features::ACKNOWLEDGED_WRITES;
         if attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 {
             features |= Features::MULTICAST;
         }
@@ -218,6 +226,7 @@ mod tests {
         attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE + 1;
         let roce = from_attributes(&attr, &limits(false, 4));
         assert!(roce.features.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE | Features::READ));
+        assert!(roce.features.contains(Features::ACKNOWLEDGED_WRITES));
         assert!(!roce.features.contains(Features::SEND_WITH_INVALIDATE));
         assert_eq!((roce.max_sge, roce.max_private_data, roce.max_read_depth), (4, 56, 4));
         let iwarp = from_attributes(&attr, &limits(true, 16));

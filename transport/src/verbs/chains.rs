@@ -14,9 +14,7 @@ use crate::datagram::Destination;
 use crate::error::Error;
 use crate::provider::PostError;
 use crate::slab::Slab;
-use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
-
-pub(super) type Posted = std::result::Result<(), PostError>;
+use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};
 
 /// The bit of a work request's number that marks a receive while the device has it. A completion with an error may leave out
 /// what it was: mlx5 then leaves the opcode of the entry as an earlier completion left it (rdma-core, providers/mlx5/cq.c,
@@ -55,7 +53,7 @@ pub(super) fn posted<T>(
     call: &'static str,
     queue: &'static str,
     depth: u32,
-) -> Posted {
+) -> Result<(), PostError> {
     if rc == 0 {
         return Ok(());
     }
@@ -85,10 +83,10 @@ pub(super) struct InlineLimits {
 
 impl InlineLimits {
     pub(super) const fn of(self, op: &SendOp) -> usize {
-        match op {
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 0,
-            SendOp::SendInvalidate(_) => self.invalidate as usize,
-            _ => self.send as usize,
+        match (op, op.class()) {
+            (SendOp::SendInvalidate(_), _) => self.invalidate as usize,
+            (_, SendClass::Send | SendClass::Write) => self.send as usize,
+            (_, SendClass::Read | SendClass::Atomic) => 0,
         }
     }
 }
@@ -215,7 +213,7 @@ fn send(
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
     // Siw refuses a fence on a read; answers come in order without it.
-    let wanted = if matches!(wr.op, SendOp::Read(_)) { wr.flags - SendFlags::FENCE } else { wr.flags };
+    let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::NAME;
 use super::core::{Verbs, milliseconds_to};
 use super::entry::{Id, State};
 use super::ffi::{RawAddress, local_addresses};
@@ -12,49 +11,41 @@ use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, PathOptions, Source};
 use crate::error::{Error, Result};
-use crate::place::Place;
 
 impl Verbs {
     pub(super) fn listen_for(
         &mut self,
         service: Service,
-        place: Place,
-        backlog: u32,
+        address: SocketAddr,
         options: &ListenOptions,
     ) -> Result<CmId> {
-        let listen = |error| match (error, place) {
-            (Error::Io { source, .. }, Place::Ip(address)) => Error::Listen { address, source },
-            (Error::Io { source, .. }, Place::Ib(address)) => Error::NoDevice {
-                reason: format!("cannot listen on {address}: {source}; `ibv_devinfo -v` shows the GIDs"),
-            },
-            (other, _) => other,
+        let listen = |error| match error {
+            Error::Io { source, .. } => Error::Listen { address, source },
+            other => other,
         };
-        let ListenOptions { type_of_service, ack_timeout, ipv6_only } = *options;
+        let ListenOptions { backlog, type_of_service, ack_timeout, ipv6_only } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         let raw = RawId::create(&self.channel, service)?;
         raw.reuse_address().map_err(listen)?;
-        if let Some(only) = ipv6_only.filter(|_| matches!(place, Place::Ip(address) if address.is_ipv6())) {
+        if let Some(only) = ipv6_only.filter(|_| address.is_ipv6()) {
             raw.ipv6_only(only).map_err(listen)?;
         }
         set_path(&raw, type_of_service, ack_timeout);
-        raw.bind(&RawAddress::of(place)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
+        raw.bind(&RawAddress::new(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
         let on_device = !raw.context().is_null();
         let mut id = Id::new(Arc::new(raw), State::Listening);
         id.inherited = (type_of_service, ack_timeout);
         let key = self.add(id);
-        if on_device && let Err(error) = self.land(key) {
-            self.remove(key);
-            return Err(error);
+        if on_device {
+            if let Err(error) = self.land(key) {
+                self.discard(key);
+                return Err(error);
+            }
         }
         Ok(CmId(key))
     }
 
-    /// Destroys a listener, which needs no time to be told.
-    pub(crate) fn unlisten(&mut self, id: CmId) {
-        self.remove(id.0);
-    }
-
-    pub(super) fn resolve_from(&mut self, peer: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+    pub(super) fn resolve_from(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         options.check()?;
         let raw = match &options.source {
             Source::Any => RawId::create(&self.channel, Service::Connected)?,
@@ -72,13 +63,7 @@ impl Verbs {
     }
 
     /// An id that is bound to an address of a device, of the kind that `peer` has.
-    fn id_on(&mut self, name: &str, port: Option<u8>, peer: Place) -> Result<RawId> {
-        let Place::Ip(peer) = peer else {
-            return Err(Error::Unsupported {
-                provider: NAME,
-                feature: "choice of the device for an address of InfiniBand",
-            });
-        };
+    fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {
                 continue;
@@ -101,20 +86,18 @@ impl Verbs {
         })
     }
 
-    pub(super) fn resolve_on(&mut self, raw: RawId, peer: Place, deadline: Instant) -> Result<CmId> {
+    pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
         let raw = Arc::new(raw);
         let mut id = Id::new(Arc::clone(&raw), State::Resolving);
         id.deadline = Some(deadline);
         let key = self.add(id);
-        let failure = match raw.resolve_address(&RawAddress::of(peer), milliseconds_to(Some(deadline), self.now)) {
+        let failure = match raw.resolve_address(&RawAddress::new(peer), milliseconds_to(Some(deadline), self.now)) {
             Ok(()) => return Ok(CmId(key)),
-            Err(_) if matches!(peer, Place::Ip(peer) if peer.ip().is_loopback()) => {
-                ConnectFailure::Unreachable(NO_LOOPBACK.into())
-            }
+            Err(_) if peer.ip().is_loopback() => ConnectFailure::Unreachable(NO_LOOPBACK.into()),
             Err(Error::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
             Err(error) => {
                 drop(raw);
-                self.remove(key);
+                self.discard(key);
                 return Err(error);
             }
         };
@@ -131,14 +114,14 @@ impl Verbs {
 /// Sets what the packets of a connection carry and how long the device waits for an answer. A kernel that cannot set one of
 /// these, or not for this kind of id, is noted in the log.
 pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
-    if let Some(value) = type_of_service
-        && let Err(error) = raw.set_type_of_service(value)
-    {
-        log::info!("the type of service {value:#x} is ignored: {error}");
+    if let Some(value) = type_of_service {
+        if let Err(error) = raw.set_type_of_service(value) {
+            log::info!("the type of service {value:#x} is ignored: {error}");
+        }
     }
-    if let Some(code) = ack_timeout
-        && let Err(error) = raw.set_ack_timeout(code)
-    {
-        log::info!("the ack timeout {code} is ignored: {error}");
+    if let Some(code) = ack_timeout {
+        if let Err(error) = raw.set_ack_timeout(code) {
+            log::info!("the ack timeout {code} is ignored: {error}");
+        }
     }
 }

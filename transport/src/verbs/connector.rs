@@ -6,9 +6,11 @@
 //! Nobody waits for a thread.
 //!
 //! A connect to a peer that does not answer at all blocks for minutes, and so does the removal of its device. When the id is
-//! released, the connect is interrupted by a signal to its thread: `SIGURG`, which a program without a handler for it ignores.
-//! The first connect on iWARP installs a handler that does nothing, unless the program has a handler of its own; then there is
-//! no interruption. All other signals are blocked in these threads.
+//! released, the connect is interrupted by a signal to its thread. The call must not be restarted then (`SA_RESTART`), and how a
+//! signal is handled holds for the whole process, so it is one that nobody else sends: the first connect on iWARP takes the
+//! highest real-time signal that is at its default, and gives it a handler that does nothing. A handler that the program has
+//! installed is never replaced, and if it installs one for this signal later, or has one for each, there is no interruption. All
+//! other signals are blocked in these threads.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -27,8 +29,6 @@ use crate::slab::Key;
 
 /// Number of connect calls that may block at the same time. As many releases may block beside them.
 const THREADS: usize = 64;
-/// The signal that interrupts a call.
-const SIGNAL: c_int = libc::SIGURG;
 /// Time after which the signal is sent again: it may have come just before the call that it is to interrupt.
 const AGAIN: Duration = Duration::from_millis(10);
 /// How long an idle thread waits for its next call.
@@ -60,13 +60,11 @@ struct Queue {
 
 impl Queue {
     fn interrupt(&self, id: &Arc<RawId>) {
-        if !signal_is_ours() {
-            return;
-        }
+        let Some(signal) = signal() else { return };
         for (_, thread) in self.connecting.iter().filter(|(address, _)| *address == address_of(id)) {
             // SAFETY: a thread is in the list only while it runs, and leaves it under the lock that is held here. The
             // signal has a handler.
-            unsafe { libc::pthread_kill(*thread, SIGNAL) };
+            unsafe { libc::pthread_kill(*thread, signal) };
         }
     }
 }
@@ -155,7 +153,7 @@ impl Connector {
 
     /// Calls `rdma_connect`. A failure comes out of [`Connector::take_failed`]; success comes as an event of the id.
     pub(super) fn connect(&self, key: Key, id: Arc<RawId>, terms: Terms) -> io::Result<()> {
-        signal_is_ours();
+        signal();
         self.submit(Job::Connect { key, id, terms })
     }
 
@@ -224,26 +222,36 @@ impl Connector {
 
 extern "C" fn nothing(_: c_int) {}
 
-/// Whether the signal may be sent. The first call installs the handler.
-fn signal_is_ours() -> bool {
-    static OURS: OnceLock<bool> = OnceLock::new();
-    *OURS.get_or_init(|| {
-        let mut before = MaybeUninit::<libc::sigaction>::uninit();
-        // SAFETY: asks only, into a place for the result.
-        if unsafe { libc::sigaction(SIGNAL, ptr::null(), before.as_mut_ptr()) } != 0 {
-            return false;
+/// What happens at a signal; `None` if the system does not say.
+fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: asks only, into a place for the result, which is filled if the call succeeds.
+    unsafe { (libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0).then(|| now.assume_init_ref().sa_sigaction) }
+}
+
+/// Installs the handler of a signal; returns its address.
+fn install(signal: c_int) -> Option<libc::sighandler_t> {
+    // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as extern "C" fn(c_int) as libc::sighandler_t;
+    // SAFETY: the handler does nothing, which is safe at any time.
+    let installed = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } == 0;
+    installed.then_some(action.sa_sigaction)
+}
+
+/// The signal that interrupts a call, if there is one and it still has the handler. The first call chooses it.
+fn signal() -> Option<c_int> {
+    static CHOSEN: OnceLock<Option<(c_int, libc::sighandler_t)>> = OnceLock::new();
+    let chosen = CHOSEN.get_or_init(|| {
+        let mut all = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev();
+        let free = |&signal: &c_int| disposition(signal) == Some(libc::SIG_DFL);
+        let found = all.find_map(|signal| Some((signal, install(Some(signal).filter(free)?)?)));
+        if found.is_none() {
+            log::info!("the program uses all real-time signals: connects that hang are not interrupted");
         }
-        // SAFETY: filled by the call.
-        if unsafe { before.assume_init_ref() }.sa_sigaction != libc::SIG_DFL {
-            log::info!("SIGURG is in use: connects that hang are not interrupted");
-            return false;
-        }
-        // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
-        // SAFETY: the handler does nothing, which is safe at any time.
-        unsafe { libc::sigaction(SIGNAL, &raw const action, ptr::null_mut()) == 0 }
-    })
+        found
+    });
+    chosen.filter(|&(signal, handler)| disposition(signal) == Some(handler)).map(|(signal, _)| signal)
 }
 
 /// Blocks the program's signals in this thread, so that the program's own threads get them.
@@ -252,7 +260,63 @@ fn mask_signals() {
     // SAFETY: a place for a mask, filled by the first call and used by the others; changes this thread only.
     unsafe {
         libc::sigfillset(mask.as_mut_ptr());
-        libc::sigdelset(mask.as_mut_ptr(), SIGNAL);
+        if let Some(signal) = signal() {
+            libc::sigdelset(mask.as_mut_ptr(), signal);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A signal with a handler interrupts system calls of every thread, so the handler is on a signal of our own: a program that
+    /// gets `SIGURG` for its sockets goes on without a handler, and its own handlers stay.
+    #[test]
+    fn signals_of_the_program_are_left_alone() {
+        let before: Vec<_> = (1..libc::SIGRTMIN()).map(disposition).collect();
+        let signal = signal().expect("a real-time signal that nobody uses");
+        assert_eq!((1..libc::SIGRTMIN()).map(disposition).collect::<Vec<_>>(), before);
+        assert!((libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal));
+        let used = (libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) != Some(libc::SIG_DFL));
+        assert_eq!(used.collect::<Vec<_>>(), [signal], "one is enough");
+        // A program that takes the signal for itself is not sent it.
+        // SAFETY: ignores a signal of ours; its handler is installed again below.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+        assert_eq!(super::signal(), None);
+        install(signal).expect("a handler");
+        assert_eq!(super::signal(), Some(signal));
+        the_signal_interrupts_a_call();
+    }
+
+    /// It interrupts a call that blocks, and the call is not restarted.
+    #[expect(clippy::disallowed_methods, reason = "another thread is what it is about")]
+    fn the_signal_interrupts_a_call() {
+        let mut ends = [0; 2];
+        // SAFETY: a place for two descriptors.
+        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+        let signal = signal().expect("a real-time signal that nobody uses");
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            mask_signals();
+            // SAFETY: no arguments.
+            tell.send(unsafe { libc::pthread_self() }).unwrap();
+            let mut byte = 0_u8;
+            // SAFETY: a place for one byte. Nobody writes one.
+            let rc = unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) };
+            (rc, io::Error::last_os_error().raw_os_error())
+        });
+        let target = told.recv().unwrap();
+        // The first signals may come before the call.
+        let mut sent = 0;
+        while !thread.is_finished() {
+            sent += 1;
+            assert!(sent < 3_000, "the call is not interrupted");
+            // SAFETY: the thread was not joined, so that its name is its own.
+            unsafe { libc::pthread_kill(target, signal) };
+            thread::park_timeout(AGAIN);
+        }
+        assert_eq!(thread.join().unwrap(), (-1, Some(libc::EINTR)));
     }
 }

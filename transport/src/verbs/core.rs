@@ -16,9 +16,11 @@ use super::connector::Connector;
 use super::cq::{Batch, Cq};
 use super::devices::Device;
 use super::entry::{Id, Retiring, State};
+use super::ffi::check;
 use super::id::Terms;
 use super::mr::Region;
 use super::srq::Srq;
+use super::sys::ibv_fork_init;
 use crate::cm::{CmId, ConnectParam, ReadDepth};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
@@ -103,6 +105,7 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 
 impl Verbs {
     pub(super) fn on_channel(channel: Arc<EventChannel>) -> Result<Self> {
+        protect_from_forks();
         let io = |source| Error::io("opening the connection-manager channel", source);
         let poll = Poll::new().map_err(io)?;
         poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
@@ -127,11 +130,6 @@ impl Verbs {
             acknowledgements: 0,
             now: None,
         })
-    }
-
-    /// Makes the connection-manager channel readable.
-    pub(crate) fn ring(&self) {
-        self.connector.wake();
     }
 
     pub(super) fn id(&self, id: CmId) -> Result<&Id> {
@@ -160,7 +158,7 @@ impl Verbs {
     pub(super) fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
         let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
-        check_private_data(param.private_data, device.info.capabilities.max_private_data)?;
+        device.info.capabilities.check_private_data(NAME, param.private_data)?;
         param.retries.check()?;
         let limits = &device.limits;
         let within = |what: &str, wanted: u16, limit: u8, asked: Option<u16>| {
@@ -202,17 +200,25 @@ impl Verbs {
     }
 }
 
-pub(super) fn check_private_data(data: &[u8], max: usize) -> Result<()> {
-    if data.len() > max {
-        return Err(Error::PrivateDataTooLong { provider: NAME, len: data.len(), max });
+/// Has libibverbs keep registered memory out of the children of this process, before anything is registered, so that it stays the
+/// memory of the device when a child and this process part. Kernels from 5.12 on give the child a copy of such memory at once;
+/// there the call does nothing (rdma-core from version 33 on asks the kernel).
+fn protect_from_forks() {
+    // SAFETY: no arguments; may be called at any time, and again.
+    let rc = unsafe { ibv_fork_init() };
+    if let Err(error) = check("ibv_fork_init", rc) {
+        log::warn!(
+            "{error}: this process must not fork while it has RDMA devices open, unless the child only executes another program"
+        );
     }
-    Ok(())
 }
 
 impl Drop for Verbs {
     fn drop(&mut self) {
         for key in self.ids.keys() {
-            self.remove(key);
+            if let Err(error) = self.remove(key) {
+                log::error!("{error}: what was posted is left to the device");
+            }
         }
         for device in 0..self.devices.len() {
             self.retire_now(DeviceId(device as u32));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::chains::RECEIVE;
 use super::device::RawDevice;
-use super::ffi::{check, context_of, failure, key_of, non_null};
+use super::ffi::{QueueName, check, failure, non_null};
 use super::moderation;
 use super::numbers::Numbers;
 use super::status::{wc_opcode, wc_status};
@@ -18,6 +18,7 @@ use super::sys::{
     ibv_wc_flags,
 };
 use crate::caps::Moderation;
+use crate::cq::Notify;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
@@ -44,6 +45,7 @@ impl Default for Batch {
 #[derive(Debug)]
 pub(super) struct RawCq {
     raw: *mut ibv_cq,
+    name: QueueName,
     /// Events taken and not acknowledged yet.
     unacknowledged: AtomicU32,
     device: Arc<RawDevice>,
@@ -58,10 +60,11 @@ impl RawCq {
     pub(super) fn create(device: &Arc<RawDevice>, entries: u32, vector: u32, key: Key) -> Result<Self> {
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
+        let name = QueueName::new(key);
         // SAFETY: a live context and channel; the queue's context is a number.
-        let raw = unsafe { ibv_create_cq(device.context(), entries, context_of(key), device.channel(), vector) };
+        let raw = unsafe { ibv_create_cq(device.context(), entries, name.context(), device.channel(), vector) };
         let raw = non_null("ibv_create_cq", raw)?;
-        Ok(Self { raw, unacknowledged: AtomicU32::new(0), device: Arc::clone(device) })
+        Ok(Self { raw, name, unacknowledged: AtomicU32::new(0), device: Arc::clone(device) })
     }
 
     pub(super) const fn as_ptr(&self) -> *mut ibv_cq {
@@ -106,10 +109,10 @@ impl RawCq {
         Ok(taken)
     }
 
-    /// Asks for one event on the next completion of any kind. Events for solicited completions alone do not work on every device.
-    pub(super) fn arm(&self) -> Result<()> {
+    /// Asks for one event on the next completion of that kind.
+    pub(super) fn arm(&self, notify: Notify) -> Result<()> {
         // SAFETY: a live queue.
-        check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, 0) })
+        check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, i32::from(notify == Notify::Solicited)) })
     }
 
     /// Counts an event that is to be acknowledged, which is done for many at once; returns whether it was done now.
@@ -213,6 +216,11 @@ impl Cq {
         }
     }
 
+    /// The queue itself, if this is its name.
+    pub(super) fn named(&self, name: QueueName) -> Option<&Arc<RawCq>> {
+        self.raw.as_ref().filter(|raw| raw.name == name)
+    }
+
     pub(super) const fn entries(&self) -> u32 {
         self.entries
     }
@@ -268,7 +276,7 @@ impl Cq {
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,
-    owned: impl Fn(Key) -> Option<Arc<RawCq>>,
+    owned: impl Fn(QueueName) -> Option<(Key, Arc<RawCq>)>,
 ) -> Result<Option<Key>> {
     let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
     loop {
@@ -283,9 +291,9 @@ pub(super) fn next_event(
             _ => return Err(Error::io("ibv_get_cq_event", error)),
         }
     }
-    let key = key_of(context);
-    let acknowledged = match owned(key) {
-        Some(raw) => raw.took_event(),
+    let found = owned(QueueName::of(context));
+    let acknowledged = match &found {
+        Some((_, raw)) => raw.took_event(),
         None => {
             // SAFETY: a queue that is being destroyed waits for this acknowledgement.
             unsafe { ibv_ack_cq_events(cq, 1) }
@@ -293,7 +301,7 @@ pub(super) fn next_event(
         }
     };
     *acknowledgements += u64::from(acknowledged);
-    Ok(Some(key))
+    Ok(Some(found.map_or(Key::NONE, |(key, _)| key)))
 }
 
 #[cfg(test)]

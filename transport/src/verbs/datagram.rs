@@ -47,7 +47,7 @@ impl Verbs {
         match landed {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
-                self.remove(key);
+                self.discard(key);
                 Err(error)
             }
         }
@@ -72,7 +72,7 @@ impl Verbs {
             entry.state = State::Established;
         }
         drop(raw);
-        self.remove(id.0);
+        self.discard(id.0);
         answered
     }
 
@@ -87,7 +87,7 @@ impl Verbs {
         if let Some(from) = from {
             raw.bind(&RawAddress::new(from))?;
         }
-        self.resolve_on(raw, peer.into(), deadline)
+        self.resolve_on(raw, peer, deadline)
     }
 
     fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut Id> {

@@ -206,6 +206,18 @@ impl RawDevice {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::bell))
     }
 
+    /// Gives the device back to the kernel although the library keeps the numbers of its descriptors: the null device is put
+    /// under these numbers, so that the library may close them later without harm. While the anchor lives the library has the
+    /// context open, so that no other file can be under them.
+    fn release_files(&self) {
+        debug_assert!(self.anchor.is_some());
+        let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
+        for fd in [self.cmd_fd(), self.async_fd()] {
+            // SAFETY: replaces a file of the library's by another, under a number that stays the library's.
+            unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
+        }
+    }
+
     fn cmd_fd(&self) -> c_int {
         // SAFETY: the context is live; its descriptor never changes.
         unsafe { (*self.context).cmd_fd }
@@ -215,6 +227,29 @@ impl RawDevice {
     pub(super) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is live; the number never changes.
         u32::try_from(unsafe { (*self.context).num_comp_vectors }).unwrap_or(1).max(1)
+    }
+
+    /// The result of a call that gives an object of the device back, by its return code. Since the kernel has torn a device down
+    /// each such call fails with `EIO`, although its object is gone.
+    pub(super) fn given_back(&self, call: &'static str, rc: c_int) -> Result<()> {
+        match check(call, rc) {
+            Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() => Ok(()),
+            other => other.map_err(|error| error.on(&self.name)),
+        }
+    }
+
+    /// Whether the kernel has destroyed what this process had on the device, because the device was removed.
+    ///
+    /// Most drivers let the kernel do that while processes still have the device open (`ib_uverbs_remove_one` with
+    /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c); with others (siw, rxe) the removal waits for the
+    /// processes, whose calls go on working. Commands fail with `EIO` from before the destruction on, and `EIO` may be a driver's
+    /// own, so it alone says nothing. But objects are destroyed with the newest first (`__uverbs_cleanup_ufile`, rdma_core.c),
+    /// and the completion channel is older than all regions and queue pairs: when it is closed (`ib_uverbs_free_event_queue`),
+    /// they are gone.
+    fn is_torn_down(&self) -> bool {
+        let mut fd = libc::pollfd { fd: self.completion_fd(), events: 0, revents: 0 };
+        // SAFETY: one descriptor, in a place that outlives the call.
+        unsafe { libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLERR != 0 }
     }
 
     /// Has the library close the device too, when this is dropped.
@@ -273,13 +308,16 @@ impl Drop for RawDevice {
         }
         // SAFETY: regions and queue pairs hold a share of the device, so none is left in the domain.
         warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }));
-        let files = OpenFiles::of(self.cmd_fd(), self.async_fd());
         let last = self.events.take().is_some_and(Subscription::end);
-        self.anchor = None;
-        if self.removed.load(Ordering::Relaxed) && !forget_removed() && last {
+        let removed = self.removed.load(Ordering::Relaxed);
+        if removed && last && !forget_removed() {
             // It was the last device of the system. The library does not look for removed devices then, and would keep this
             // one open until the process ends.
-            files.release();
+            self.release_files();
+        }
+        self.anchor = None;
+        if removed {
+            forget_removed();
         }
     }
 }
@@ -296,34 +334,6 @@ fn forget_removed() -> bool {
         rdma_free_devices(devices);
     }
     true
-}
-
-/// The two open files of a context, and the means to recognize them when the context may be closed already.
-struct OpenFiles([(c_int, Option<String>); 2]);
-
-impl OpenFiles {
-    fn of(cmd: c_int, events: c_int) -> Self {
-        Self([cmd, events].map(|fd| (fd, Self::behind(fd))))
-    }
-
-    /// The file that is open under a descriptor, whether or not its name still exists.
-    fn behind(fd: c_int) -> Option<String> {
-        let name = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?.to_string_lossy().into_owned();
-        Some(name.trim_end_matches(" (deleted)").to_owned())
-    }
-
-    /// Gives the device back to the kernel although the library keeps the numbers of its descriptors: the null device is
-    /// put under these numbers, so that the library may close them later without harm.
-    fn release(self) {
-        let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
-        for (fd, file) in self.0 {
-            let is_ours = file.as_ref().is_some_and(|file| file.contains("infiniband"));
-            if is_ours && Self::behind(fd) == file {
-                // SAFETY: replaces an open file by another, under a number that was just seen to be the device's.
-                unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
-            }
-        }
-    }
 }
 
 #[cfg(test)]

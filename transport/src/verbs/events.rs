@@ -8,6 +8,7 @@ use super::channel::{RawEvent, Request};
 use super::connecting::set_path;
 use super::core::{ASYNC, CM, Verbs, milliseconds_to};
 use super::entry::{Id, State};
+use super::ffi::QueueName;
 use super::id::{RawId, Service};
 use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
@@ -204,7 +205,7 @@ impl Verbs {
             }
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");
-                self.remove(key);
+                self.discard(key);
             }
         }
     }
@@ -232,10 +233,10 @@ impl Verbs {
     pub(super) fn set_min_rnr_timer(&self, key: Key) {
         let Some(id) = self.ids.get(key) else { return };
         let Some(device) = id.device.and_then(|device| self.devices.get(device.0 as usize)) else { return };
-        if !device.limits.iwarp
-            && let Err(error) = id.raw.set_min_rnr_timer(id.min_rnr_timer)
-        {
-            log::debug!("{}: the receiver-not-ready timer stays long: {error}", device.info.name);
+        if !device.limits.iwarp {
+            if let Err(error) = id.raw.set_min_rnr_timer(id.min_rnr_timer) {
+                log::debug!("{}: the receiver-not-ready timer stays long: {error}", device.info.name);
+            }
         }
     }
 
@@ -317,14 +318,14 @@ impl Verbs {
     fn async_event(&mut self, device: usize, event: AsyncEvent) {
         let name = &self.devices[device].info.name;
         match event {
-            AsyncEvent::Qp { kind, key, address } => self.qp_event(device, kind, key, address),
-            AsyncEvent::CqError { key, address } => {
-                // Of another provider, if the address differs.
-                if self.cqs.get(key).and_then(|cq| cq.raw.as_ref()).is_some_and(|raw| raw.as_ptr().addr() == address) {
+            AsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
+            AsyncEvent::CqError(name) => {
+                // It may be another provider's.
+                if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
                     self.queue_failed(CqId(key), "the completion queue overran");
                 }
             }
-            AsyncEvent::Srq { failed, key, address } => self.srq_event(device, failed, key, address),
+            AsyncEvent::SrqError(name) => self.srq_failed(device, name),
             AsyncEvent::DeviceFatal => {
                 log::error!("the device {name} failed");
                 self.device_event(device, DeviceEventKind::Fatal);
@@ -347,13 +348,14 @@ impl Verbs {
         }
     }
 
-    fn qp_event(&mut self, device: usize, kind: QpEvent, key: Key, address: usize) {
-        if kind == QpEvent::LastReceive && self.last_receive(key, address) {
+    fn qp_event(&mut self, device: usize, kind: QpEvent, queue: QueueName) {
+        if kind == QpEvent::LastReceive && self.last_receive(queue) {
             return;
         }
         let name = &self.devices[device].info.name;
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.qp.as_ref().is_some_and(|qp| qp.address() == address))
-        else {
+        let is_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
+        let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
+        let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
             // Every provider of the process hears of every queue pair on the device.
             log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
             return;
@@ -386,16 +388,13 @@ impl Verbs {
         self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
     }
 
-    fn srq_event(&mut self, device: usize, failed: bool, key: Key, address: usize) {
-        let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.as_ptr().addr() == address);
-        if !self.srqs.get(key).is_some_and(ours) {
+    fn srq_failed(&mut self, device: usize, name: QueueName) {
+        let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.name == name);
+        let Some((key, _)) = self.srqs.at(name.slot()).filter(|(_, srq)| ours(srq)) else {
             log::trace!("an event of a shared receive queue that is not this provider's");
             return;
-        }
+        };
         let srq = SrqId(key);
-        if !failed {
-            return self.device_event(device, DeviceEventKind::SharedReceivesLow(srq));
-        }
         log::error!("{}: a shared receive queue failed", self.devices[device].info.name);
         self.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
         let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));

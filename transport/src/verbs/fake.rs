@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::channel::EventChannel;
 use super::core::Verbs;
 use super::sys::*;
-use crate::CmId;
 
 /// In what the device differs from a plain one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +26,11 @@ pub(crate) struct Personality {
     pub(crate) holds_a_receive: bool,
     /// There are thread domains.
     pub(crate) thread_domains: bool,
+    /// The system has no device any more when it asks for those that are left, and the library closes this one with its id;
+    /// meanwhile another thread opens files.
+    pub(crate) last_device: bool,
+    /// A new queue pair is where the one that was destroyed last was.
+    pub(crate) reuses_memory: bool,
 }
 
 /// The state of a queue pair in the fake.
@@ -55,6 +59,12 @@ struct State {
     /// Registering memory waits, as it does for the pages of gigabytes; and how many calls are waiting.
     holds_registrations: bool,
     registering: usize,
+    /// The calls that fail, by name, each with its error.
+    failing: BTreeMap<&'static str, c_int>,
+    /// What the last destroyed queue pair has left.
+    freed: Option<usize>,
+    /// The read ends of the completion channels, which are pipes.
+    channels: Vec<c_int>,
     log: Vec<String>,
 }
 
@@ -103,6 +113,12 @@ fn counter() -> c_int {
     unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) }
 }
 
+/// A file that looks like one of a device.
+fn file() -> c_int {
+    // SAFETY: a name that ends in zero.
+    unsafe { libc::memfd_create(c"infiniband".as_ptr(), libc::MFD_CLOEXEC) }
+}
+
 fn ring(fd: c_int) {
     let one = 1_u64;
     // SAFETY: writes a number to a descriptor of the fake.
@@ -147,6 +163,9 @@ impl Fake {
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         verbs.context.async_fd = counter();
         verbs.context.cmd_fd = counter();
+        if personality.last_device {
+            verbs.context.cmd_fd = file();
+        }
         verbs.context.num_comp_vectors = 2;
         let ops = &mut verbs.context.ops;
         ops.poll_cq = Some(poll_cq);
@@ -208,26 +227,6 @@ impl Fake {
     /// An event of the connection manager for an id.
     pub(crate) fn id_event(&self, id: *mut rdma_cm_id, event: u32) {
         self.event(id, event);
-    }
-
-    /// The library's id behind a provider's.
-    pub(crate) fn id_of(verbs: &Verbs, id: CmId) -> *mut rdma_cm_id {
-        verbs.id(id).unwrap().raw.as_ptr()
-    }
-
-    /// A peer asks a listener for a connection, over a port of the device.
-    pub(crate) fn request(&self, listener: *mut rdma_cm_id, port: u8) {
-        let mut id: rdma_cm_id = zeroed();
-        // SAFETY: ids are never freed.
-        unsafe { (id.channel, id.ps) = ((*listener).channel, (*listener).ps) };
-        (id.verbs, id.port_num) = (self.context(), port);
-        id.route.addr.dst_addr_union.dst_sin.sin_family = libc::AF_INET as _;
-        let mut made: rdma_cm_event = zeroed();
-        (made.id, made.listen_id) = (forever(id), listener);
-        made.event = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
-        self.state().events.entry(id.channel.addr()).or_default().push_back(made);
-        // SAFETY: channels are never freed.
-        ring(unsafe { (*id.channel).fd });
     }
 
     /// An asynchronous event of the device.
@@ -310,6 +309,49 @@ impl Fake {
         self.state().registering > 0
     }
 
+    /// Lets all calls of a name fail with this error; 0 for none.
+    pub(crate) fn fail(&self, call: &'static str, error: c_int) {
+        self.state().failing.insert(call, error);
+    }
+
+    /// What a call returns: the error with which it fails, or 0.
+    fn returns(&self, call: &'static str) -> c_int {
+        self.state().failing.get(call).copied().unwrap_or(0)
+    }
+
+    /// Keys of the registrations that were not given back.
+    pub(crate) fn registered(&self) -> Vec<u32> {
+        self.state().regions.keys().copied().collect()
+    }
+
+    /// The kernel destroys all that processes have on the device, because it was removed: commands fail, and completion channels
+    /// say so (the kernel's drivers/infiniband/core/uverbs_main.c, `ib_uverbs_free_hw_resources`).
+    pub(crate) fn tear_down(&self) {
+        for call in ["dereg_mr", "destroy_qp", "destroy_srq", "modify_qp"] {
+            self.fail(call, libc::EIO);
+        }
+        for fd in std::mem::take(&mut self.state().channels) {
+            // SAFETY: a descriptor of the fake; its other end then reports an error.
+            unsafe { libc::close(fd) };
+        }
+    }
+
+    /// The library closes the device, and another thread opens the same file at once, which gets the number.
+    fn close_device(&self) {
+        // SAFETY: descriptors of the fake.
+        unsafe {
+            let again = file();
+            libc::dup3(again, self.descriptor(), libc::O_CLOEXEC);
+            libc::close(again);
+        }
+    }
+
+    /// The number under which the device is open.
+    pub(crate) fn descriptor(&self) -> c_int {
+        // SAFETY: the context is never freed.
+        unsafe { (*self.context()).cmd_fd }
+    }
+
     /// Reading completion events fails from now on.
     pub(crate) fn break_channel(&self) {
         self.state().channel_broken = true;
@@ -372,7 +414,13 @@ unsafe extern "C" fn create_id(
     0
 }
 
-unsafe extern "C" fn destroy_id(_: *mut rdma_cm_id) -> c_int {
+unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: an id of the fake.
+    let fake = unsafe { of_id(id) };
+    // SAFETY: as above.
+    if fake.personality.last_device && unsafe { !(*id).verbs.is_null() } {
+        fake.close_device();
+    }
     0
 }
 
@@ -448,11 +496,6 @@ unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *m
     0
 }
 
-unsafe extern "C" fn destroy_cm_qp(id: *mut rdma_cm_id) {
-    // SAFETY: an id of the fake with a queue pair.
-    unsafe { destroy_qp((*id).qp) };
-}
-
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: live, says the caller.
     let (fake, param) = unsafe { (of_id(id), *param) };
@@ -498,23 +541,19 @@ unsafe extern "C" fn leave(_: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int 
 }
 
 unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
-    forever(ptr::null_mut())
+    let last = CURRENT.get().is_some_and(|fake| fake.personality.last_device);
+    if last { ptr::null_mut() } else { forever(ptr::null_mut()) }
 }
-
-unsafe extern "C" fn getaddrinfo(
-    _: *const std::ffi::c_char,
-    _: *const std::ffi::c_char,
-    _: *const rdma_addrinfo,
-    _: *mut *mut rdma_addrinfo,
-) -> c_int {
-    errno(libc::ENODEV)
-}
-
-unsafe extern "C" fn freeaddrinfo(_: *mut rdma_addrinfo) {}
 
 unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
 
 // --- devices
+
+unsafe extern "C" fn fork_init() -> c_int {
+    let fake = CURRENT.get().expect("a fake on this thread");
+    fake.note("fork init");
+    fake.returns("fork_init")
+}
 
 unsafe extern "C" fn no_device_list(_: *mut c_int) -> *mut *mut ibv_device {
     ptr::null_mut()
@@ -613,12 +652,23 @@ unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, a
     forever(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key })
 }
 
-unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> c_int {
-    0
+unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: a registration of the fake.
+    let (fake, key) = unsafe { (behind((*mr).context), (*mr).lkey) };
+    let rc = fake.returns("dereg_mr");
+    if rc == 0 {
+        assert!(fake.state().regions.remove(&key).is_some(), "given back once");
+    }
+    rc
 }
 
 unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    forever(ibv_comp_channel { context, fd: counter(), refcnt: 0 })
+    let mut ends = [0; 2];
+    // SAFETY: a place for two descriptors.
+    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    // SAFETY: a fake's context.
+    unsafe { behind(context) }.state().channels.push(ends[0]);
+    forever(ibv_comp_channel { context, fd: ends[1], refcnt: 0 })
 }
 
 unsafe extern "C" fn destroy_comp_channel(_: *mut ibv_comp_channel) -> c_int {
@@ -660,12 +710,14 @@ unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -
     forever(srq)
 }
 
-unsafe extern "C" fn modify_srq(_: *mut ibv_srq, _: *mut ibv_srq_attr, _: c_int) -> c_int {
-    0
-}
-
-unsafe extern "C" fn destroy_srq(_: *mut ibv_srq) -> c_int {
-    0
+unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: live, says the caller.
+    let fake = unsafe { behind((*srq).context) };
+    let rc = fake.returns("destroy_srq");
+    if rc == 0 {
+        fake.note("shared queue freed");
+    }
+    rc
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -677,7 +729,16 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     let mut state = fake.state();
     state.next += 1;
     qp.qp_num = state.next;
-    let qp = forever(qp);
+    let qp = match state.freed.take().filter(|_| fake.personality.reuses_memory) {
+        Some(freed) => {
+            let place: *mut ibv_qp = ptr::with_exposed_provenance_mut(freed);
+            // SAFETY: a queue pair that was never freed, and that nobody uses any more.
+            unsafe { place.write(qp) };
+            place
+        }
+        None => forever(qp),
+    };
+    let _ = qp.expose_provenance();
     state.qps.insert(qp.addr(), QpState::default());
     qp
 }
@@ -685,6 +746,10 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: live, says the caller.
     let (fake, attr, srq) = unsafe { (behind((*qp).context), &*attr, (*qp).srq) };
+    let rc = fake.returns("modify_qp");
+    if rc != 0 {
+        return rc;
+    }
     let mut state = fake.state();
     if mask & 32768 != 0 {
         state.log.push(format!("min rnr timer {}", attr.min_rnr_timer));
@@ -714,10 +779,17 @@ unsafe extern "C" fn query_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: live, says the caller.
     let fake = unsafe { behind((*qp).context) };
+    let rc = fake.returns("destroy_qp");
+    if rc != 0 {
+        return rc;
+    }
     let mut state = fake.state();
     if let Some(entry) = state.qps.get_mut(&qp.addr()) {
+        assert!(!entry.destroyed, "destroyed once");
         entry.destroyed = true;
-        if entry.held.take().is_some() {
+        let lost = entry.held.take().is_some();
+        state.freed = Some(qp.expose_provenance());
+        if lost {
             state.log.push("a receive was lost with the queue pair".into());
         }
     }
@@ -830,11 +902,11 @@ fn table() -> Calls {
         ibv_get_cq_event: get_cq_event,
         ibv_ack_cq_events: ack_cq_events,
         ibv_create_srq: create_srq,
-        ibv_modify_srq: modify_srq,
         ibv_destroy_srq: destroy_srq,
         ibv_create_qp: create_qp,
         ibv_modify_qp: modify_qp,
         ibv_query_qp: query_qp,
+        ibv_fork_init: fork_init,
         ibv_destroy_qp: destroy_qp,
         ibv_create_ah: create_ah,
         ibv_destroy_ah: destroy_ah,
@@ -851,7 +923,6 @@ fn table() -> Calls {
         rdma_resolve_addr: resolve_addr,
         rdma_resolve_route: resolve_route,
         rdma_create_qp: create_cm_qp,
-        rdma_destroy_qp: destroy_cm_qp,
         rdma_connect: connect,
         rdma_listen: listen,
         rdma_accept: accept,
@@ -862,8 +933,6 @@ fn table() -> Calls {
         rdma_leave_multicast: leave,
         rdma_get_devices: no_devices,
         rdma_free_devices: free_devices,
-        rdma_getaddrinfo: getaddrinfo,
-        rdma_freeaddrinfo: freeaddrinfo,
         ibv_reg_mr_iova2: None,
         ibv_reg_dmabuf_mr: None,
     }

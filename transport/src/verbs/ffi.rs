@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use socket2::SockAddr;
 
 use crate::error::{Error, Result};
-use crate::place::{IbAddress, Place};
 use crate::slab::Key;
 
 /// The error behind a return code that is not 0. Most calls return -1 and set `errno`, some return the error itself,
@@ -28,7 +28,7 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
     if pointer.is_null() { Err(Error::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// A key as the `context` that the libraries hand back with their events.
+/// A key as the `context` of a connection-manager id, which the library hands back with its events.
 pub(super) fn context_of(key: Key) -> *mut c_void {
     ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
 }
@@ -39,101 +39,71 @@ pub(super) fn key_of(context: *mut c_void) -> Key {
     Key::new(bits as u32, (bits >> 32) as u32)
 }
 
+/// The name of a queue pair, completion queue or shared receive queue, as the `context` that the libraries hand back with its
+/// events: the slot of its entry, and a number that no other queue of this process has or had. A copy of an event may be looked
+/// at when its object is gone, by another provider, too; no later object has the name, whatever its slot and address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueueName(usize);
+
+/// Bits of the slot in the name of a queue. Devices have fewer queues, since a queue pair's number has as many bits.
+const NAME_SLOT_BITS: u32 = 24;
+
+impl QueueName {
+    /// A new name, for the queue of an entry.
+    pub(super) fn new(entry: Key) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) << NAME_SLOT_BITS;
+        Self(number | entry.slot() as usize & ((1 << NAME_SLOT_BITS) - 1))
+    }
+
+    /// The slot of the entry, if this is the name of a queue there.
+    pub(super) const fn slot(self) -> u32 {
+        self.0 as u32 & ((1 << NAME_SLOT_BITS) - 1)
+    }
+
+    pub(super) fn context(self) -> *mut c_void {
+        ptr::without_provenance_mut(self.0)
+    }
+
+    /// The name in a `context`.
+    pub(super) fn of(context: *mut c_void) -> Self {
+        Self(context.addr())
+    }
+}
+
 /// An address in the form that the libraries take.
-pub(super) enum RawAddress {
-    Ip(SockAddr),
-    Ib(sockaddr_ib),
-}
-
-/// The address family of InfiniBand.
-pub(super) const AF_IB: c_int = 27;
-
-/// An address of InfiniBand (`<infiniband/ib.h>`). All numbers are in network byte order.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(non_camel_case_types, reason = "the name in C")]
-pub(super) struct sockaddr_ib {
-    family: u16,
-    pkey: u16,
-    flowinfo: u32,
-    gid: [u8; 16],
-    service: u64,
-    service_mask: u64,
-    scope: u64,
-}
-
-/// The services of reliable connections: the lowest 16 bits are the port (`RDMA_IB_IP_PS_TCP`).
-const TCP_SERVICES: u64 = 0x0106_0000;
-
-const _: () = assert!(size_of::<sockaddr_ib>() == 48 && std::mem::offset_of!(sockaddr_ib, service) == 24);
+pub(super) struct RawAddress(SockAddr);
 
 impl RawAddress {
     pub(super) fn new(address: SocketAddr) -> Self {
-        Self::Ip(address.into())
-    }
-
-    pub(super) fn of(place: Place) -> Self {
-        match place {
-            Place::Ip(address) => Self::new(address),
-            Place::Ib(IbAddress { gid, partition_key, port }) => Self::Ib(sockaddr_ib {
-                family: AF_IB as u16,
-                pkey: if partition_key == 0 { 0xffff } else { partition_key.to_be() },
-                flowinfo: 0,
-                gid: gid.octets(),
-                service: (TCP_SERVICES | u64::from(port)).to_be(),
-                // Port 0 is chosen by the system.
-                service_mask: if port == 0 { (!0xffff_u64).to_be() } else { u64::MAX },
-                scope: 0,
-            }),
-        }
+        Self(address.into())
     }
 
     /// A pointer for calls that read the address. None of them keeps or changes it.
     pub(super) fn as_ptr(&self) -> *mut libc::sockaddr {
-        match self {
-            Self::Ip(address) => address.as_ptr().cast::<libc::sockaddr>().cast_mut(),
-            Self::Ib(address) => (&raw const *address).cast::<libc::sockaddr>().cast_mut(),
-        }
+        self.0.as_ptr().cast::<libc::sockaddr>().cast_mut()
     }
 }
 
-/// Reads an address as an IP address. One of InfiniBand becomes an IPv6 address: a GID has that form.
-///
-/// # Safety
-/// As for [`place`].
-pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: the caller's promise.
-    Some(match unsafe { place(address) }? {
-        Place::Ip(address) => address,
-        Place::Ib(IbAddress { gid, port, .. }) => SocketAddr::new(gid.into(), port),
-    })
-}
-
-/// Reads an address.
+/// Reads an IP address; `None` for one of another family.
 ///
 /// # Safety
 /// `address` points to an address that is as long as its family says.
-pub(super) unsafe fn place(address: *const libc::sockaddr) -> Option<Place> {
+pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller's promise.
     match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
             // SAFETY: the family says that this is in it.
             let v4 = unsafe { &*address.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some(Place::Ip(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into()))
+            Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
             // SAFETY: the family says that this is in it.
             let v6 = unsafe { &*address.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let port = u16::from_be(v6.sin6_port);
-            Some(Place::Ip(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into()))
-        }
-        AF_IB => {
-            // SAFETY: the family says that this is in it.
-            let ib = unsafe { address.cast::<sockaddr_ib>().read_unaligned() };
-            let (gid, partition_key) = (Ipv6Addr::from(ib.gid), u16::from_be(ib.pkey));
-            Some(Place::Ib(IbAddress { gid, partition_key, port: u64::from_be(ib.service) as u16 }))
+            Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
         }
         _ => None,
     }
@@ -194,27 +164,20 @@ mod tests {
     }
 
     #[test]
+    fn names_of_queues_are_new_and_lead_to_their_slots() {
+        let entry = Key::new(7, 1);
+        let (first, second) = (QueueName::new(entry), QueueName::new(entry));
+        assert_ne!(first, second, "of equal entries of two providers");
+        assert_eq!((first.slot(), second.slot(), QueueName::of(first.context())), (7, 7, first));
+    }
+
+    #[test]
     fn addresses_survive_the_crossing() {
         for text in ["192.0.2.1:4791", "[2001:db8::1]:7471", "[fe80::1%3]:1", "0.0.0.0:0"] {
             let wanted: SocketAddr = text.parse().unwrap();
             let raw = RawAddress::new(wanted);
             // SAFETY: a `SockAddr` holds a whole address.
             assert_eq!(unsafe { address(raw.as_ptr()) }, Some(wanted));
-        }
-    }
-
-    #[test]
-    fn an_address_of_infiniband_crosses_as_its_gid() {
-        for (text, pkey) in [("ib:[fe80::2:c903:0:1]:7471", 0xffff), ("ib:[fe80::1]:9/8001", 0x8001)] {
-            let place: Place = text.parse().unwrap();
-            let raw = RawAddress::of(place);
-            let RawAddress::Ib(ib) = &raw else { panic!() };
-            assert_eq!((c_int::from(ib.family), u16::from_be(ib.pkey)), (AF_IB, pkey));
-            let Place::Ib(wanted) = place else { panic!() };
-            assert_eq!(u64::from_be(ib.service), 0x0106_0000 | u64::from(wanted.port));
-            // SAFETY: a whole address.
-            let read = unsafe { address(raw.as_ptr()) };
-            assert_eq!(read, Some(SocketAddr::new(wanted.gid.into(), wanted.port)));
         }
     }
 

@@ -57,7 +57,7 @@ impl Verbs {
         match self.land(key) {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
-                self.remove(key);
+                self.discard(key);
                 Err(error)
             }
         }

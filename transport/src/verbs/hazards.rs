@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
-use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, PathOptions, Retries};
+use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, ListenOptions, PathOptions, Retries};
+use crate::cq::{CqAttr, Notify};
 use crate::event::DeviceEventKind;
 use crate::mem::Memory;
 use crate::mr::Access;
+use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
+use crate::srq::SrqAttr;
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 use crate::{CmId, Error, RemoteKey};
@@ -39,7 +42,9 @@ impl World {
         // A clock reading to start from; time is an argument from then on.
         #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
         let now = Instant::now();
-        Self { fake, verbs: Fake::provider(), now }
+        let verbs = Fake::provider();
+        fake.noted();
+        Self { fake, verbs, now }
     }
 
     fn new(personality: Personality) -> Self {
@@ -52,12 +57,12 @@ impl World {
 
     fn device_events(&mut self) -> Vec<DeviceEventKind> {
         self.events();
-        std::iter::from_fn(|| self.verbs.next_device_event()).map(|event| event.kind).collect()
+        std::iter::from_fn(|| self.verbs.device_events().unwrap().next_device_event()).map(|event| event.kind).collect()
     }
 
     fn resolved(&mut self, port: u8) -> (CmId, DeviceId) {
         let peer = format!("10.0.0.{port}:7").parse().unwrap();
-        let id = self.verbs.resolve(peer, self.now + Duration::from_secs(5)).unwrap();
+        let id = self.verbs.resolve(peer, &PathOptions::default(), self.now + Duration::from_secs(5)).unwrap();
         let events = self.events();
         let [CmEventKind::Resolved { device }] = events[..] else { panic!("{events:?}") };
         (id, device)
@@ -70,24 +75,29 @@ impl World {
     }
 
     fn connect(&mut self, id: CmId, device: DeviceId, srq: Option<SrqId>, cq: Option<CqId>) -> End {
-        let cq = cq.unwrap_or_else(|| self.verbs.create_cq(device, 64).unwrap());
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+        let cq = cq.unwrap_or_else(|| self.verbs.create_cq(device, &CqAttr::new(64)).unwrap());
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_inline: 0,
+            max_recv_sge: 0,
+            srq: None,
+        };
         let qp = match srq {
-            Some(srq) => self.verbs.create_qp_with_srq(id, &attr, srq).unwrap(),
+            Some(srq) => self.verbs.create_qp(id, &QpAttr { srq: Some(srq), ..attr }).unwrap(),
             None => self.verbs.create_qp(id, &attr).unwrap(),
         };
         self.verbs.connect(id, &ConnectParam::default()).unwrap();
         // On iWARP a thread connects.
-        for _ in 0..10_000 {
+        until("the connection is up", || {
             let events = self.events();
-            if matches!(events[..], [CmEventKind::Established { .. }]) {
-                return End { id, qp, cq, handle: self.handle(id) };
-            }
-            assert!(events.is_empty(), "{events:?}");
-            #[expect(clippy::disallowed_methods, reason = "for the thread")]
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("the connection is not up");
+            let is_up = matches!(events[..], [CmEventKind::Established { .. }]);
+            assert!(is_up || events.is_empty(), "{events:?}");
+            is_up.then_some(())
+        });
+        End { id, qp, cq, handle: self.handle(id) }
     }
 
     fn pair(&mut self) -> (End, DeviceId) {
@@ -122,7 +132,7 @@ fn reads_need_a_sink_that_is_open_to_the_answer() {
     for (access, wanted) in
         [(Access::READ_SINK, WcStatus::Success), (Access::LOCAL_WRITE, WcStatus::LocalProtectionError)]
     {
-        let region = world.verbs.register(device, &memory, access).unwrap();
+        let region = world.verbs.register(device, &memory, 0..memory.len(), access).unwrap();
         let sges = SgeList::one(memory.sge(0, 8).with_key(region.local_key));
         let op = SendOp::Read(RemoteAddress { address: 0, key: RemoteKey(1) });
         world.verbs.post_send(end.qp, &[SendWr { wr_id: 9, op, sges, flags: SendFlags::SIGNALED }]).unwrap();
@@ -185,15 +195,15 @@ fn a_close_on_roce_flushes_at_once() {
 /// A server with a shared receive queue of four.
 fn shared(world: &mut World) -> (SrqId, CqId, DeviceId) {
     let (id, device) = world.resolved(1);
-    let srq = world.verbs.create_srq(device, 4).unwrap();
-    let cq = world.verbs.create_cq(device, 64).unwrap();
-    world.verbs.destroy_id(id, world.now);
+    let srq = world.verbs.shared_receives().unwrap().create_srq(device, &SrqAttr::new(4)).unwrap();
+    let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+    world.verbs.destroy_id(id, world.now).unwrap();
     (srq, cq, device)
 }
 
 fn post(world: &mut World, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), Error> {
     let chain: Vec<_> = numbers.map(|wr_id| RecvWr { wr_id, sges: SgeList::default() }).collect();
-    world.verbs.post_srq_recv(srq, &chain).map_err(|error| error.error)
+    world.verbs.shared_receives().unwrap().post_srq_recv(srq, &chain).map_err(|error| error.error)
 }
 
 /// H3: mlx5 leaves the opcode of a completion with an error as it was (rdma-core, providers/mlx5/cq.c, `mlx5_handle_error_cqe`).
@@ -255,12 +265,12 @@ fn one_port_that_is_down_does_not_block_the_other() {
         let (id, device) = world.resolved(2);
         let end = world.connect(id, device, None, None);
         world.verbs.disconnect(end.id, world.now).unwrap();
-        world.verbs.destroy_id(end.id, world.now);
+        world.verbs.destroy_id(end.id, world.now).unwrap();
     }
     let queries = world.fake.noted().iter().filter(|line| line.starts_with("query port")).count();
     assert_eq!(queries, 0, "the events say how a port is");
     let peer = "10.0.0.1:7".parse().unwrap();
-    world.verbs.resolve(peer, world.now + Duration::from_secs(5)).unwrap();
+    world.verbs.resolve(peer, &PathOptions::default(), world.now + Duration::from_secs(5)).unwrap();
     let events = world.events();
     let refused =
         matches!(&events[..], [CmEventKind::ConnectFailed(why)] if why.to_string().contains("port 1 of fake0 is down"));
@@ -275,7 +285,7 @@ fn ids_are_destroyed_while_their_port_is_down() {
     world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
     world.events();
     world.verbs.disconnect(end.id, world.now).unwrap();
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
@@ -285,7 +295,7 @@ fn ids_are_destroyed_while_their_port_is_down() {
 fn an_address_that_moves_is_told() {
     let mut world = World::new(Personality::default());
     let (end, _) = world.pair();
-    let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), 4).unwrap();
+    let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), &ListenOptions::default()).unwrap();
     let raw = world.verbs.id(listener).unwrap().raw.as_ptr();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_ADDR_CHANGE);
     world.fake.id_event(raw, cm::RDMA_CM_EVENT_ADDR_CHANGE);
@@ -321,7 +331,7 @@ fn a_shared_receive_in_progress_comes_back() {
         if round % 2 == 0 {
             world.verbs.disconnect(end.id, world.now).unwrap();
         }
-        world.verbs.destroy_id(end.id, world.now);
+        world.verbs.destroy_id(end.id, world.now).unwrap();
         assert!(matches!(world.verbs.disconnect(end.id, world.now), Err(Error::Stale { .. })), "gone for the user");
         assert!(!world.fake.qp(&end.handle, |qp| qp.destroyed), "it waits for the event");
         world.fake.last_receive(&end.handle);
@@ -343,7 +353,7 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     let until = world.verbs.next_deadline().unwrap();
     assert!(until - world.now <= Duration::from_secs(1));
     world.later(until - world.now);
@@ -354,7 +364,7 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     world.verbs.disconnect(end.id, world.now).unwrap();
     world.fake.last_receive(&end.handle);
     assert_eq!(world.device_events(), [DeviceEventKind::LastReceive(end.qp)]);
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
@@ -365,7 +375,7 @@ fn nothing_is_left_waiting_when_the_provider_goes() {
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     let fake = world.fake;
     drop(world);
     assert!(fake.qp(&end.handle, |qp| qp.destroyed));
@@ -378,7 +388,7 @@ fn one_bad_queue_ends_its_connections_only() {
     let (bad, device) = world.pair();
     let (id, _) = world.resolved(1);
     let good = world.connect(id, device, None, None);
-    world.verbs.req_notify(bad.cq).unwrap();
+    world.verbs.req_notify(bad.cq, Notify::Any).unwrap();
     world.fake.break_queue(&bad.handle);
     assert!(world.poll(bad.cq).is_empty());
     let events: Vec<_> = std::iter::from_fn(|| world.verbs.next_cm_event(world.now).unwrap()).collect();
@@ -387,9 +397,9 @@ fn one_bad_queue_ends_its_connections_only() {
         matches!(&events[0].kind, CmEventKind::Disconnected(DisconnectCause::Path(why)) if why.starts_with("fake0: "))
     );
     // Said once; and the queue can be armed, polled and given back as any other.
-    world.verbs.req_notify(bad.cq).unwrap();
+    world.verbs.req_notify(bad.cq, Notify::Any).unwrap();
     assert!(world.poll(bad.cq).is_empty() && world.events().is_empty());
-    world.verbs.destroy_id(bad.id, world.now);
+    world.verbs.destroy_id(bad.id, world.now).unwrap();
     world.verbs.destroy_cq(bad.cq).unwrap();
     world.fake.complete(&good.handle, failed(3));
     assert_eq!(world.poll(good.cq).len(), 1);
@@ -414,7 +424,7 @@ fn queues_that_fail_are_told_to_their_connections() {
     for ((id, kind), (of, why)) in told.iter().zip([(bad.id, "the queue pair failed"), (full.id, "overran")]) {
         assert!(*id == of && kind.contains("Path(\"fake0: ") && kind.contains(why), "{kind}");
     }
-    let failed = [&bad, &full, &good].map(|end| world.verbs.has_failed(end.cq));
+    let failed = [&bad, &full, &good].map(|end| world.verbs.adapter().unwrap().has_failed(end.cq));
     assert_eq!(failed, [false, true, false]);
 }
 
@@ -423,14 +433,14 @@ fn queues_that_fail_are_told_to_their_connections() {
 fn a_bad_completion_channel_ends_the_device_only() {
     let mut world = World::new(Personality::default());
     let (end, device) = world.pair();
-    world.verbs.req_notify(end.cq).unwrap();
+    world.verbs.req_notify(end.cq, Notify::Any).unwrap();
     world.fake.break_channel();
     assert_eq!(world.verbs.next_completion_event(device).unwrap(), None);
     let events = world.events();
     assert!(matches!(events[..], [CmEventKind::DeviceRemoval]), "{events:?}");
     assert_eq!(world.device_events(), [DeviceEventKind::Fatal, DeviceEventKind::Removed]);
     assert_eq!(world.verbs.next_completion_event(device).unwrap(), None);
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     world.verbs.destroy_cq(end.cq).unwrap();
 }
 
@@ -440,20 +450,13 @@ fn a_bad_completion_channel_ends_the_device_only() {
 fn the_loop_goes_on_while_another_thread_registers_memory() {
     let mut world = World::new(Personality::default());
     let (end, device) = world.pair();
-    let registrar = world.verbs.registrar(device).unwrap();
+    let registrar = world.verbs.off_loop_registration().unwrap().registrar(device).unwrap();
     let memory = Arc::new(Memory::new(8192).unwrap());
     world.fake.hold_registrations(true);
     let shared = Arc::clone(&memory);
     #[expect(clippy::disallowed_methods, reason = "the thread is what this is about")]
     let thread = std::thread::spawn(move || registrar.register(&shared, 0..4096, Access::LOCAL_WRITE));
-    for _ in 0..10_000 {
-        if world.fake.is_registering() {
-            break;
-        }
-        #[expect(clippy::disallowed_methods, reason = "for the thread")]
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert!(world.fake.is_registering());
+    until("the thread registers", || world.fake.is_registering().then_some(()));
     let (another, _) = world.pair();
     for (end, number) in [(end, 3), (another, 4)] {
         world.fake.complete(&end.handle, failed(number));
@@ -461,9 +464,213 @@ fn the_loop_goes_on_while_another_thread_registers_memory() {
     }
     assert!(!thread.is_finished());
     world.fake.hold_registrations(false);
-    let region = world.verbs.adopt(thread.join().unwrap().unwrap()).unwrap();
+    let region = world.verbs.off_loop_registration().unwrap().adopt(thread.join().unwrap().unwrap()).unwrap();
     world.verbs.deregister(region.id).unwrap();
     assert!(matches!(world.verbs.deregister(region.id), Err(Error::Stale { .. })));
+}
+
+/// A registration that the device keeps (`EBUSY` while windows are bound to it, `EIO` of a device that is stuck) is still valid,
+/// so peers may write there. The call says so, each time, and the memory is never freed.
+#[test]
+fn a_registration_that_is_not_given_back_keeps_its_memory() {
+    let mut world = World::new(Personality::default());
+    let (_, device) = world.pair();
+    let memory = Arc::new(Memory::new(4096).unwrap());
+    for error in [libc::EBUSY, libc::EIO] {
+        let region = world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
+        world.fake.fail("dereg_mr", error);
+        for _ in 0..2 {
+            let results = [world.verbs.remote_keys().unwrap().invalidate(region.id), world.verbs.deregister(region.id)];
+            for result in results {
+                let why = result.unwrap_err().to_string();
+                assert!(why.starts_with("fake0: ibv_dereg_mr failed: "), "{why}");
+            }
+        }
+        assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (3, 2), "both registrations hold it");
+        // What the device gives back later is given back.
+        world.fake.fail("dereg_mr", 0);
+        world.verbs.remote_keys().unwrap().invalidate(region.id).unwrap();
+        assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (2, 1), "the remote key is gone");
+        world.verbs.deregister(region.id).unwrap();
+        assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (1, 0));
+    }
+    // Nor does the memory go with the provider.
+    let weak = Arc::downgrade(&memory);
+    world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
+    drop(memory);
+    world.fake.fail("dereg_mr", libc::EBUSY);
+    drop(world);
+    assert_eq!(weak.strong_count(), 2);
+}
+
+/// A device that was removed has nothing left once the kernel has torn it down, though each command fails with `EIO` then
+/// (`ib_uverbs_remove_one` in the kernel's drivers/infiniband/core/uverbs_main.c; rdma-core knows the same as
+/// `RDMAV_ALLOW_DISASSOC_DESTROY`). `EIO` from a device that is there says nothing.
+#[test]
+fn what_the_kernel_has_torn_down_counts_as_given_back() {
+    let mut world = World::new(Personality::default());
+    let (end, device) = world.pair();
+    let memory = Arc::new(Memory::new(4096).unwrap());
+    let region = world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
+    world.fake.fail("dereg_mr", libc::EIO);
+    assert!(world.verbs.deregister(region.id).is_err(), "the device is there");
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
+    world.events();
+    assert!(world.verbs.deregister(region.id).is_err(), "it is going, and not gone");
+    world.fake.tear_down();
+    world.fake.fail("dereg_mr", libc::EBUSY);
+    assert!(world.verbs.deregister(region.id).is_err(), "that is not the error of a device that is gone");
+    world.fake.fail("dereg_mr", libc::EIO);
+    world.verbs.deregister(region.id).unwrap();
+    world.verbs.destroy_id(end.id, world.now).unwrap();
+    assert_eq!(Arc::strong_count(&memory), 1);
+}
+
+/// A queue pair that the device does not destroy goes on using what was posted to it, so `destroy_id` fails; its place on the
+/// completion queue and on the shared queue stays taken, and the queues live as long as it does.
+#[test]
+fn a_queue_pair_that_is_not_destroyed_is_reported() {
+    let mut world = World::new(Personality::default());
+    let (srq, cq, device) = shared(&mut world);
+    let (id, _) = world.resolved(1);
+    let own = world.connect(id, device, None, None);
+    // A queue pair on a shared queue is destroyed at once when it has given its last receive back.
+    let (id, _) = world.resolved(1);
+    let on_shared = world.connect(id, device, Some(srq), Some(cq));
+    world.verbs.disconnect(on_shared.id, world.now).unwrap();
+    world.fake.last_receive(&on_shared.handle);
+    world.events();
+    world.fake.fail("destroy_qp", libc::EBUSY);
+    for end in [own, on_shared] {
+        let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
+        assert!(why.starts_with("fake0: ibv_destroy_qp failed: "), "{why}");
+        assert!(matches!(world.verbs.disconnect(end.id, world.now), Err(Error::Stale { .. })), "the id is gone");
+        world.verbs.destroy_id(end.id, world.now).unwrap();
+    }
+    assert!(matches!(world.verbs.destroy_cq(own.cq), Err(Error::InvalidState { .. })));
+    assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::InvalidState { .. })));
+    let fake = world.fake;
+    fake.noted();
+    drop(world);
+    let freed: Vec<_> = fake.noted().into_iter().filter(|line| line.contains("freed")).collect();
+    assert!(freed.is_empty(), "what the queue pairs use is kept: {freed:?}");
+}
+
+/// A shared receive queue that the device does not destroy has the receives that are posted to it, so `destroy_srq` fails, each
+/// time, and the device stays open. What the kernel has torn down is gone.
+#[test]
+fn a_shared_queue_that_is_not_destroyed_is_reported() {
+    for (error, repeats) in [(libc::EBUSY, true), (libc::EIO, false)] {
+        let mut world = World::new(Personality::default());
+        let (srq, cq, device) = shared(&mut world);
+        let (id, _) = world.resolved(1);
+        let end = world.connect(id, device, Some(srq), Some(cq));
+        post(&mut world, srq, 0..4).unwrap();
+        world.verbs.disconnect(end.id, world.now).unwrap();
+        world.fake.last_receive(&end.handle);
+        world.events();
+        world.verbs.destroy_id(end.id, world.now).unwrap();
+        world.fake.fail("destroy_srq", error);
+        for _ in 0..2 {
+            let why = world.verbs.shared_receives().unwrap().destroy_srq(srq).unwrap_err().to_string();
+            assert!(why.starts_with("fake0: ibv_destroy_srq failed: "), "{why}");
+        }
+        assert!(matches!(world.verbs.destroy_cq(cq), Err(Error::InvalidState { .. })), "its completions go there");
+        world.fake.noted();
+        if repeats {
+            world.fake.fail("destroy_srq", 0);
+        } else {
+            world.fake.tear_down();
+        }
+        world.verbs.shared_receives().unwrap().destroy_srq(srq).unwrap();
+        assert_eq!(world.fake.noted().contains(&"shared queue freed".to_owned()), repeats);
+        world.verbs.destroy_cq(cq).unwrap();
+        assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
+    }
+    // Nor does it go with the provider.
+    let mut world = World::new(Personality::default());
+    shared(&mut world);
+    world.fake.fail("destroy_srq", libc::EBUSY);
+    let fake = world.fake;
+    fake.noted();
+    drop(world);
+    let freed: Vec<_> = fake.noted().into_iter().filter(|line| line.contains("freed")).collect();
+    assert!(freed.is_empty(), "what the queue uses is kept: {freed:?}");
+}
+
+/// A queue pair that is destroyed later must be in the error state meanwhile. If the device refuses that, it goes on using what
+/// was posted.
+#[test]
+fn an_error_state_that_is_refused_is_reported() {
+    let mut world = World::new(Personality::default());
+    let (srq, cq, _) = shared(&mut world);
+    let (id, device) = world.resolved(1);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    // A thread that connects on iWARP holds the id like this.
+    let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
+    world.fake.fail("modify_qp", libc::EIO);
+    let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
+    assert!(why.contains("ibv_modify_qp failed: "), "{why}");
+    assert!(!world.fake.qp(&end.handle, |qp| qp.destroyed));
+    drop(held);
+    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed), "destroyed by the last owner");
+    // In the error state it touches nothing.
+    world.fake.fail("modify_qp", 0);
+    let (end, _) = world.pair();
+    let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
+    assert!(world.fake.qp(&end.handle, |qp| qp.in_error && !qp.destroyed));
+    drop(held);
+}
+
+/// A provider looks at its copy of an event when another one has read it from the device. Meanwhile the queue pair may be gone,
+/// and a new one have its key, as every provider numbers alike, and its address.
+#[test]
+fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
+    let mut first = World::new(Personality { reuses_memory: true, ..Personality::default() });
+    let mut second = World::on(first.fake);
+    let (asked, device) = first.resolved(1);
+    let (waiting, same) = second.resolved(1);
+    assert_eq!(asked, waiting, "both number alike");
+    let old = first.connect(asked, device, None, None);
+    let srq = first.verbs.shared_receives().unwrap().create_srq(device, &SrqAttr::new(4)).unwrap();
+    first.fake.queue_pair_failed(&old.handle);
+    first.fake.overrun(&old.handle);
+    assert_eq!(first.events().len(), 2);
+    first.verbs.destroy_id(old.id, first.now).unwrap();
+    first.verbs.shared_receives().unwrap().destroy_srq(srq).unwrap();
+    let new = second.connect(waiting, same, None, None);
+    assert_eq!((new.qp, new.handle.qp), (old.qp, old.handle.qp), "the same key, at the same address");
+    assert!(second.events().is_empty());
+    second.fake.queue_pair_failed(&new.handle);
+    assert_eq!(second.events().len(), 1, "its own events arrive");
+}
+
+/// The library may close a removed device as soon as nothing is bound to it any more, and then its numbers belong to the next
+/// files that any thread opens: files of the same name, too, such as those of the device that replaces it.
+#[test]
+fn files_of_others_are_left_alone_when_the_last_device_goes() {
+    let mut world = World::new(Personality { last_device: true, ..Personality::default() });
+    let (end, _) = world.pair();
+    world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
+    world.events();
+    world.verbs.destroy_id(end.id, world.now).unwrap();
+    drop(world.verbs);
+    let file = std::fs::read_link(format!("/proc/self/fd/{}", world.fake.descriptor())).unwrap();
+    assert!(file.to_string_lossy().contains("infiniband"), "{file:?} is where another thread has opened a file");
+}
+
+/// On kernels before 5.12 registered memory has to be kept out of children, from before the first registration on
+/// (`ibv_fork_init`(3)). Where that is impossible the provider works all the same.
+#[test]
+fn forks_are_provided_for_before_anything_is_registered() {
+    for error in [0, libc::EINVAL, libc::ENOSYS] {
+        let fake = Fake::new(Personality::default());
+        fake.fail("fork_init", error);
+        drop(Fake::provider());
+        assert_eq!(fake.noted().first().map(String::as_str), Some("fork init"));
+        World::on(fake).pair();
+    }
 }
 
 /// mlx5 gives the queues of a thread domain doorbells of their own (rdma-core, providers/mlx5/verbs.c, `mlx5_alloc_td`).
@@ -487,15 +694,19 @@ fn settings_reach_the_library() {
     let mut world = World::new(Personality::default());
     let options = PathOptions { type_of_service: Some(0x68), ack_timeout: Some(14), ..PathOptions::default() };
     let peer = "10.0.0.2:7".parse().unwrap();
-    let id = world.verbs.resolve_with(peer, &options, world.now + Duration::from_secs(5)).unwrap();
+    let id = world.verbs.resolve(peer, &options, world.now + Duration::from_secs(5)).unwrap();
     assert_eq!(world.fake.noted()[..2], ["option 0 = [104]", "option 3 = [14]"]);
     let events = world.events();
     let [CmEventKind::Resolved { device }] = events[..] else { panic!("{events:?}") };
     assert_eq!(world.verbs.device(device).unwrap().capabilities.completion_vectors, 2);
-    let cq = world.verbs.create_cq_on(device, 16, 1).unwrap();
+    let cq = world.verbs.create_cq(device, &CqAttr { vector: 1, ..CqAttr::new(16) }).unwrap();
     assert!(world.fake.noted().contains(&"queue on vector 1".to_owned()));
-    assert!(matches!(world.verbs.create_cq_on(device, 16, 2), Err(Error::OutOfRange { value: 2, .. })));
-    let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+    assert!(matches!(
+        world.verbs.create_cq(device, &CqAttr { vector: 2, ..CqAttr::new(16) }),
+        Err(Error::OutOfRange { value: 2, .. })
+    ));
+    let attr =
+        QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0, srq: None };
     world.verbs.create_qp(id, &attr).unwrap();
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
     let wrong = ConnectParam { retries: Retries { path: 8, ..retries }, ..ConnectParam::default() };
@@ -504,7 +715,7 @@ fn settings_reach_the_library() {
     world.events();
     assert_eq!(world.fake.noted(), ["connect retry 3 rnr 5", "min rnr timer 8"]);
     let wrong = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
-    let refused = world.verbs.resolve_with(peer, &wrong, world.now);
+    let refused = world.verbs.resolve(peer, &wrong, world.now);
     assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
 }
 
@@ -514,7 +725,7 @@ fn a_completion_of_an_unknown_queue_pair_names_none() {
     let mut world = World::new(Personality::default());
     let (end, _) = world.pair();
     let handle = end.handle;
-    world.verbs.destroy_id(end.id, world.now);
+    world.verbs.destroy_id(end.id, world.now).unwrap();
     world.fake.complete(&handle, failed(1));
     let done = world.poll(end.cq);
     assert_eq!(done[0].qp, QpId(Key::NONE));

@@ -44,11 +44,11 @@ impl Verbs {
             return Ok(DeviceId(index as u32));
         }
         // An id of our own comes first, at the same address: it keeps the context open, and hears of the device's removal.
-        let place = id.local_place().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
+        let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
-        watch.bind(&RawAddress::of(place))?;
+        watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
         if watch.context() != context {
-            return Err(Error::NoDevice { reason: format!("{place} is on more than one device") });
+            return Err(Error::NoDevice { reason: format!("{address} is on more than one device") });
         }
         let anchor: Anchor = Arc::clone(&watch) as Anchor;
         // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
@@ -76,7 +76,7 @@ impl Verbs {
         if id.context().is_null() {
             return Err(Error::NoDevice { reason: format!("{address} is on none: say the address of a device") });
         }
-        self.device_of(&id)
+        self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
     }
 
     /// Watches every device that has an address. librdmacm opens them all when it looks for removed ones, and a device that it
@@ -94,45 +94,56 @@ impl Verbs {
         }
     }
 
-    /// Destroys an id with its queue pair.
-    pub(super) fn remove(&mut self, key: Key) {
-        self.leave_all(key);
-        let Some(id) = self.ids.remove(key) else { return };
-        let mut stopped = false;
-        if let Some(qp) = &id.qp {
-            stopped = self.give_up_room(key, qp, &id.raw);
-            // A thread may still hold the queue pair; in the error state it touches no memory all the same.
-            if (id.handshaking || Arc::strong_count(&id.raw) > 1)
-                && let Err(error) = id.raw.flush()
-            {
-                log::debug!("{error}");
-            }
+    /// Destroys an id that has no queue pair.
+    pub(super) fn discard(&mut self, key: Key) {
+        if let Err(error) = self.remove(key) {
+            log::error!("{error}");
         }
-        if let Some(now) = self.now.filter(|_| stopped && self.must_retire(&id)) {
-            return self.retire(key, id, now);
+    }
+
+    /// Destroys an id with its queue pair. The id is gone afterwards. Fails if the device may go on using what the queue pair was
+    /// given: then its place on its completion queue and on its shared queue stays taken.
+    pub(super) fn remove(&mut self, key: Key) -> Result<()> {
+        self.leave_all(key);
+        let Some(id) = self.ids.remove(key) else { return Ok(()) };
+        let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
+        let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
+        // A queue pair on a shared queue stops first, so that the receive that it works on completes. One that a thread still
+        // holds is destroyed later, and touches no memory from now on.
+        let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
+        if let Some(qp) = on_shared {
+            // Some libraries drop completions with the queue pair, and the shared queue would count their receives for ever.
+            self.set_aside(key, qp);
+        }
+        if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
+            self.retire(key, id, now);
+            return Ok(());
         }
         let Id { raw, qp, device, handshaking, state, .. } = id;
-        if handshaking {
+        let ended = if handshaking {
             // Destroying waits for the end of the handshake.
             self.connector.release(raw);
+            stopped
         } else {
             raw.abandon();
-            drop(self.park(device, state, raw));
-        }
+            self.end(device, state, raw, stopped)
+        };
         if let Some(qp) = qp {
             if qp.srq.is_some() {
                 self.set_aside(key, &qp);
+            }
+            if ended.is_ok() {
+                self.give_up_room(&qp);
             }
             if let Some(device) = device {
                 self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
             }
         }
-        if let Some(device) = device
-            && state != State::Watching
-        {
+        if let Some(device) = device.filter(|_| state != State::Watching) {
             self.devices[device.0 as usize].ids -= 1;
             self.close_if_unused(device);
         }
+        ended
     }
 
     /// Closes a removed device that has no ids any more, with everything on it, so that the kernel can let it go.
@@ -159,12 +170,16 @@ impl Verbs {
         }
         for key in self.srqs.keys() {
             if let Some(srq) = self.srqs.get_mut(key).filter(|srq| srq.device == device.0) {
-                srq.raw = None;
+                if let Err(error) = srq.destroy() {
+                    log::error!("{error}: the shared receive queue is left as it is");
+                }
             }
         }
         for key in self.regions.keys() {
             if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
-                region.close();
+                if let Err(error) = region.deregister() {
+                    log::error!("{error}: the memory stays registered");
+                }
             }
         }
         for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
@@ -173,7 +188,7 @@ impl Verbs {
             }
         }
         if let Some(watch) = watch {
-            self.remove(watch);
+            self.discard(watch);
         }
         drop(raw);
         self.watch_all();

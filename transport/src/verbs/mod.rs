@@ -18,7 +18,7 @@
 //! | `core` | [`Verbs`]: the tables of all these |
 //! | `landing`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | what [`Verbs`] does, by subject |
 //! | `events` | what an event does |
-//! | `open`, `lookup` | [`Verbs::open`], which provider reaches an address, and names |
+//! | `open` | [`Verbs::open`], and whether a device leads to an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
 //! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which destroys it on
@@ -34,8 +34,8 @@
 //!
 //! iWARP makes it hard not to wait for a peer: `rdma_connect` may block in the kernel until TCP has connected, and destroying
 //! an id waits for the end of its handshake. Both run on private threads (`connector`); their results arrive as
-//! connection-manager events. A connect that is given up is interrupted by `SIGURG`, if the program has no handler of its own
-//! for that signal.
+//! connection-manager events. A connect that is given up is interrupted by a signal to its thread: the highest real-time signal
+//! that the program does not use.
 //!
 //! # Removal of a device
 //!
@@ -80,7 +80,6 @@ mod handover;
 mod hazards;
 mod id;
 mod landing;
-mod lookup;
 mod moderation;
 mod mr;
 mod numbers;
@@ -96,7 +95,6 @@ mod status;
 mod sys;
 
 pub use self::core::Verbs;
-pub use lookup::Lookup;
 pub use open::Reach;
 
 /// Name of the provider.

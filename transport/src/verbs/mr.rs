@@ -4,17 +4,21 @@
 //! once for peers, under the remote key. Taking the remote key back is giving the second registration back: a device has no
 //! other way to do that from user space that works on all of them, and the local key stays good. Such a region counts twice
 //! towards RLIMIT_MEMLOCK.
+//!
+//! A registration that the device refuses to give back stays valid: peers may go on writing there. It is kept, together with
+//! its share of the memory, so that the memory is neither freed nor taken for private.
 
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
+use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 use std::sync::Arc;
 
 use super::NAME;
 use super::device::RawDevice;
-use super::ffi::check;
 use super::sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use crate::error::{Error, Result};
 use crate::mem::Memory;
@@ -24,9 +28,10 @@ use crate::registrar::{Registrar, Registration};
 /// Owns a registration, and a share of the memory that it covers.
 #[derive(Debug)]
 pub(super) struct RawRegion {
+    /// Null once it was given back.
     raw: *mut ibv_mr,
     /// `None` for a dma-buf, which the kernel keeps alive.
-    _memory: Option<Arc<Memory>>,
+    memory: Option<Arc<Memory>>,
     device: Arc<RawDevice>,
 }
 
@@ -52,7 +57,7 @@ impl RawRegion {
         if raw.is_null() {
             return Err(refused(device, bytes));
         }
-        Ok(Self { raw, _memory: Some(Arc::clone(memory)), device: Arc::clone(device) })
+        Ok(Self { raw, memory: Some(Arc::clone(memory)), device: Arc::clone(device) })
     }
 
     fn register_dmabuf(device: &Arc<RawDevice>, part: &DmaBuf<'_>, access: Access) -> Result<Self> {
@@ -73,7 +78,7 @@ impl RawRegion {
                 _ => Error::io("ibv_reg_dmabuf_mr", error).on(&device.name),
             });
         }
-        Ok(Self { raw, _memory: None, device: Arc::clone(device) })
+        Ok(Self { raw, memory: None, device: Arc::clone(device) })
     }
 
     fn local_key(&self) -> LocalKey {
@@ -87,11 +92,27 @@ impl RawRegion {
     }
 }
 
+impl RawRegion {
+    /// Gives the registration back. A failure leaves it as it was: the device may still reach the memory, and the call may be
+    /// repeated.
+    fn deregister(&mut self) -> Result<()> {
+        if self.raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a live registration, which nobody names any more once this has succeeded.
+        let rc = unsafe { ibv_dereg_mr(self.raw) };
+        let rc = if cfg!(planted = "a-failed-dereg-mr-counts-as-success") { 0 } else { rc };
+        self.device.given_back("ibv_dereg_mr", rc)?;
+        self.raw = ptr::null_mut();
+        Ok(())
+    }
+}
+
 impl Drop for RawRegion {
     fn drop(&mut self) {
-        // SAFETY: given back once, before the memory and the device.
-        if let Err(error) = check("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw) }) {
-            log::warn!("{}: {error}", self.device.name);
+        if let Err(error) = self.deregister() {
+            log::error!("{error}: its memory stays registered and is never freed");
+            mem::forget((self.memory.take(), Arc::clone(&self.device)));
         }
     }
 }
@@ -158,15 +179,22 @@ impl Region {
         Ok((Self { local: Some(local), remote, device }, keys.0, keys.1))
     }
 
-    /// Takes the remote key back: when this returns, the device touches nothing for a peer.
-    pub(super) fn invalidate(&mut self) {
-        self.remote = None;
+    /// Takes the remote key back: when this has succeeded, the device touches nothing for a peer.
+    pub(super) fn invalidate(&mut self) -> Result<()> {
+        give_back(&mut self.remote)
     }
 
-    /// Gives the registrations back, because the device is gone.
-    pub(super) fn close(&mut self) {
-        (self.local, self.remote) = (None, None);
+    /// Gives both registrations back. What the device keeps stays here.
+    pub(super) fn deregister(&mut self) -> Result<()> {
+        let (remote, local) = (self.invalidate(), give_back(&mut self.local));
+        remote.and(local)
     }
+}
+
+fn give_back(registration: &mut Option<RawRegion>) -> Result<()> {
+    registration.as_mut().map_or(Ok(()), RawRegion::deregister)?;
+    *registration = None;
+    Ok(())
 }
 
 /// Registers memory of one device on any thread. It keeps the device open.

@@ -15,6 +15,7 @@ use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, is_unreachable};
 use super::sys::{self, ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 use crate::error::{Error, Result};
+use crate::handle::DeviceId;
 use crate::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
@@ -100,15 +101,21 @@ impl Verbs {
         if id.context().is_null() {
             return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
         }
+        Ok(match self.device_up(id)? {
+            Ok(device) => Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() },
+            Err(reason) => Reach::No { reason },
+        })
+    }
+
+    /// The device of an id; the reason if the port of the id is not up.
+    pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
         // Opened as for a connection, so that the removal of the device is noticed.
         let device = self.device_of(id)?;
-        let device = &self.devices[device.0 as usize];
-        let (name, port) = (device.info.name.clone(), id.port());
-        Ok(match port_state(device.live()?.context(), port)? {
-            Ok(()) => Reach::Yes { device: name },
-            Err(state) => {
-                Reach::No { reason: format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more") }
-            }
+        let entry = &self.devices[device.0 as usize];
+        let (name, port) = (&entry.info.name, id.port());
+        Ok(match port_state(entry.live()?.context(), port)? {
+            Ok(()) => Ok(device),
+            Err(state) => Err(format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more")),
         })
     }
 
@@ -166,15 +173,25 @@ fn check_devices() -> Result<()> {
     if names.is_empty() {
         return Err(Error::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
     }
-    let mut refusal = None;
+    for refusal in refusals(&names, usable)? {
+        log::info!("provider verbs: without the device of {refusal}");
+    }
+    Ok(())
+}
+
+/// The devices that this process may not open, with the reasons: in a container often all but one.
+///
+/// # Errors
+/// It may open none.
+fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Result<Vec<String>> {
+    let mut refusals = Vec::new();
     for name in names {
         let node = format!("{NODES}/{name}");
-        match usable(Path::new(&node)) {
-            Ok(()) => return Ok(()),
-            Err(error) => refusal = Some(format!("{node}: {error}; {}", cure(&error))),
+        if let Err(error) = usable(Path::new(&node)) {
+            refusals.push(format!("{node}: {error}; {}", cure(&error)));
         }
     }
-    Err(Error::NoDevice { reason: refusal.unwrap_or_default() })
+    if refusals.len() < names.len() { Ok(refusals) } else { Err(Error::NoDevice { reason: refusals.join(", ") }) }
 }
 
 /// The devices that the kernel has, whether or not the library has a driver for them.
@@ -241,6 +258,25 @@ fn no_manager(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_is_hidden_is_named_and_the_others_are_used() {
+        let names = ["uverbs0", "uverbs1"].map(String::from);
+        let hidden = |hidden: &'static [&str]| {
+            refusals(&names, move |path| match hidden.iter().find(|name| path.ends_with(name)) {
+                Some(_) => Err(io::ErrorKind::NotFound.into()),
+                None => Ok(()),
+            })
+        };
+        assert!(hidden(&[]).unwrap().is_empty());
+        let [refusal] = &hidden(&["uverbs0"]).unwrap()[..] else { panic!("one is hidden") };
+        assert!(
+            refusal.starts_with("/dev/infiniband/uverbs0: ") && refusal.contains("in a container, pass"),
+            "{refusal}"
+        );
+        let none = hidden(&["uverbs0", "uverbs1"]).unwrap_err().to_string();
+        assert!(none.contains("uverbs0") && none.contains("uverbs1"), "{none}");
+    }
 
     #[test]
     fn a_device_without_a_driver_is_told_from_no_device() {

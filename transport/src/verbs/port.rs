@@ -31,21 +31,26 @@ impl Verbs {
         Err(Error::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
     }
 
-    /// Takes an id that is to be destroyed and would say so through a port that is down; gives all others back.
-    pub(super) fn park(&mut self, device: Option<DeviceId>, state: State, raw: Arc<RawId>) -> Option<Arc<RawId>> {
+    /// Destroys an id, later if it would say so through a port that is down. Fails if the device may go on using what the
+    /// queue pair of the id was given. `stopped`: see [`RawId::end`].
+    pub(super) fn end(
+        &mut self,
+        device: Option<DeviceId>,
+        state: State,
+        raw: Arc<RawId>,
+        stopped: Result<()>,
+    ) -> Result<()> {
         let silent =
             matches!(state, State::Listening | State::Bound | State::Watching | State::Resolving | State::Resolved);
-        let Some(device) = device.filter(|_| !silent) else { return Some(raw) };
+        let Some(device) = device.filter(|_| !silent) else { return RawId::end(raw, stopped) };
         let entry = &mut self.devices[device.0 as usize];
         if entry.limits.driver != Driver::Rxe || !entry.is_down(raw.port()) {
-            return Some(raw);
+            return RawId::end(raw, stopped);
         }
         // From here on it touches no memory and takes no shared receive.
-        if let Err(error) = raw.flush() {
-            log::debug!("{error}");
-        }
+        let stopped = raw.flush();
         entry.parked.push((raw.port(), raw));
-        None
+        stopped
     }
 
     /// Destroys what waited for a port that is up again.

@@ -7,26 +7,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::NAME;
-use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs, check_private_data};
+use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs};
 use super::cq;
 use super::entry::State;
+use super::ffi::QueueName;
 use super::id::Service;
 use super::mr::{DeviceRegistrar, DmaBuf, Prepared, Region};
 use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
-use crate::caps::{Features, Moderation};
+use crate::caps::Features;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, ListenOptions, PathOptions, ReadDepth};
+use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
-use crate::place::Place;
-use crate::provider::{CqId, DeviceId, DeviceInfo, Drive, PathState, PostError, Provider};
+use crate::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::registrar::{Registrar, Registration};
+use crate::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, PathState, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
+use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
+
+const STALE_REGION: Error = Error::Stale { object: "memory region" };
 
 /// How long a peer on iWARP has to close its side, before this side resets the connection.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
@@ -36,6 +44,12 @@ impl Verbs {
         let features = self.live_device(device)?.info.capabilities.features;
         if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
             return Err(Error::Unsupported { provider: NAME, feature: "atomic operations on this device" });
+        }
+        if access.contains(Access::DIRECT) {
+            return Err(Error::Unsupported {
+                provider: NAME,
+                feature: "direct regions: those are for peers of one host",
+            });
         }
         if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
             return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
@@ -49,9 +63,8 @@ impl Verbs {
 
     /// Puts the queue pair of an id into the error state, if its peer has been waited for until now.
     pub(super) fn flush_closing(&mut self, id: CmId) {
-        if let Ok(entry) = self.id_mut(id)
-            && let State::Disconnecting { flush_at: Some(_) } = entry.state
-        {
+        let Ok(entry) = self.id_mut(id) else { return };
+        if let State::Disconnecting { flush_at: Some(_) } = entry.state {
             entry.state = State::Disconnecting { flush_at: None };
             if let Err(error) = entry.raw.flush() {
                 log::debug!("{error}");
@@ -60,13 +73,13 @@ impl Verbs {
     }
 }
 
-// SAFETY: 1. and 2. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use what
-// a work request names until its completion, and nothing of a queue pair that is in the error state or destroyed. `destroy_id`
-// brings about one of the two before it returns: an id that is kept for its last shared receive or for its port is in the error
-// state. So no queue pair takes a receive from a shared queue once `destroy_srq` has returned, which it refuses while one could.
-// 3. Regions own a share of their memory, in `mr`, and give up theirs after
-// `ibv_dereg_mr` of each registration. 4. Objects are owned by the provider and destroyed before it. 5. Handles are keys of
-// slabs, which never reuse one.
+// SAFETY: 1. to 3. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use
+// what a work request names until its completion, complete work in order, and use nothing of a queue pair that is in the error
+// state or destroyed. `destroy_id` brings about one of the two, or fails: an id that is kept for its last shared receive, for its
+// port or for a thread is in the error state. So no queue pair takes a receive from a shared queue once `destroy_srq` has
+// succeeded, which refuses while one could, and fails if the device keeps the queue. 4. Regions own a share of their memory, in `mr`, and give it up after `ibv_dereg_mr`
+// of each registration has succeeded, or never. 5. Objects are owned by the provider and destroyed before it; what a device keeps
+// is kept with all that it depends on. 6. Handles are keys of slabs, which never reuse one.
 unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME
@@ -76,12 +89,15 @@ unsafe impl Provider for Verbs {
         self.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
     }
 
-    fn cm_channel(&self) -> RawFd {
-        self.watch.poll.as_raw_fd()
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.device_with(address)
     }
 
-    fn completion_channel(&self, device: DeviceId) -> Result<RawFd> {
-        Ok(self.live_device(device)?.live()?.completion_fd())
+    fn channel(&self, channel: Channel) -> Result<RawFd> {
+        match channel {
+            Channel::ConnectionManager => Ok(self.watch.poll.as_raw_fd()),
+            Channel::Completions(device) => Ok(self.live_device(device)?.live()?.completion_fd()),
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -92,9 +108,7 @@ unsafe impl Provider for Verbs {
 
     fn progress(&mut self, now: Instant, _drive: Drive) -> bool {
         self.now = Some(now);
-        while let Some(&(until, key)) = self.closing.front()
-            && until <= now
-        {
+        while let Some(&(_, key)) = self.closing.front().filter(|(until, _)| *until <= now) {
             self.closing.pop_front();
             self.flush_closing(CmId(key));
         }
@@ -102,32 +116,16 @@ unsafe impl Provider for Verbs {
         false
     }
 
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_with(address, backlog, &ListenOptions::default())
-    }
-
-    fn listen_with(&mut self, address: SocketAddr, backlog: u32, options: &ListenOptions) -> Result<CmId> {
-        self.listen_for(Service::Connected, address.into(), backlog, options)
-    }
-
-    fn listen_at(&mut self, place: Place, backlog: u32, options: &ListenOptions) -> Result<CmId> {
-        self.listen_for(Service::Connected, place, backlog, options)
-    }
-
-    fn resolve_to(&mut self, place: Place, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.resolve_from(place, options, deadline)
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        self.listen_for(Service::Connected, address, options)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         self.id(id).ok()?.raw.local_address()
     }
 
-    fn resolve(&mut self, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
-        self.resolve_with(peer, &PathOptions::default(), deadline)
-    }
-
-    fn resolve_with(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.resolve_from(peer.into(), options, deadline)
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.resolve_from(peer, options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -198,14 +196,15 @@ unsafe impl Provider for Verbs {
         if entry.state != State::Offered {
             return Err(Error::InvalidState { call: "reject", state: entry.state.name() });
         }
-        let max = entry.device.map_or(0, |d| self.devices[d.0 as usize].info.capabilities.max_private_data);
-        check_private_data(private_data, max)?;
+        if let Some(device) = entry.device {
+            self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
+        }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // The peer may have gone before.
             log::debug!("{error}");
         }
-        self.remove(id.0);
+        self.discard(id.0);
         Ok(())
     }
 
@@ -226,8 +225,10 @@ unsafe impl Provider for Verbs {
             // The peer was first: this answers it, and may be too late.
             State::Dead => entry.qp.is_some() && !entry.handshaking,
             State::Offered => {
-                if up && let Err(error) = entry.raw.reject(&[]) {
-                    log::debug!("{error}");
+                if up {
+                    if let Err(error) = entry.raw.reject(&[]) {
+                        log::debug!("{error}");
+                    }
                 }
                 false
             }
@@ -256,20 +257,9 @@ unsafe impl Provider for Verbs {
         Ok(())
     }
 
-    fn destroy_id(&mut self, id: CmId, now: Instant) {
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
         self.now = Some(now);
-        if self.id(id).is_ok() {
-            self.remove(id.0);
-        }
-    }
-
-    fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.hand_out(id)
-    }
-
-    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.now = Some(now);
-        self.take_in(request)
+        if self.id(id).is_ok() { self.remove(id.0) } else { Ok(()) }
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
@@ -277,19 +267,7 @@ unsafe impl Provider for Verbs {
         self.next_event(now)
     }
 
-    fn next_device_event(&mut self) -> Option<DeviceEvent> {
-        self.device_events.pop_front()
-    }
-
-    fn register(&mut self, device: DeviceId, memory: &Arc<Memory>, access: Access) -> Result<MemoryRegion> {
-        self.register_range(device, memory, 0..memory.len(), access)
-    }
-
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.device_with(address)
-    }
-
-    fn register_range(
+    fn register(
         &mut self,
         device: DeviceId,
         memory: &Arc<Memory>,
@@ -302,21 +280,187 @@ unsafe impl Provider for Verbs {
         Ok(self.add_region(region))
     }
 
-    fn register_dmabuf(
-        &mut self,
-        device: DeviceId,
-        buffer: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        address: u64,
-        access: Access,
-    ) -> Result<MemoryRegion> {
-        self.check_access(device, access)?;
-        let open = self.live_device(device)?.live()?;
-        let region = Region::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
-        Ok(self.add_region(region))
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        let entry = self.regions.get_mut(region.0).ok_or(STALE_REGION)?;
+        entry.deregister()?;
+        self.regions.remove(region.0);
+        Ok(())
     }
 
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        self.make_cq(device, attr)
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
+        self.drop_cq(cq)
+    }
+
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        self.make_qp(id, attr)
+    }
+
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+            Some(qp) => qp.post_recv(chain, &mut self.chains),
+            None => Err(PostError { posted: 0, error: STALE_QP }),
+        }
+    }
+
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
+        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
+            None => Err(PostError { posted: 0, error: STALE_QP }),
+        }
+    }
+
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        self.poll(cq, max, out)
+    }
+
+    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
+        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
+        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
+        let device = &mut self.devices[entry.device as usize];
+        if notify == Notify::Solicited && !device.info.capabilities.features.contains(Features::SOLICITED_EVENTS) {
+            return Err(Error::Unsupported {
+                provider: NAME,
+                feature: "events of solicited completions on this device",
+            });
+        }
+        match raw.arm(notify) {
+            Ok(()) => {
+                device.armed += usize::from(!entry.armed);
+                entry.armed = true;
+            }
+            Err(_) if device.removed => {}
+            Err(error) => self.queue_failed(cq, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+        // A queue that is not armed raises no event: then the system need not be asked.
+        while entry.armed > 0 {
+            let Some(raw) = &entry.raw else { break };
+            let cqs = &self.cqs;
+            let owned = |name: QueueName| {
+                let (key, cq) = cqs.at(name.slot())?;
+                Some((key, Arc::clone(cq.named(name)?)))
+            };
+            match cq::next_event(raw, &mut self.acknowledgements, owned) {
+                Ok(Some(key)) => {
+                    if let Some(cq) = self.cqs.get_mut(key) {
+                        entry.armed -= usize::from(cq.armed);
+                        cq.armed = false;
+                        return Ok(Some(CqId(key)));
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    if !entry.removed {
+                        self.channel_failed(device, &error.to_string());
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        Some(self)
+    }
+
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        Some(self)
+    }
+
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        None
+    }
+
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        None
+    }
+
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        Some(self)
+    }
+
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        Some(self)
+    }
+
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        Some(self)
+    }
+
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        Some(self)
+    }
+
+    fn paths(&self) -> Option<&dyn Paths> {
+        Some(self)
+    }
+
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        Some(self)
+    }
+
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        None
+    }
+
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        None
+    }
+
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        Some(self)
+    }
+}
+
+impl SharedReceives for Verbs {
+    fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
+        self.make_srq(device, attr)
+    }
+
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
+        self.drop_srq(srq)
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        match self.srqs.get_mut(srq.0) {
+            Some(srq) => srq.post(chain, &mut self.chains),
+            None => Err(PostError { posted: 0, error: STALE_SRQ }),
+        }
+    }
+}
+
+impl RemoteKeys for Verbs {
+    /// Devices have one protection domain for all connections.
+    fn restrict(&mut self, region: MrId, _: QpId) -> Result<bool> {
+        self.regions.get(region.0).map(|_| false).ok_or(STALE_REGION)
+    }
+
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        self.regions.get_mut(region.0).ok_or(STALE_REGION)?.invalidate()
+    }
+}
+
+impl Handover for Verbs {
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        self.hand_out(id)
+    }
+
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        self.now = Some(now);
+        self.take_in(request)
+    }
+}
+
+impl OffLoopRegistration for Verbs {
     fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>> {
         Ok(Box::new(DeviceRegistrar::new(self.live_device(device)?.live()?, device.0)))
     }
@@ -331,80 +475,26 @@ unsafe impl Provider for Verbs {
         }
         Ok(self.add_region((region, local_key, remote_key)))
     }
+}
 
-    fn path_of(&self, qp: QpId) -> Result<PathState> {
-        let id = self.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
-        let wanted = mask::IBV_QP_AV
-            | mask::IBV_QP_PATH_MTU
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY
-            | mask::IBV_QP_MIN_RNR_TIMER
-            | mask::IBV_QP_MAX_QP_RD_ATOMIC
-            | mask::IBV_QP_MAX_DEST_RD_ATOMIC;
-        let attr = id.raw.query(wanted)?.ok_or(STALE_QP)?;
-        Ok(PathState {
-            port: id.raw.port(),
-            // The code of 256 bytes is 1.
-            mtu: if attr.path_mtu == 0 { 0 } else { 128u32.checked_shl(attr.path_mtu).unwrap_or(0) },
-            type_of_service: attr.ah_attr.grh.traffic_class,
-            ack_timeout: attr.timeout,
-            retry_count: attr.retry_cnt,
-            rnr_retry_count: attr.rnr_retry,
-            min_rnr_timer: attr.min_rnr_timer,
-            responder_resources: attr.max_dest_rd_atomic,
-            initiator_depth: attr.max_rd_atomic,
-        })
+impl ForeignMemory for Verbs {
+    fn register_dmabuf(
+        &mut self,
+        device: DeviceId,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.check_access(device, access)?;
+        let open = self.live_device(device)?.live()?;
+        let region = Region::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
+        Ok(self.add_region(region))
     }
+}
 
-    fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.regions.get_mut(region.0).map(Region::invalidate).ok_or(Error::Stale { object: "memory region" })
-    }
-
-    fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.regions.remove(region.0).map(drop).ok_or(Error::Stale { object: "memory region" })
-    }
-
-    fn create_cq(&mut self, device: DeviceId, entries: u32) -> Result<CqId> {
-        self.make_cq(device, entries, 0)
-    }
-
-    fn create_cq_on(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
-        self.make_cq(device, entries, vector)
-    }
-
-    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.drop_cq(cq)
-    }
-
-    fn has_failed(&self, cq: CqId) -> bool {
-        self.cqs.get(cq.0).is_some_and(|cq| cq.failed)
-    }
-
-    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.make_qp(id, attr, None)
-    }
-
-    fn moderate_cq(&mut self, cq: CqId, to: Moderation) -> Result<()> {
-        self.hold_back(cq, to)
-    }
-
-    fn create_srq(&mut self, device: DeviceId, max_wr: u32) -> Result<SrqId> {
-        self.make_srq(device, max_wr, 0)
-    }
-
-    fn create_srq_of(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> Result<SrqId> {
-        self.make_srq(device, max_wr, max_sge)
-    }
-
-    fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
-        self.drop_srq(srq)
-    }
-
-    fn create_qp_with_srq(&mut self, id: CmId, attr: &QpAttr, srq: SrqId) -> Result<QpId> {
-        self.make_qp(id, attr, Some(srq))
-    }
-
+impl Datagrams for Verbs {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         self.bind_datagrams(address)
     }
@@ -414,8 +504,8 @@ unsafe impl Provider for Verbs {
         self.answer_for(id, qp, private_data)
     }
 
-    fn listen_datagram(&mut self, address: SocketAddr, backlog: u32) -> Result<CmId> {
-        self.listen_for(Service::Datagram, address.into(), backlog, &ListenOptions::default())
+    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        self.listen_for(Service::Datagram, address, options)
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
@@ -445,78 +535,47 @@ unsafe impl Provider for Verbs {
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         self.way_back(id, received, header)
     }
+}
 
-    fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.srqs.get_mut(srq.0) {
-            Some(srq) => srq.post(chain, &mut self.chains),
-            None => Err(PostError { posted: 0, error: STALE_SRQ }),
-        }
+impl Paths for Verbs {
+    fn path_of(&self, qp: QpId) -> Result<PathState> {
+        let id = self.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
+        let wanted = mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_MIN_RNR_TIMER
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC;
+        let attr = id.raw.query(wanted)?.ok_or(STALE_QP)?;
+        Ok(PathState {
+            port: id.raw.port(),
+            // The code of 256 bytes is 1.
+            mtu: if attr.path_mtu == 0 { 0 } else { 128u32.checked_shl(attr.path_mtu).unwrap_or(0) },
+            type_of_service: attr.ah_attr.grh.traffic_class,
+            ack_timeout: attr.timeout,
+            retry_count: attr.retry_cnt,
+            rnr_retry_count: attr.rnr_retry,
+            min_rnr_timer: attr.min_rnr_timer,
+            responder_resources: attr.max_dest_rd_atomic,
+            initiator_depth: attr.max_rd_atomic,
+        })
     }
+}
 
-    fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<()> {
-        self.srqs.get(srq.0).ok_or(STALE_SRQ)?.arm(limit)
-    }
-
-    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_recv(chain, &mut self.chains),
-            None => Err(PostError { posted: 0, error: STALE_QP }),
-        }
-    }
-
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<(), PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
-            None => Err(PostError { posted: 0, error: STALE_QP }),
-        }
-    }
-
-    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        self.poll(cq, max, out)
+impl Adapter for Verbs {
+    fn has_failed(&self, cq: CqId) -> bool {
+        self.cqs.get(cq.0).is_some_and(|cq| cq.failed)
     }
 
     fn acknowledgements(&self) -> u64 {
         self.acknowledgements
     }
+}
 
-    fn req_notify(&mut self, cq: CqId) -> Result<()> {
-        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
-        let device = &mut self.devices[entry.device as usize];
-        match raw.arm() {
-            Ok(()) => {
-                device.armed += usize::from(!entry.armed);
-                entry.armed = true;
-            }
-            Err(_) if device.removed => {}
-            Err(error) => self.queue_failed(cq, &error.to_string()),
-        }
-        Ok(())
-    }
-
-    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
-        // A queue that is not armed raises no event: then the system need not be asked.
-        while entry.armed > 0 {
-            let Some(raw) = &entry.raw else { break };
-            let cqs = &self.cqs;
-            match cq::next_event(raw, &mut self.acknowledgements, |key| cqs.get(key)?.raw.clone()) {
-                Ok(Some(key)) => {
-                    if let Some(cq) = self.cqs.get_mut(key) {
-                        entry.armed -= usize::from(cq.armed);
-                        cq.armed = false;
-                        return Ok(Some(CqId(key)));
-                    }
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    if !entry.removed {
-                        self.channel_failed(device, &error.to_string());
-                    }
-                    break;
-                }
-            }
-        }
-        Ok(None)
+impl DeviceEvents for Verbs {
+    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+        self.device_events.pop_front()
     }
 }

@@ -4,22 +4,23 @@ use std::ptr;
 
 use super::NAME;
 use super::address::Address;
-use super::chains::{Chains, InlineLimits, Posted, check_request, posted, split};
+use super::chains::{Chains, InlineLimits, check_request, posted, split};
 use super::device::Driver;
-use super::ffi::context_of;
+use super::ffi::QueueName;
 use super::id::{Queues, Service};
 use super::sys::{ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use crate::caps::{Capabilities, Features};
 use crate::error::Error;
-use crate::provider::{CqId, PostError};
+use crate::provider::{CqId, PostError, Posted};
 use crate::qp::{QpAttr, SrqId};
-use crate::slab::{Key, Slab};
-use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
+use crate::slab::Slab;
+use crate::wr::{RecvWr, SendClass, SendFlags, SendOp, SendWr};
 
 /// A queue pair in the provider's table. Its id owns it.
 #[derive(Debug)]
 pub(super) struct Qp {
     raw: *mut ibv_qp,
+    pub(super) name: QueueName,
     pub(super) number: u32,
     pub(super) attr: QpAttr,
     /// The shared queue that its receives come from, if it has no receive queue of its own.
@@ -49,10 +50,10 @@ pub(super) fn init_attr(
     attr: &QpAttr,
     capabilities: &Capabilities,
     queues: &Queues,
-    key: Key,
+    name: QueueName,
 ) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
-        qp_context: context_of(key),
+        qp_context: name.context(),
         send_cq: queues.send.as_ptr(),
         recv_cq: queues.recv.as_ptr(),
         srq: queues.shared.as_ref().map_or(ptr::null_mut(), |srq| srq.as_ptr()),
@@ -72,9 +73,9 @@ pub(super) fn init_attr(
 }
 
 impl Qp {
-    /// `raw` was made with `made`, for `attr`, and belongs to the id that keeps the result.
+    /// `raw` was made with `made` under this name, for `attr`, and belongs to the id that keeps the result.
     pub(super) fn new(
-        raw: *mut ibv_qp,
+        (raw, name): (*mut ibv_qp, QueueName),
         made: &ibv_qp_init_attr,
         attr: &QpAttr,
         srq: Option<SrqId>,
@@ -90,11 +91,19 @@ impl Qp {
         let number = unsafe { (*raw).qp_num };
         let Capabilities { features, max_sge, max_read_sge, .. } = *capabilities;
         let max_datagram = (made.qp_type == ibv_qp_type::IBV_QPT_UD).then_some(capabilities.max_datagram);
-        Self { raw, number, attr, srq, last_receive: false, inline, features, max_sge, max_read_sge, max_datagram }
-    }
-
-    pub(super) fn address(&self) -> usize {
-        self.raw.addr()
+        Self {
+            raw,
+            name,
+            number,
+            attr,
+            srq,
+            last_receive: false,
+            inline,
+            features,
+            max_sge,
+            max_read_sge,
+            max_datagram,
+        }
     }
 
     pub(super) fn completes_to(&self, cq: CqId) -> bool {
@@ -102,7 +111,7 @@ impl Qp {
     }
 
     fn check_send(&self, wr: &SendWr, addresses: &Slab<Address>) -> Result<(), Error> {
-        let max_sge = if matches!(wr.op, SendOp::Read(_)) { self.max_read_sge } else { self.max_sge };
+        let max_sge = if wr.op.class() == SendClass::Read { self.max_read_sge } else { self.max_sge };
         check_request(wr.wr_id, &wr.sges, max_sge)?;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > self.inline.of(&wr.op) {
             let range =
@@ -113,22 +122,23 @@ impl Qp {
         if let Some(max) = self.max_datagram {
             return check_datagram(wr, max, addresses);
         }
-        let (needed, feature) = match wr.op {
-            SendOp::Send => return Ok(()),
-            SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..) => {
-                return Err(Error::InvalidState { call: "post_send of a datagram", state: "not for datagrams" });
-            }
-            SendOp::SendWithImmediate(_) => (Features::SEND_WITH_IMMEDIATE, "Send with immediate data"),
-            SendOp::SendInvalidate(_) => (Features::SEND_WITH_INVALIDATE, "Send with Invalidate"),
-            SendOp::Write(_) => (Features::WRITE, "RDMA Write"),
-            SendOp::WriteWithImmediate(..) => (Features::WRITE_WITH_IMMEDIATE, "RDMA Write with immediate data"),
-            SendOp::Read(_) => (Features::READ, "RDMA Read"),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (Features::ATOMICS, "atomic operations"),
-        };
-        if self.features.contains(needed) { Ok(()) } else { Err(Error::Unsupported { provider: NAME, feature }) }
+        let needed = wr.op.feature();
+        if needed == Features::DATAGRAMS {
+            return Err(Error::InvalidState { call: "post_send of a datagram", state: "not for datagrams" });
+        }
+        if self.features.contains(needed) {
+            Ok(())
+        } else {
+            Err(Error::Unsupported { provider: NAME, feature: wr.op.name() })
+        }
     }
 
-    pub(super) fn post_send(&self, chain: &[SendWr], chains: &mut Chains, addresses: &Slab<Address>) -> Posted {
+    pub(super) fn post_send(
+        &self,
+        chain: &[SendWr],
+        chains: &mut Chains,
+        addresses: &Slab<Address>,
+    ) -> Result<Posted, PostError> {
         let (taken, refused) = split(chain, |wr| self.check_send(wr, addresses));
         if !taken.is_empty() {
             let first = chains.sends(taken, self.inline, addresses);
@@ -138,10 +148,11 @@ impl Qp {
             let rc = unsafe { ibv_post_send(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_send", "send", self.attr.max_send_wr)?;
         }
-        refused.map_or(Ok(()), |error| Err(PostError { posted: taken.len(), error }))
+        // The completions of an adapter take longer than a poll that would find none.
+        refused.map_or(Ok(Posted::Pending), |error| Err(PostError { posted: taken.len(), error }))
     }
 
-    pub(super) fn post_recv(&self, chain: &[RecvWr], chains: &mut Chains) -> Posted {
+    pub(super) fn post_recv(&self, chain: &[RecvWr], chains: &mut Chains) -> Result<(), PostError> {
         if self.srq.is_some() {
             let state = "on a shared receive queue";
             return Err(PostError { posted: 0, error: Error::InvalidState { call: "post_recv", state } });

@@ -6,15 +6,18 @@ use super::NAME;
 use super::core::{STALE_CQ, STALE_SRQ, Verbs};
 use super::cq::{Cq, RawCq};
 use super::entry::State;
-use super::id::{Queues, RawId, Service};
+use super::ffi::QueueName;
+use super::id::{Queues, Service};
 use super::qp::{Qp, init_attr};
 use super::srq::{RawSrq, Srq};
-use crate::caps::{Features, Moderation};
+use crate::caps::Features;
 use crate::cm::CmId;
+use crate::cq::CqAttr;
 use crate::error::{Error, Result};
 use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
+use crate::srq::SrqAttr;
 use crate::wc::{WcOpcode, WorkCompletion};
 
 const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
@@ -23,20 +26,18 @@ const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared rece
 const BATCH: usize = 64;
 
 impl Verbs {
-    pub(super) fn make_cq(&mut self, device: DeviceId, entries: u32, vector: u32) -> Result<CqId> {
+    pub(super) fn make_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        let CqAttr { entries, vector, moderation } = *attr;
         let entry = self.live_device(device)?;
-        if entries == 0 || entries > entry.info.capabilities.max_completion_queue {
-            let (value, range) = (entries.into(), "1 to the device's max_completion_queue");
-            return Err(Error::OutOfRange { what: "entries of a completion queue", value, range });
-        }
-        if vector >= entry.info.capabilities.completion_vectors {
-            let (value, range) = (vector.into(), "below the device's completion_vectors");
-            return Err(Error::OutOfRange { what: "completion vector", value, range });
-        }
+        attr.check(NAME, &entry.info.capabilities)?;
         let open = Arc::clone(entry.live()?);
         // The queue is made with the key of its entry, so the entry comes first.
         let key = self.cqs.insert(Cq::new(device.0, entries));
-        match RawCq::create(&open, entries, vector, key) {
+        let made = RawCq::create(&open, entries, vector, key).and_then(|raw| {
+            moderation.map_or(Ok(()), |to| raw.moderate(to))?;
+            Ok(raw)
+        });
+        match made {
             Ok(raw) => {
                 if let Some(cq) = self.cqs.get_mut(key) {
                     cq.raw = Some(Arc::new(raw));
@@ -50,24 +51,6 @@ impl Verbs {
         }
     }
 
-    pub(super) fn hold_back(&mut self, cq: CqId, to: Moderation) -> Result<()> {
-        let cq = self.cqs.get(cq.0).ok_or(STALE_CQ)?;
-        let entry = self.live_device(DeviceId(cq.device))?;
-        let Some(most) = entry.info.capabilities.completion_moderation else {
-            return Err(Error::Unsupported { provider: NAME, feature: "completion moderation on this device" });
-        };
-        for (what, value, most) in [
-            ("completions per event", to.completions, most.completions),
-            ("microseconds that an event is held back", to.microseconds, most.microseconds),
-        ] {
-            if value > most {
-                let range = "at most the device's completion_moderation";
-                return Err(Error::OutOfRange { what, value: value.into(), range });
-            }
-        }
-        cq.raw.as_ref().ok_or(STALE_CQ)?.moderate(to)
-    }
-
     pub(super) fn drop_cq(&mut self, cq: CqId) -> Result<()> {
         if self.cqs.get(cq.0).ok_or(STALE_CQ)?.is_used() {
             return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
@@ -79,16 +62,14 @@ impl Verbs {
     }
 
     /// Makes a shared queue whose receives have up to `wanted_sge` entries; 0 for as many as the device has.
-    pub(super) fn make_srq(&mut self, device: DeviceId, max_wr: u32, wanted_sge: u32) -> Result<SrqId> {
+    pub(super) fn make_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
+        let SrqAttr { max_wr, max_sge: wanted_sge } = *attr;
         let entry = self.live_device(device)?;
         let capabilities = &entry.info.capabilities;
         if !capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE) {
             return Err(NO_SRQ);
         }
-        if max_wr == 0 || max_wr > capabilities.max_shared_receives {
-            let (value, range) = (max_wr.into(), "1 to the device's max_shared_receives");
-            return Err(Error::OutOfRange { what: "depth of the shared receive queue", value, range });
-        }
+        attr.check(capabilities)?;
         let (open, max_sge) = (Arc::clone(entry.live()?), capabilities.max_sge.min(entry.limits.shared_sge));
         let max_sge = if wanted_sge == 0 { max_sge } else { wanted_sge.min(max_sge) };
         let key = self.srqs.insert(Srq::new(device.0, max_wr, max_sge));
@@ -107,10 +88,11 @@ impl Verbs {
     }
 
     pub(super) fn drop_srq(&mut self, srq: SrqId) -> Result<()> {
-        let entry = self.srqs.get(srq.0).ok_or(STALE_SRQ)?;
+        let entry = self.srqs.get_mut(srq.0).ok_or(STALE_SRQ)?;
         if entry.is_used() {
             return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
         }
+        entry.destroy()?;
         for cq in entry.targets() {
             if let Some(cq) = self.cqs.get_mut(cq.0) {
                 cq.release(entry.depth());
@@ -121,7 +103,8 @@ impl Verbs {
         Ok(())
     }
 
-    pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr, srq: Option<SrqId>) -> Result<QpId> {
+    pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        let srq = attr.srq;
         let entry = self.id(id)?;
         if !matches!(entry.state, State::Resolved | State::Offered | State::Bound) {
             return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
@@ -134,20 +117,11 @@ impl Verbs {
         if entry.raw.service() == Service::Datagram && !capabilities.features.contains(Features::DATAGRAMS) {
             return Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" });
         }
-        let max = capabilities.max_queue_depth;
-        for (what, depth, shared) in [
-            ("depth of the send queue", attr.max_send_wr, false),
-            ("depth of the receive queue", attr.max_recv_wr, srq.is_some()),
-        ] {
-            if (depth == 0 || depth > max) && !shared {
-                let range = "1 to the device's max_queue_depth";
-                return Err(Error::OutOfRange { what, value: depth.into(), range });
-            }
-        }
+        attr.check(capabilities)?;
         self.cqs.get_mut(attr.send_cq.0).ok_or(STALE_CQ)?.reserve(attr.max_send_wr)?;
         let made = self
             .reserve_receives(attr, srq)
-            .and_then(|()| self.make_qp_on(id, device, attr, srq).inspect_err(|_| self.cancel_receives(attr, srq)));
+            .and_then(|()| self.make_qp_on(id, device, attr).inspect_err(|_| self.cancel_receives(attr, srq)));
         let qp = match made {
             Ok(qp) => qp,
             Err(error) => {
@@ -191,12 +165,12 @@ impl Verbs {
         }
     }
 
-    fn make_qp_on(&self, id: CmId, device: DeviceId, attr: &QpAttr, srq: Option<SrqId>) -> Result<Qp> {
+    fn make_qp_on(&self, id: CmId, device: DeviceId, attr: &QpAttr) -> Result<Qp> {
         let id_raw = &self.id(id)?.raw;
         let device = &self.devices[device.0 as usize];
         let open = device.live()?;
         let owned = |cq: CqId| self.cqs.get(cq.0).and_then(|cq| cq.raw.clone()).ok_or(STALE_CQ);
-        let shared = match srq {
+        let shared = match attr.srq {
             Some(srq) => Some(self.srqs.get(srq.0).and_then(|srq| srq.raw.clone()).ok_or(STALE_SRQ)?),
             None => None,
         };
@@ -207,22 +181,23 @@ impl Verbs {
         }
         let capabilities = &device.info.capabilities;
         let service = id_raw.service();
-        let mut made = init_attr(service, attr, capabilities, &queues, id.0);
+        let name = QueueName::new(id.0);
+        let mut made = init_attr(service, attr, capabilities, &queues, name);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
             // Room for inline data is a wish: with so many entries it may be too much.
             Err(_) if attr.max_inline > 0 => {
-                made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, id.0);
+                made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, name);
                 let raw = id_raw.create_qp(&mut made, queues).map_err(|error| error.on(&open.name))?;
                 made.cap.max_inline_data = 0;
                 raw
             }
             other => other.map_err(|error| error.on(&open.name))?,
         };
-        Ok(Qp::new(raw, &made, attr, srq, capabilities, device.limits.driver))
+        Ok(Qp::new((raw, name), &made, attr, attr.srq, capabilities, device.limits.driver))
     }
 
-    /// Gives up the room of a queue pair that is about to go. Returns whether it is on a shared queue and in the error state.
-    pub(super) fn give_up_room(&mut self, key: Key, qp: &Qp, raw: &RawId) -> bool {
+    /// Gives up the room of a queue pair that completes nothing any more but what is in its completion queues.
+    pub(super) fn give_up_room(&mut self, qp: &Qp) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
         }
@@ -230,16 +205,11 @@ impl Verbs {
             if let Some(cq) = self.cqs.get_mut(qp.attr.recv_cq.0) {
                 cq.release(qp.attr.max_recv_wr);
             }
-            return false;
+            return;
         };
-        // It stops first, so that the receive that it works on completes. Its completions are set aside, since some libraries
-        // drop them with the queue pair, and the shared queue would count their receives for ever.
-        let stopped = raw.flush().inspect_err(|error| log::debug!("{error}")).is_ok();
-        self.set_aside(key, qp);
         if let Some(srq) = self.srqs.get_mut(srq.0) {
             srq.detach(qp.attr.recv_cq);
         }
-        stopped
     }
 
     /// Polls the queue on which a queue pair completes its shared receives, and keeps what is in it for the next polls of the

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Verbs;
 use super::entry::{Id, Retiring, State};
+use super::ffi::QueueName;
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
@@ -30,13 +31,13 @@ impl Verbs {
     /// the device.
     pub(super) fn retire(&mut self, key: Key, id: Id, now: Instant) {
         let Id { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
+        self.give_up_room(&qp);
         self.retiring.push_back(Retiring { key, qp, raw, device, state, until: now + LIMIT });
     }
 
     /// Destroys a queue pair whose last receive has come back. Returns whether there was one.
-    pub(super) fn last_receive(&mut self, key: Key, address: usize) -> bool {
-        let of = |retiring: &Retiring| retiring.key == key && retiring.qp.address() == address;
-        let Some(place) = self.retiring.iter().position(of) else { return false };
+    pub(super) fn last_receive(&mut self, name: QueueName) -> bool {
+        let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(place) {
             self.end_of(retiring);
         }
@@ -68,7 +69,10 @@ impl Verbs {
         // Before, as some libraries drop what has completed with the queue pair; and after, for what comes with its end.
         self.set_aside(key, &qp);
         raw.abandon();
-        drop(self.park(Some(device), state, raw));
+        if let Err(error) = self.end(Some(device), state, raw, Ok(())) {
+            // It is in the error state, where it touches no memory.
+            log::error!("{error}: the queue pair is left in the error state");
+        }
         self.set_aside(key, &qp);
         let entry = &mut self.devices[device.0 as usize];
         entry.numbers.remove(qp.number, QpId(key));

@@ -1,15 +1,12 @@
 //! Shared receive queues.
 
-use std::ptr;
 use std::sync::Arc;
+use std::{mem, ptr};
 
-use super::chains::{Chains, Posted, check_request, posted, split};
+use super::chains::{Chains, check_request, posted, split};
 use super::device::RawDevice;
-use super::ffi::{check, context_of, non_null};
-use super::sys::{
-    ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask,
-    ibv_srq_init_attr,
-};
+use super::ffi::{QueueName, non_null};
+use super::sys::{ibv_create_srq, ibv_destroy_srq, ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::error::{Error, Result};
 use crate::provider::{CqId, PostError};
 use crate::slab::Key;
@@ -19,6 +16,7 @@ use crate::wr::RecvWr;
 #[derive(Debug)]
 pub(super) struct RawSrq {
     raw: *mut ibv_srq,
+    pub(super) name: QueueName,
     device: Arc<RawDevice>,
 }
 
@@ -30,10 +28,11 @@ unsafe impl Sync for RawSrq {}
 impl RawSrq {
     pub(super) fn create(device: &Arc<RawDevice>, max_wr: u32, max_sge: u32, key: Key) -> Result<Self> {
         let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
-        let mut made = ibv_srq_init_attr { srq_context: context_of(key), attr };
+        let name = QueueName::new(key);
+        let mut made = ibv_srq_init_attr { srq_context: name.context(), attr };
         // SAFETY: a live domain; the attributes are read and updated during the call, the context is a number.
         let raw = unsafe { ibv_create_srq(device.queue_domain(), &raw mut made) };
-        Ok(Self { raw: non_null("ibv_create_srq", raw)?, device: Arc::clone(device) })
+        Ok(Self { raw: non_null("ibv_create_srq", raw)?, name, device: Arc::clone(device) })
     }
 
     pub(super) const fn as_ptr(&self) -> *mut ibv_srq {
@@ -43,21 +42,28 @@ impl RawSrq {
     pub(super) fn is_on(&self, device: &Arc<RawDevice>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
+}
 
-    fn arm(&self, limit: u32) -> Result<()> {
-        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
-        let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0 as i32;
-        // SAFETY: a live queue; the attributes are read during the call.
-        check("ibv_modify_srq", unsafe { ibv_modify_srq(self.raw, &raw mut attr, mask) })
+impl RawSrq {
+    /// Destroys the queue. A failure leaves it as it was: the device may still use the receives that are posted, and the call may be
+    /// repeated.
+    fn destroy(&mut self) -> Result<()> {
+        if self.raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: queue pairs hold a share of the queue, so none is left on it; its events are acknowledged as they are
+        // read. Nobody names the queue any more once this has succeeded.
+        self.device.given_back("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw) })?;
+        self.raw = ptr::null_mut();
+        Ok(())
     }
 }
 
 impl Drop for RawSrq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold a share of the queue, so none is left on it; its events are acknowledged as they are
-        // read.
-        if let Err(error) = check("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw) }) {
-            log::warn!("{error}");
+        if let Err(error) = self.destroy() {
+            log::error!("{error}: the shared receive queue is left as it is");
+            mem::forget(Arc::clone(&self.device));
         }
     }
 }
@@ -65,7 +71,7 @@ impl Drop for RawSrq {
 /// A shared receive queue in the provider's table.
 #[derive(Debug)]
 pub(super) struct Srq {
-    /// `None` once the device was removed.
+    /// `None` once the queue was destroyed.
     pub(super) raw: Option<Arc<RawSrq>>,
     pub(super) device: u32,
     max_wr: u32,
@@ -113,6 +119,14 @@ impl Srq {
         }
     }
 
+    /// Destroys the queue, which no queue pair uses. If a thread still holds one that did, and that is in the error state, the thread
+    /// destroys both.
+    pub(super) fn destroy(&mut self) -> Result<()> {
+        self.raw.as_mut().and_then(Arc::get_mut).map_or(Ok(()), RawSrq::destroy)?;
+        self.raw = None;
+        Ok(())
+    }
+
     /// Takes an attachment back when there was no room for it.
     pub(super) fn forget(&mut self, cq: CqId) {
         self.targets.retain(|target| target.0 != cq);
@@ -123,7 +137,7 @@ impl Srq {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
-    pub(super) fn post(&mut self, chain: &[RecvWr], chains: &mut Chains) -> Posted {
+    pub(super) fn post(&mut self, chain: &[RecvWr], chains: &mut Chains) -> std::result::Result<(), PostError> {
         let Some(raw) = &self.raw else {
             return Err(PostError { posted: 0, error: Error::Stale { object: "shared receive queue" } });
         };
@@ -145,14 +159,5 @@ impl Srq {
             result?;
         }
         refused.map_or(Ok(()), |error| Err(PostError { posted: fits.len(), error }))
-    }
-
-    /// Asks for an event when fewer than `limit` receives are left.
-    pub(super) fn arm(&self, limit: u32) -> Result<()> {
-        if limit > self.max_wr {
-            let range = "at most the max_wr of the queue";
-            return Err(Error::OutOfRange { what: "limit of a shared receive queue", value: limit.into(), range });
-        }
-        self.raw.as_ref().map_or(Ok(()), |raw| raw.arm(limit))
     }
 }

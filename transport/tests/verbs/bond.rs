@@ -60,7 +60,7 @@ fn a_failover_is_told_to_the_listener(kind: Kind) {
     run("ip link set bond9 type bond active_slave g0");
     let event = world.event();
     assert!(matches!(event.kind, CmEventKind::AddressChange) && event.id == listener, "{event:?}");
-    world.provider.destroy_id(listener, Instant::now());
+    world.provider.destroy_id(listener, Instant::now()).unwrap();
     if kind == Kind::Siw {
         // Siw knows the hardware address that it began with, and nothing can be bound under another: back to that.
         run("ip link set bond9 type bond active_slave f0");
@@ -69,7 +69,7 @@ fn a_failover_is_told_to_the_listener(kind: Kind) {
     let (active, passive) = world.pair(to);
     world.drop_end(&active);
     world.drop_end(&passive);
-    world.provider.destroy_id(listener, Instant::now());
+    world.provider.destroy_id(listener, Instant::now()).unwrap();
     bond.remove(&mut world);
 }
 

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rdma_transport::cm::ConnectFailure;
+use rdma_transport::cm::ListenOptions;
+use rdma_transport::cq::CqAttr;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::provider::PostError;
 use rdma_transport::{
@@ -28,9 +30,16 @@ pub(crate) struct Datagrams {
 impl World {
     pub(crate) fn datagrams(&mut self, id: CmId, device: DeviceId) -> Datagrams {
         self.watch(device);
-        let cq = self.provider.create_cq(device, 2 * DEPTH).unwrap();
-        let attr =
-            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline: 0, max_recv_sge: 0 };
+        let cq = self.provider.create_cq(device, &CqAttr::new(2 * DEPTH)).unwrap();
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: 0,
+            max_recv_sge: 0,
+            srq: None,
+        };
         let qp = self.provider.create_qp(id, &attr).unwrap();
         let received = self.area_on(device, DEPTH as usize * ROOM, Access::LOCAL_WRITE);
         let sent = self.area_on(device, ROOM, Access::LOCAL_WRITE);
@@ -47,7 +56,7 @@ impl World {
     }
 
     pub(crate) fn to(&mut self, end: &Datagrams, peer: &DatagramPeer) -> Destination {
-        let address = self.provider.create_address(end.device, &peer.route).unwrap();
+        let address = self.provider.datagrams().unwrap().create_address(end.device, &peer.route).unwrap();
         Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key }
     }
 
@@ -83,14 +92,14 @@ impl World {
 
     pub(crate) fn forget(&mut self, end: Datagrams) {
         self.provider.disconnect(end.id, Instant::now()).unwrap();
-        self.provider.destroy_id(end.id, Instant::now());
+        self.provider.destroy_id(end.id, Instant::now()).unwrap();
         self.provider.destroy_cq(end.cq).unwrap();
         self.provider.deregister(end.received.region.id).unwrap();
         self.provider.deregister(end.sent.region.id).unwrap();
     }
 
     pub(crate) fn resolved_datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>) -> (CmId, DeviceId) {
-        let id = self.provider.resolve_datagram(to, from, Instant::now() + TIMEOUT).unwrap();
+        let id = self.provider.datagrams().unwrap().resolve_datagram(to, from, Instant::now() + TIMEOUT).unwrap();
         match self.news() {
             CmEvent { id: of, kind: CmEventKind::Resolved { device } } if of == id => (id, device),
             other => panic!("{other:?}"),
@@ -103,7 +112,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
     let (id, device) = if kind == Kind::Siw {
         // Whether it resolves is the system's affair; a queue pair there is none.
         let to = SocketAddr::new(kind.address(), 9);
-        let id = world.provider.resolve_datagram(to, None, Instant::now() + TIMEOUT);
+        let id = world.provider.datagrams().unwrap().resolve_datagram(to, None, Instant::now() + TIMEOUT);
         println!("{id:?}");
         let Ok(id) = id else { return };
         match world.news() {
@@ -112,7 +121,12 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
             other => panic!("{other:?}"),
         }
     } else {
-        let listener = world.provider.listen_datagram(SocketAddr::new(kind.address(), 0), 4).unwrap();
+        let listener = world
+            .provider
+            .datagrams()
+            .unwrap()
+            .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenOptions::default())
+            .unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
         world.resolved_datagram(SocketAddr::new(kind.address(), port), None)
     };
@@ -120,8 +134,16 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
     assert_eq!(capabilities.features.contains(Features::DATAGRAMS | Features::MULTICAST), kind == Kind::Rxe);
     if kind == Kind::Siw {
         assert_eq!(capabilities.max_datagram, 0);
-        let cq = world.provider.create_cq(device, 2).unwrap();
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 1, max_recv_wr: 1, max_inline: 0, max_recv_sge: 0 };
+        let cq = world.provider.create_cq(device, &CqAttr::new(2)).unwrap();
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_inline: 0,
+            max_recv_sge: 0,
+            srq: None,
+        };
         let refused = world.provider.create_qp(id, &attr);
         assert!(matches!(refused, Err(Error::Unsupported { feature: "datagrams on this device", .. })), "{refused:?}");
         return;
@@ -146,7 +168,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
         }
     }
     let peer = reached.unwrap();
-    assert_eq!(peer.qp_number, world.provider.qp_number(passive.qp).unwrap());
+    assert_eq!(peer.qp_number, world.provider.datagrams().unwrap().qp_number(passive.qp).unwrap());
     let there = world.to(&active, &peer);
     let mut back = None;
     for len in [0, 1, 512, capabilities.max_datagram as usize] {
@@ -155,11 +177,16 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
         let (wc, header, heard) = world.hear(&passive);
         assert_eq!((heard == payload, wc.immediate), (true, Some(0xfeed_f00d)), "{len}");
         assert!(wc.source.has_route_header());
-        assert_eq!(wc.source.qp_number, world.provider.qp_number(active.qp).unwrap());
+        assert_eq!(wc.source.qp_number, world.provider.datagrams().unwrap().qp_number(active.qp).unwrap());
         assert_eq!(world.completion(active.cq).status, WcStatus::Success);
         // The way back is in the datagram.
         let back = *back.get_or_insert_with(|| {
-            let route = world.provider.route_back(passive.id, &wc, header[..].try_into().unwrap()).unwrap();
+            let route = world
+                .provider
+                .datagrams()
+                .unwrap()
+                .route_back(passive.id, &wc, header[..].try_into().unwrap())
+                .unwrap();
             let peer = DatagramPeer { route, qp_number: wc.source.qp_number, queue_key: peer.queue_key };
             world.to(&passive, &peer)
         });
@@ -174,8 +201,8 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
     assert!(matches!(refused, Err(PostError { error: Error::OutOfRange { value: 1025, .. }, .. })), "{refused:?}");
     let refused = world.provider.post_send(active.qp, &[wr(SendOp::Send, SgeList::default())]);
     assert!(matches!(refused, Err(PostError { error: Error::Unsupported { .. }, .. })), "{refused:?}");
-    world.provider.destroy_address(there.address).unwrap();
-    assert!(matches!(world.provider.destroy_address(there.address), Err(Error::Stale { .. })));
+    world.provider.datagrams().unwrap().destroy_address(there.address).unwrap();
+    assert!(matches!(world.provider.datagrams().unwrap().destroy_address(there.address), Err(Error::Stale { .. })));
     let refused = world.provider.post_send(active.qp, &[wr(SendOp::Datagram(there), SgeList::default())]);
     assert!(matches!(refused, Err(PostError { error: Error::Stale { .. }, .. })), "{refused:?}");
     world.forget(active);
@@ -187,7 +214,12 @@ fn nobody_there_and_a_no(kind: Kind) {
         return assert!(siw_has_none());
     }
     let mut world = World::new();
-    let listener = world.provider.listen_datagram(SocketAddr::new(kind.address(), 0), 4).unwrap();
+    let listener = world
+        .provider
+        .datagrams()
+        .unwrap()
+        .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenOptions::default())
+        .unwrap();
     let port = world.provider.local_address(listener).unwrap().port();
     for (port, refused) in [(9, true), (port, false)] {
         let (id, device) = world.resolved_datagram(SocketAddr::new(kind.address(), port), None);
@@ -213,7 +245,7 @@ fn siw_has_none() -> bool {
         let (_, to) = world.listen(Kind::Siw.address());
         world.resolved(to)
     };
-    let refused = world.provider.join(id, "239.1.2.3".parse().unwrap());
+    let refused = world.provider.datagrams().unwrap().join(id, "239.1.2.3".parse().unwrap());
     assert!(matches!(refused, Err(Error::InvalidState { .. })), "{refused:?}");
     !world.provider.device(device).unwrap().capabilities.features.intersects(Features::DATAGRAMS | Features::MULTICAST)
 }
@@ -229,11 +261,11 @@ fn groups_reach_everyone_in_them(kind: Kind) {
     let mut peer = None;
     for _ in 0..3 {
         let (id, device) = world.resolved_datagram(SocketAddr::new(group, 0), from);
-        let early = world.provider.join(id, group);
+        let early = world.provider.datagrams().unwrap().join(id, group);
         assert!(matches!(early, Err(Error::InvalidState { .. })), "without a queue pair: {early:?}");
         let end = world.datagrams(id, device);
-        world.provider.join(id, group).unwrap();
-        assert!(matches!(world.provider.join(id, group), Err(Error::InvalidState { .. })));
+        world.provider.datagrams().unwrap().join(id, group).unwrap();
+        assert!(matches!(world.provider.datagrams().unwrap().join(id, group), Err(Error::InvalidState { .. })));
         match world.news() {
             CmEvent { id: of, kind: CmEventKind::Joined { group: joined, peer: at } } if of == id => {
                 assert_eq!((joined, at.qp_number), (group, 0x00ff_ffff));
@@ -254,15 +286,15 @@ fn groups_reach_everyone_in_them(kind: Kind) {
         let _ = world.poll(ends[0].cq);
     }
     // Who has left hears nothing more; the others do.
-    world.provider.leave(ends[2].id, group).unwrap();
-    assert!(matches!(world.provider.leave(ends[2].id, group), Err(Error::InvalidState { .. })));
+    world.provider.datagrams().unwrap().leave(ends[2].id, group).unwrap();
+    assert!(matches!(world.provider.datagrams().unwrap().leave(ends[2].id, group), Err(Error::InvalidState { .. })));
     world.tell(&ends[0], SendOp::Datagram(there), b"the rest of us");
     assert_eq!(world.hear(&ends[1]).2, b"the rest of us");
     let late = world.event_within(Duration::from_millis(50));
     assert!(late.is_none(), "{late:?}");
     assert!(world.poll(ends[2].cq).is_empty());
     let _: AddressId = there.address;
-    world.provider.destroy_address(there.address).unwrap();
+    world.provider.datagrams().unwrap().destroy_address(there.address).unwrap();
     // Two are still in the group when they go.
     for end in ends {
         world.forget(end);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_transport::cm::ConnectFailure;
+use rdma_transport::cm::ListenOptions;
 use rdma_transport::{
     CmEvent, CmEventKind, ConnectParam, DatagramPeer, Provider, SendOp, WcOpcode, WcStatus, WorkCompletion,
 };
@@ -28,7 +29,7 @@ impl Theirs {
     fn start(program: &str, args: &[&str]) -> Self {
         let (count, size) = (COUNT.to_string(), SIZE.to_string());
         let child = Command::new("timeout")
-            .args(["30", "stdbuf", "-oL", program, "-C", &count, "-S", &size])
+            .args(["300", "stdbuf", "-oL", program, "-C", &count, "-S", &size])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()
@@ -97,7 +98,7 @@ impl World {
 
     fn send_all(&mut self, end: &Datagrams, peer: &DatagramPeer) {
         let to = self.to(end, peer);
-        let own = self.provider.qp_number(end.qp).unwrap();
+        let own = self.provider.datagrams().unwrap().qp_number(end.qp).unwrap();
         for turn in 0..COUNT {
             self.tell(end, SendOp::DatagramWithImmediate(to, own), &[turn as u8; SIZE]);
         }
@@ -111,13 +112,18 @@ fn group() -> IpAddr {
 fn udaddy_asks() {
     let mut world = World::new();
     let address = Kind::Rxe.address();
-    world.provider.listen_datagram(SocketAddr::new(address, UDADDY), 4).unwrap();
+    world
+        .provider
+        .datagrams()
+        .unwrap()
+        .listen_datagram(SocketAddr::new(address, UDADDY), &ListenOptions::default())
+        .unwrap();
     let theirs = Theirs::start("udaddy", &["-s", &address.to_string()]);
     let (id, _, device, ..) = world.connect_request();
     let end = world.datagrams(id, device);
     world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
     let (wc, header) = world.take_all(&end);
-    let route = world.provider.route_back(end.id, &wc, header[..].try_into().unwrap()).unwrap();
+    let route = world.provider.datagrams().unwrap().route_back(end.id, &wc, header[..].try_into().unwrap()).unwrap();
     let qp_number = wc.source.qp_number;
     // The key of every queue pair that librdmacm makes.
     world.send_all(&end, &DatagramPeer { route, qp_number, queue_key: 0x0123_4567 });
@@ -155,7 +161,7 @@ fn member(world: &mut World) -> (Datagrams, DatagramPeer) {
     let from = Some(SocketAddr::new(Kind::Rxe.address(), 0));
     let (id, device) = world.resolved_datagram(SocketAddr::new(group(), 0), from);
     let end = world.datagrams(id, device);
-    world.provider.join(id, group()).unwrap();
+    world.provider.datagrams().unwrap().join(id, group()).unwrap();
     match world.news() {
         CmEvent { kind: CmEventKind::Joined { peer, .. }, .. } => (end, peer),
         other => panic!("{other:?}"),

@@ -1,4 +1,5 @@
-//! The provider `verbs` on the devices of the system. Every test runs on an iWARP device (`siw`) and on a RoCE device
+//! The provider `verbs` on the devices of the system: what is about devices rather than the contract of a provider, for which
+//! `tests/tests/rdma_contract.rs` runs the suite. Every test runs on an iWARP device (`siw`) and on a RoCE device
 //! (`rxe`), both ends in this process unless it says otherwise.
 //!
 //! These tests need the devices: `tests/vm/run.sh` brings them up and sets the variables `RDMA_SIW_ADDR` and so on.
@@ -16,5 +17,4 @@ mod peer;
 mod port;
 mod removal;
 mod settings;
-mod shared;
 mod world;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_transport::{
-    Access, CmEventKind, DisconnectCause, Error, Features, Memory, Provider, QpId, RemoteKey, SendFlags, SendOp,
-    SgeList, WcStatus,
+    Access, CmEventKind, DisconnectCause, Features, Memory, Provider, RemoteKey, SendFlags, SendOp, SgeList, WcStatus,
 };
 
 use crate::world::*;
@@ -114,73 +113,6 @@ fn what_a_peer_may_not(kind: Kind) {
     }
 }
 
-fn a_range_is_all_a_peer_reaches(kind: Kind) {
-    for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false), (0, false)] {
-        let (mut world, active, passive) = connected(kind);
-        let memory = Arc::new(Memory::new(8192).unwrap());
-        let region = world.provider.register_range(passive.device, &memory, 1000..2000, EVERYTHING).unwrap();
-        let area = Area { memory, region };
-        let local = world.area(&active, 4096, Access::LOCAL_WRITE);
-        local.fill(offset as u32);
-        let write = SendOp::Write(area.remote(offset));
-        if allowed {
-            world.good(&active, write, local.sge(0, 64));
-            world.good(&active, SendOp::Read(area.remote(offset)), local.sge(1000, 64));
-            assert_eq!(local.bytes()[1000..1064], local.bytes()[..64]);
-            assert_eq!(area.bytes()[offset..offset + 64], local.bytes()[..64]);
-        } else {
-            world.refused(kind, &active, &passive, write, local.sge(0, 64));
-            assert!(area.bytes().iter().all(|&byte| byte == 0), "{offset}");
-        }
-    }
-    let (mut world, active, _passive) = connected(kind);
-    let memory = Arc::new(Memory::new(4096).unwrap());
-    #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
-    for wrong in [0..4097, 5..5, 9..8, 5000..5001] {
-        let refused = world.provider.register_range(active.device, &memory, wrong, Access::empty());
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
-    }
-    let refused = world.provider.restrict(active.region.id, QpId(active.id.0));
-    assert!(matches!(refused, Err(Error::Unsupported { feature: "regions of one connection", .. })));
-}
-
-/// The key is gone for the peer at once; the memory is still there for the program's own work requests, also for those
-/// that were posted before.
-fn invalidate_takes_the_remote_key_only(kind: Kind) {
-    let (mut world, active, passive) = connected(kind);
-    let area = world.area(&passive, 4096, EVERYTHING);
-    let local = world.area(&active, 4096, Access::LOCAL_WRITE);
-    local.fill(3);
-    world.good(&active, SendOp::Write(area.remote(0)), local.sge(0, 100));
-    world.good(&active, SendOp::Read(area.remote(0)), local.sge(200, 100));
-    for _ in 0..2 {
-        world.provider.invalidate(area.region.id).unwrap();
-    }
-    // Its own: sent from the region, and received into it.
-    passive.write(DEPTH as usize, b"x");
-    world
-        .provider
-        .post_send(
-            passive.qp,
-            &[rdma_transport::SendWr {
-                wr_id: 1,
-                op: SendOp::Send,
-                sges: SgeList::one(area.sge(0, 100)),
-                flags: SendFlags::SIGNALED,
-            }],
-        )
-        .unwrap();
-    assert_eq!(world.completion(passive.cq).status, WcStatus::Success);
-    let got = world.completion(active.cq);
-    assert_eq!(active.read(got.wr_id as usize, 100), local.bytes()[..100]);
-    // The peer's is over.
-    let before = area.bytes().to_vec();
-    world.refused(kind, &active, &passive, SendOp::Write(area.remote(0)), local.sge(1000, 100));
-    assert_eq!(area.bytes(), before);
-    world.provider.deregister(area.region.id).unwrap();
-    assert!(matches!(world.provider.invalidate(area.region.id), Err(Error::Stale { .. })));
-}
-
 /// On iWARP a peer may give a key back that it was given. InfiniBand allows that for memory windows only: there it ends
 /// the connection, and the key stays.
 fn send_with_invalidate(kind: Kind) {
@@ -230,7 +162,7 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
     // They are under way.
     let first = world.completions(active.cq);
     println!("{} writes before", first.len());
-    world.provider.invalidate(area.region.id).unwrap();
+    world.provider.remote_keys().unwrap().invalidate(area.region.id).unwrap();
     if kind == Kind::Siw {
         // All writes may have been done before, so that one more is tried; the connection may have ended meanwhile.
         let _ = world.provider.post_send(active.qp, &chain[..1]);
@@ -273,14 +205,12 @@ fn lock_too_much(address: std::net::IpAddr) {
     let (_, to) = world.listen(address);
     let (_, device) = world.resolved(to);
     let memory = Arc::new(Memory::new(1 << 20).unwrap());
-    let error = world.provider.register(device, &memory, Access::LOCAL_WRITE).unwrap_err();
+    let error = world.provider.register(device, &memory, 0..memory.len(), Access::LOCAL_WRITE).unwrap_err();
     println!("\n{error}");
 }
 
 on_each_device! {
     what_a_peer_may_not
-    a_range_is_all_a_peer_reaches
-    invalidate_takes_the_remote_key_only
     send_with_invalidate
     nothing_is_touched_after_invalidate
     too_little_memory_may_be_locked

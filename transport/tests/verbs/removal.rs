@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rdma_transport::cm::ListenOptions;
+use rdma_transport::cq::Notify;
 use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcStatus};
 
 use crate::world::*;
@@ -37,7 +39,7 @@ fn removal_under_two_providers(kind: Kind) {
         let (listener, to) = world.listen(kind.address());
         let (active, passive) = world.pair(to);
         for id in [active.id, passive.id, listener] {
-            world.provider.destroy_id(id, Instant::now());
+            world.provider.destroy_id(id, Instant::now()).unwrap();
         }
         while world.provider.next_cm_event(Instant::now()).unwrap().is_some() {}
     }
@@ -68,7 +70,7 @@ fn add_device(kind: Kind) {
 fn removal_with_everything_open(kind: Kind) {
     let device = kind.variable("DEV");
     let mut world = World::new();
-    let wildcard = world.provider.listen("0.0.0.0:0".parse().unwrap(), 4).unwrap();
+    let wildcard = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenOptions::default()).unwrap();
     let port = world.provider.local_address(wildcard).unwrap().port();
     for round in 0..3 {
         let (listener, to) = world.listen(kind.address());
@@ -82,7 +84,7 @@ fn removal_with_everything_open(kind: Kind) {
             // Only what the provider keeps for itself is left: regions, queues.
             let (active, passive) = world.pair(to);
             for id in [active.id, passive.id, listener] {
-                world.provider.destroy_id(id, Instant::now());
+                world.provider.destroy_id(id, Instant::now()).unwrap();
             }
             told.clear();
         }
@@ -99,10 +101,10 @@ fn removal_with_everything_open(kind: Kind) {
         println!("{device}: told after {:?}", start.elapsed());
         for end in &ends {
             quick("disconnect", || world.provider.disconnect(end.id, Instant::now())).unwrap();
-            quick("destroy_id", || world.provider.destroy_id(end.id, Instant::now()));
+            quick("destroy_id", || world.provider.destroy_id(end.id, Instant::now()).unwrap());
         }
         if round < 2 {
-            quick("destroy_id", || world.provider.destroy_id(listener, Instant::now()));
+            quick("destroy_id", || world.provider.destroy_id(listener, Instant::now()).unwrap());
         }
         // The loop goes on, and the removal ends while this process lives.
         while removal.try_wait().unwrap().is_none() {
@@ -113,7 +115,7 @@ fn removal_with_everything_open(kind: Kind) {
         for end in &ends {
             // Handles of what went with the device are still good to be given back, and queues are empty.
             assert!(world.poll(end.cq).is_empty());
-            world.provider.req_notify(end.cq).unwrap();
+            world.provider.req_notify(end.cq, Notify::Any).unwrap();
             world.provider.destroy_cq(end.cq).unwrap();
             world.provider.deregister(end.region.id).unwrap();
         }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use rdma_transport::verbs::{Lookup, Verbs};
+use rdma_transport::cq::CqAttr;
 use rdma_transport::{
-    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Place, Provider, QpAttr,
+    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Provider, QpAttr,
     ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
 };
 
@@ -21,7 +21,7 @@ fn resolved_with(
     to: SocketAddr,
     options: &PathOptions,
 ) -> (rdma_transport::CmId, rdma_transport::DeviceId) {
-    let id = world.provider.resolve_with(to, options, Instant::now() + TIMEOUT).unwrap();
+    let id = world.provider.resolve(to, options, Instant::now() + TIMEOUT).unwrap();
     match world.news().kind {
         CmEventKind::Resolved { device } => (id, device),
         other => panic!("{other:?}"),
@@ -77,7 +77,7 @@ impl Capture {
 fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     let mut world = World::new();
     let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
-    let listener = world.provider.listen_with(SocketAddr::new(kind.address(), 0), 4, &options).unwrap();
+    let listener = world.provider.listen(SocketAddr::new(kind.address(), 0), &options).unwrap();
     let to = world.provider.local_address(listener).unwrap();
     let capture = Capture::on("lo");
     let path = PathOptions { type_of_service: Some(TOS), ack_timeout: Some(14), ..PathOptions::default() };
@@ -95,7 +95,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     }
     world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 9));
     assert_eq!(world.completion(passive.cq).byte_len, 9);
-    let (here, there) = (world.provider.path_of(active.qp).unwrap(), world.provider.path_of(passive.qp).unwrap());
+    let paths = world.provider.paths().unwrap();
+    let [here, there] = [active.qp, passive.qp].map(|qp| paths.path_of(qp).unwrap());
     println!("active {here:?}\npassive {there:?}");
     match kind {
         Kind::Rxe => {
@@ -133,7 +134,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
     for port in [None, Some(1)] {
         let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name: name.clone(), port }));
         assert_eq!(world.provider.device(device).unwrap().name, name);
-        world.provider.destroy_id(id, Instant::now());
+        world.provider.destroy_id(id, Instant::now()).unwrap();
     }
     // What is not there is refused by name.
     for (source, wanted) in [
@@ -141,7 +142,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         (Source::Device { name: name.clone(), port: Some(2) }, "port 2 of"),
         (Source::Address("192.0.2.9".parse().unwrap()), "192.0.2.9"),
     ] {
-        let refused = world.provider.resolve_with(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
+        let refused = world.provider.resolve(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
         assert!(matches!(refused, Error::NoDevice { .. }) && refused.to_string().contains(wanted), "{refused}");
     }
     // A message takes that way.
@@ -162,7 +163,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
     for only in [true, false] {
         let mut world = World::new();
         let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
-        let listener = world.provider.listen_with("[::]:0".parse().unwrap(), 4, &options).unwrap();
+        let listener = world.provider.listen("[::]:0".parse().unwrap(), &options).unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
         // Siw takes IPv6 alone, whatever it is told.
         let both = !only && kind == Kind::Rxe;
@@ -180,7 +181,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
                     assert!(refused, "IPv4 on a listener of IPv6 alone: {event:?}");
                 }
             }
-            world.provider.destroy_id(end.id, Instant::now());
+            world.provider.destroy_id(end.id, Instant::now()).unwrap();
         }
     }
 }
@@ -192,8 +193,11 @@ fn events_come_on_every_completion_vector(kind: Kind) {
     let (any, device) = world.resolved(to);
     let vectors = world.provider.device(device).unwrap().capabilities.completion_vectors;
     println!("{vectors} completion vectors");
-    assert!(matches!(world.provider.create_cq_on(device, 8, vectors), Err(Error::OutOfRange { .. })));
-    world.provider.destroy_id(any, Instant::now());
+    assert!(matches!(
+        world.provider.create_cq(device, &CqAttr { vector: vectors, ..CqAttr::new(8) }),
+        Err(Error::OutOfRange { .. })
+    ));
+    world.provider.destroy_id(any, Instant::now()).unwrap();
     for vector in 0..vectors {
         let (id, device) = world.resolved(to);
         let active = world.equip(id, device);
@@ -210,13 +214,21 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         world.drop_end(&active);
         world.disconnected(passive.id, &rdma_transport::DisconnectCause::Peer);
         world.drop_end(&passive);
-        let cq = world.provider.create_cq_on(device, 2 * DEPTH, vector).unwrap();
+        let cq = world.provider.create_cq(device, &CqAttr { vector, ..CqAttr::new(2 * DEPTH) }).unwrap();
         let (id, device) = world.resolved(to);
         let active = world.equip(id, device);
         world.provider.connect(id, &ConnectParam::default()).unwrap();
         let (id, ..) = world.connect_request();
         let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
-        let attr = QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0 };
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_inline: 0,
+            max_recv_sge: 0,
+            srq: None,
+        };
         (passive.id, passive.cq, passive.qp) = (id, cq, world.provider.create_qp(id, &attr).unwrap());
         let receive = rdma_transport::RecvWr { wr_id: 1, sges: SgeList::one(area.sge(0, SLOT)) };
         world.provider.post_recv(passive.qp, &[receive]).unwrap();
@@ -229,7 +241,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         assert_eq!(world.completion(cq).byte_len, 6);
         world.drop_end(&active);
         while world.event_within(std::time::Duration::from_millis(50)).is_some() {}
-        world.provider.destroy_id(passive.id, Instant::now());
+        world.provider.destroy_id(passive.id, Instant::now()).unwrap();
         world.provider.destroy_cq(cq).unwrap();
     }
 }
@@ -239,7 +251,7 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
     let (id, device) = world.resolved(to);
-    let cq = world.provider.create_cq(device, 64).unwrap();
+    let cq = world.provider.create_cq(device, &CqAttr::new(64)).unwrap();
     let area = world.area_on(device, SLOT, Access::LOCAL_WRITE);
     let attr = QpAttr { max_recv_sge: 1, ..QpAttr::new(cq, cq, 4, 4) };
     let qp = world.provider.create_qp(id, &attr).unwrap();
@@ -248,33 +260,6 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     sges.push(area.sge(8, 8)).unwrap();
     let refused = world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 2, sges }]).unwrap_err().error;
     assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
-}
-
-/// Names and addresses are looked up by the library; an address of InfiniBand is asked for, and these devices have none.
-fn places_are_looked_up(kind: Kind) {
-    let (node, port) = (kind.variable("ADDR"), 7471);
-    let wanted = Place::Ip(SocketAddr::new(kind.address(), port));
-    for usage in [Lookup::Connect, Lookup::Listen] {
-        let found = Verbs::lookup(&node, &port.to_string(), usage).unwrap();
-        println!("{usage:?}: {found:?}");
-        assert!(found.contains(&wanted), "{found:?}");
-    }
-    assert!(matches!(Verbs::lookup("nowhere.invalid", "1", Lookup::Connect), Err(Error::Io { .. })));
-    assert!(matches!(Verbs::lookup("a\0b", "1", Lookup::Connect), Err(Error::Address { .. })));
-    let mut world = World::new();
-    let place: Place = "ib:[fe80::1]:7471".parse().unwrap();
-    let refused = world.provider.listen_at(place, 4, &ListenOptions::default()).unwrap_err();
-    println!("{refused}");
-    assert!(refused.to_string().contains("ib:[fe80::1]:7471"), "{refused}");
-    let outcome = world.provider.resolve_to(place, &PathOptions::default(), Instant::now() + TIMEOUT);
-    match outcome {
-        Ok(_) => {
-            let event = world.news();
-            println!("{event:?}");
-            assert!(matches!(event.kind, CmEventKind::ConnectFailed(_)), "{event:?}");
-        }
-        Err(error) => println!("{error}"),
-    }
 }
 
 /// Depths past the device's are used as the device has them; ranges that no device has are refused.
@@ -294,10 +279,10 @@ fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
     }
     let path = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
-    let refused = world.provider.resolve_with(to, &path, Instant::now() + TIMEOUT);
+    let refused = world.provider.resolve(to, &path, Instant::now() + TIMEOUT);
     assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
     let options = ListenOptions { ack_timeout: Some(99), ..ListenOptions::default() };
-    let refused = world.provider.listen_with(SocketAddr::new(kind.address(), 0), 1, &options);
+    let refused = world.provider.listen(SocketAddr::new(kind.address(), 0), &options);
     assert!(matches!(refused, Err(Error::OutOfRange { value: 99, .. })), "{refused:?}");
 }
 
@@ -313,13 +298,13 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
     source.fill(7);
     let features = world.provider.device(active.device).unwrap().capabilities.features;
     println!("{features:?}");
-    let registrar = world.provider.registrar(active.device).unwrap();
+    let registrar = world.provider.off_loop_registration().unwrap().registrar(active.device).unwrap();
     let memory = Arc::new(Memory::new(LEN).unwrap());
     let registered = thread::spawn({
         let memory = Arc::clone(&memory);
         move || registrar.register(&memory, 0..LEN, Access::READ_SINK).unwrap()
     });
-    let region = world.provider.adopt(registered.join().unwrap()).unwrap();
+    let region = world.provider.off_loop_registration().unwrap().adopt(registered.join().unwrap()).unwrap();
     let mut sinks = vec![Area { memory, region }];
     sinks.push(world.area(&active, LEN, Access::READ_SINK));
     sinks.push(world.area(&active, LEN, Access::READ_SINK | Access::RELAXED_ORDERING));
@@ -327,7 +312,7 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
         sinks.push(world.area(&active, LEN, Access::READ_SINK | Access::ON_DEMAND));
     } else {
         let memory = Arc::new(Memory::new(4096).unwrap());
-        let refused = world.provider.register(active.device, &memory, Access::ON_DEMAND);
+        let refused = world.provider.register(active.device, &memory, 0..memory.len(), Access::ON_DEMAND);
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
         assert!(refused.unwrap_err().to_string().contains("on-demand paging"));
     }
@@ -355,7 +340,7 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
     let source = world.area(&active, LEN, Access::LOCAL_WRITE);
     source.fill(3);
     for memory in [&shared, &raw] {
-        let region = world.provider.register(passive.device, memory, Access::REMOTE_WRITE).unwrap();
+        let region = world.provider.register(passive.device, memory, 0..LEN, Access::REMOTE_WRITE).unwrap();
         let target = Area { memory: Arc::clone(memory), region };
         world.good(&active, SendOp::Write(target.remote(0)), source.sge(0, LEN));
         // A write without a message behind it is there when a message that follows it is.
@@ -380,7 +365,12 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
     assert!(fd >= 0);
     // SAFETY: made above, for this owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let refused = world.provider.register_dmabuf(device, fd.as_fd(), 0, 4096, 0x1000, Access::LOCAL_WRITE).unwrap_err();
+    let refused = world
+        .provider
+        .foreign_memory()
+        .unwrap()
+        .register_dmabuf(device, fd.as_fd(), 0, 4096, 0x1000, Access::LOCAL_WRITE)
+        .unwrap_err();
     println!("{refused}");
     assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
 }
@@ -426,7 +416,6 @@ on_each_device! {
     depths_of_reads_are_cut_to_the_device
     every_kind_of_region_is_read_into
     foreign_memory_is_read_and_written
-    places_are_looked_up
     receives_of_one_piece_take_one
     a_dma_buf_is_refused_by_name
     a_small_send_with_invalidate_leaves_the_queue_whole

@@ -7,10 +7,10 @@ use rdma_transport::slab::Key;
 
 use super::Context;
 use crate::datagram::table::Endpoints;
-use crate::datagram::{Datagram, EndpointOptions, Origin};
+use crate::datagram::{Datagram, EndpointId, EndpointOptions, Origin, PeerId};
 use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
-use crate::id::{EndpointId, PeerId, SendId};
+use crate::id::SendId;
 
 /// Callbacks for datagrams: see [`crate::datagram`] for what datagrams are. A [`crate::Handler`] that opens endpoints returns
 /// itself, or a part of it, from its `datagrams`. Any method of [`Context`] may be called in any of them.
@@ -62,7 +62,7 @@ impl Datagrams<'_> {
         endpoint.key(self.driver.tag()).ok_or(Error::Gone("endpoint"))
     }
 
-    fn site(&self, endpoint: EndpointId) -> Option<(SocketAddr, rdma_transport::QpId, usize, usize)> {
+    fn site(&self, endpoint: EndpointId) -> Option<(SocketAddr, u32, usize, usize)> {
         self.endpoints.site(endpoint.key(self.driver.tag())?)
     }
 
@@ -116,7 +116,7 @@ impl Datagrams<'_> {
     /// Number of an endpoint's queue pair, which some programs send as immediate data; `None` when the endpoint is gone.
     #[must_use]
     pub fn qp_number(&self, endpoint: EndpointId) -> Option<u32> {
-        self.driver.provider().qp_number(self.site(endpoint)?.1).ok()
+        self.site(endpoint).map(|(_, qp_number, ..)| qp_number)
     }
 
     /// Largest payload of a datagram, bytes; `None` when the endpoint is gone.
@@ -128,8 +128,9 @@ impl Datagrams<'_> {
     /// What the device of an endpoint can do, multicast for one; `None` when either is gone.
     #[must_use]
     pub fn capabilities(&self, endpoint: EndpointId) -> Option<Capabilities> {
-        let device = self.driver.device(self.site(endpoint)?.2)?;
-        Some(self.driver.provider().device(device.id)?.capabilities)
+        let index = self.site(endpoint)?.2;
+        let device = self.driver.device(index)?;
+        Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }
 
     /// Asks where the endpoint at `address` takes datagrams: `on_peer` follows, with a way to send there.
@@ -239,11 +240,11 @@ impl Datagrams<'_> {
         self.endpoints.leave(self.driver, key, group)
     }
 
-    /// Closes an endpoint, after what was taken has been sent, for `Config::close_timeout` at most. `on_endpoint_closed`
+    /// Closes an endpoint, after what was taken has been sent, for `Timeouts::close` at most. `on_endpoint_closed`
     /// follows; nothing more is received. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
         if let Some(key) = endpoint.key(self.driver.tag()) {
-            self.endpoints.end(self.driver, key, DisconnectReason::Local, false);
+            self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);
         }
     }
 }

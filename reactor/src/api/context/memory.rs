@@ -75,7 +75,7 @@ impl Context<'_> {
     /// The connection is gone, the provider lacks what is asked for, or the system refuses (a limit on locked memory is
     /// named with its cure).
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
-        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        let memory = options.memory(len)?;
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
@@ -89,7 +89,7 @@ impl Context<'_> {
     /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that is on no RDMA device;
     /// [`Error::Drained`]; as [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
-        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        let memory = options.memory(len)?;
         self.driver.register_at(local, Material::Own(memory, len), options)
     }
 
@@ -136,6 +136,22 @@ impl Context<'_> {
         options: &RegionOptions,
     ) -> Result<Region, Error> {
         self.driver.register(conn, Material::Shared(memory), options)
+    }
+
+    /// As [`Context::register_memory`], on the device that has the address `local` of this host, before there is any connection, as
+    /// [`Context::register_at`]. It is for memory that several reactors of a program register, each one on its own device.
+    ///
+    /// Example: [the guide](crate::guide::remote_memory).
+    ///
+    /// # Errors
+    /// As [`Context::register_at`].
+    pub fn register_memory_at(
+        &mut self,
+        local: IpAddr,
+        memory: Arc<Memory>,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
+        self.driver.register_at(local, Material::Shared(memory), options)
     }
 
     /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has got on its own. Address and length are
@@ -212,11 +228,11 @@ impl Context<'_> {
     ///
     /// ```
     /// use rdma_reactor::{
-    ///     Config, ConnectionId, Context, Handler, PreparedRegion, ProviderChoice, Reactor, RegionOptions, Remote,
+    ///     Config, ConnectionId, Context, Handler, PreparedRegion, ProviderChoice, Reactor, RegionOptions, ReactorHandle,
     /// };
     ///
     /// /// Has another thread prepare memory for each connection.
-    /// struct Program(Remote<(ConnectionId, PreparedRegion)>);
+    /// struct Program(ReactorHandle<(ConnectionId, PreparedRegion)>);
     ///
     /// impl Handler<(ConnectionId, PreparedRegion)> for Program {
     ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
@@ -239,7 +255,7 @@ impl Context<'_> {
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut reactor = Reactor::with_messages(Config::default().provider(ProviderChoice::Iwarp))?;
-    /// # let mut program = Program(reactor.remote());
+    /// # let mut program = Program(reactor.handle());
     /// # let mut context = reactor.context();
     /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
     /// # let server = context.local_address(listener).expect("it listens");
@@ -251,7 +267,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The connection or its device is gone.
-    pub fn region_maker(&self, conn: ConnectionId, options: &RegionOptions) -> Result<RegionMaker, Error> {
+    pub fn region_maker(&mut self, conn: ConnectionId, options: &RegionOptions) -> Result<RegionMaker, Error> {
         self.driver.region_maker(conn, options.clone())
     }
 
@@ -266,10 +282,16 @@ impl Context<'_> {
         self.driver.adopt(conn, prepared)
     }
 
-    /// Takes the rights of all peers to a region back, at once: nothing of a peer's touches the memory when this returns.
-    /// A peer that tries gets an error, and loses its connection. Harmless when repeated.
-    pub fn revoke(&mut self, region: &Region) {
-        self.driver.revoke(region);
+    /// Takes the rights of all peers to a region back, immediately. When this has returned `Ok`, nothing of a peer's touches the
+    /// memory, except that devices with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) place the rest of the
+    /// frame that they are placing. A peer that tries gets an error, and loses its connection. Harmless when repeated.
+    ///
+    /// # Errors
+    /// The device keeps the key, or cannot take keys back: peers may go on using the memory until the region is dropped and
+    /// deregistered ([`crate::MemoryStats::unrevoked`]). [`Error::Gone`]: the region is another reactor's, or its device is gone and
+    /// has kept it.
+    pub fn revoke(&mut self, region: &Region) -> Result<(), Error> {
+        self.driver.revoke(region)
     }
 
     /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends; the
@@ -309,9 +331,7 @@ impl Context<'_> {
     ///     fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
     ///         assert!(outcome.is_sent());
     ///         // The message that told the place has ended, too, and that side has no copy.
-    ///         if let Some(copy) = &self.copy
-    ///             && copy.bytes() == Some(b"what there is")
-    ///         {
+    ///         if self.copy.as_ref().is_some_and(|copy| copy.bytes() == Some(b"what there is")) {
     ///             cx.stop();
     ///         }
     ///     }

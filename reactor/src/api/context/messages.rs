@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use super::Context;
 use crate::api::message::{DetachedMessage, SendBuffer, SendError};
-use crate::error::SendErrorKind;
+use crate::conn::Need;
+use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
     /// Sends a copy of `payload`, which may be empty. It goes out at the end of the turn; `on_send_complete` follows. A message that
-    /// is longer than [`Context::buffer_size`] goes in several buffers, up to [`crate::Config::eager_limit`] and while there is room for
+    /// is longer than [`Context::buffer_size`] goes in several buffers, up to [`crate::LargeMessageSettings::eager_limit`] and while there is room for
     /// all of it; another one is copied to memory of its own, from which the peer fetches it.
     ///
     /// ```
@@ -98,20 +99,21 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::send`], with the buffer. `Closed` also for a buffer of another reactor or device.
+    /// As [`Context::send`], with the buffer. `ForeignBuffer` for a buffer of another reactor or device, or of this device before
+    /// it failed or was removed.
     // The buffer comes back by value: that is the point of the error.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
         let len = buffer.len();
-        if !self.driver.owns_buffer(conn, buffer.home()) {
-            return Err(SendError { kind: SendErrorKind::Closed, buffer });
+        if let Err(kind) = self.driver.check_buffer(conn, buffer.home()) {
+            return Err(SendError { kind, buffer });
         }
         let sent = self.driver.input(conn, |conn, env| conn.send_filled(len, env, || buffer.take()));
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 
     /// Sends a part of a region without a copy. Past [`Context::buffer_size`] the region must be registered with
-    /// [`crate::Access::REMOTE_READ`] for this peer or any, because the peer fetches what is past [`crate::Config::eager_limit`] or has no
+    /// [`crate::Access::REMOTE_READ`] for this peer or any, because the peer fetches what is past [`crate::LargeMessageSettings::eager_limit`] or has no
     /// room in buffers. The memory is lent to be read until `on_send_complete`.
     ///
     /// ```
@@ -164,25 +166,59 @@ impl Context<'_> {
 
     /// Gives a message back that [`crate::Message::detach`] kept, as dropping it does, but at once: without waiting for a turn.
     /// Messages of other reactors are dropped.
+    #[inline]
     pub fn release(&mut self, mut message: DetachedMessage) {
-        self.take_back(&mut message);
+        let driver = &mut *self.driver;
+        if let Some((pool, buffer, conn)) = message.take_buffer(|home| driver.is_home_of(home)) {
+            driver.take_home(pool, buffer, Some(conn));
+        }
     }
 
-    /// Has the program hear of the ends of the sends that `begin` adds to a connection, whatever [`crate::Config::quiet_sends`] says.
-    #[cfg(feature = "async")]
-    pub(crate) fn told_of<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
+    /// Calls `begin`, and has `on_send_complete` called for each message that it sends on a connection, also with
+    /// [`crate::Config::quiet_sends`]. Sends that are not copied are reported in any case.
+    ///
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};
+    ///
+    /// /// Sends the last message of a batch: when it has ended, so have all before it, which are quiet.
+    /// fn send_last(cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
+    ///     cx.reporting(conn, |cx| cx.send(conn, payload))
+    /// }
+    /// ```
+    pub fn reporting<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
         self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(true));
         let result = begin(self);
         self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(false));
         result
     }
 
-    /// Takes the buffer of a message, if it is one of this reactor's.
-    pub(crate) fn take_back(&mut self, message: &mut DetachedMessage) {
-        let driver = &mut *self.driver;
-        if let Some((device, buffer, conn)) = message.take_buffer(|home| driver.is_home_of(home)) {
-            driver.take_home(device, buffer, Some(conn));
-        }
+    /// Has `on_writable` called when there is more of what is `missing`, as after a send that was refused for that reason: free
+    /// slots of the send queue for [`Blocked::Queue`], and room for a message for every other reason. It is for programs that ask
+    /// [`Context::writable`] or [`Context::free_slots`] before they send. Returns `false` if the connection is not open: then no
+    /// call follows.
+    ///
+    /// ```
+    /// use rdma_reactor::{Blocked, ConnectionId, Context};
+    ///
+    /// /// Sends a pair of messages, or none of them now.
+    /// fn send_both(cx: &mut Context<'_>, conn: ConnectionId, pair: [&[u8]; 2]) -> bool {
+    ///     if cx.writable(conn) < pair.len() {
+    ///         cx.await_room(conn, Blocked::Window);
+    ///         return false;
+    ///     }
+    ///     pair.into_iter().all(|message| cx.send(conn, message).is_ok())
+    /// }
+    /// ```
+    pub fn await_room(&mut self, conn: ConnectionId, missing: Blocked) -> bool {
+        let need = if missing == Blocked::Queue { Need::Place } else { Need::Message };
+        self.driver.input(conn, |conn, env| conn.await_room(need, env)).unwrap_or(false)
+    }
+
+    /// Work requests that the send queue of a connection accepts right now. A read needs one for each range that it fills; most other
+    /// operations, and messages in one buffer, need one. [`Context::writable`] respects the peer's window, too.
+    #[must_use]
+    pub fn free_slots(&self, conn: ConnectionId) -> usize {
+        self.driver.connections().get(conn).map_or(0, |seat| seat.conn.places())
     }
 
     /// Messages of at most [`Context::buffer_size`] bytes that `send` takes right now.

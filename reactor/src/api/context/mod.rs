@@ -1,16 +1,20 @@
-//! What a callback may do, in parts by noun: connections and listeners here, [`messages`], [`memory`], [`time`], datagrams in
-//! [`Datagrams`].
+//! What a callback may do, in parts by noun: connections and listeners here, [`messages`], [`memory`], [`transfers`], [`time`], datagrams in
+//! `Datagrams`.
 
+#[cfg(feature = "datagram")]
 mod datagrams;
+mod landing;
 mod memory;
 mod messages;
 mod time;
+mod transfers;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Capabilities;
 
+#[cfg(feature = "datagram")]
 pub use self::datagrams::{DatagramHandler, Datagrams};
 use crate::datagram::table::Endpoints;
 use crate::driver::Driver;
@@ -105,8 +109,8 @@ impl Context<'_> {
     }
 
     /// Opens a connection to the first of several addresses of a peer that lets itself be connected to, such as those of its
-    /// adapters: when one is refused, unreachable or silent for `Config::attempt_timeout`, the next one is tried, under the same
-    /// id; the last one has `Config::connect_timeout`. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
+    /// adapters: when one is refused, unreachable or silent for `Timeouts::attempt`, the next one is tried, under the same
+    /// id; the last one has `Timeouts::connect`. A peer that refuses by its own word is not asked again. `on_connect` follows, and [`Context::peer_address`] says which
     /// address it was; or `on_connect_error`, with the error of the last one.
     ///
     /// ```
@@ -146,7 +150,7 @@ impl Context<'_> {
         self.driver.connect_host(host, port, options)
     }
 
-    /// Closes a connection, after what was accepted for sending has been sent, for which there is `Config::close_timeout`:
+    /// Closes a connection, after what was accepted for sending has been sent, for which there is `Timeouts::close`:
     /// `on_send_complete` tells whether it was. `on_disconnect` follows; no message is delivered any more, not even one that the
     /// peer has sent before. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
@@ -159,7 +163,7 @@ impl Context<'_> {
         self.driver.abort(conn);
     }
 
-    /// Closes every connection as [`Context::close`] does, and every endpoint as [`Datagrams::close`] does.
+    /// Closes every connection as [`Context::close`] does, and every endpoint as `Datagrams::close` does.
     pub fn close_all(&mut self) {
         self.driver.look_at_clock();
         self.endpoints.close_all(self.driver, false);
@@ -204,6 +208,39 @@ impl Context<'_> {
         self.driver.identity(conn)
     }
 
+    /// Postpones the answer of [`crate::Handler::on_identity`], in which it is called: the `Ok` that it returns means nothing, and
+    /// [`Context::judge`] answers. Until then the connection does not come up; after `Timeouts::handshake`, or `Timeouts::connect` on
+    /// the side that connects, it ends.
+    ///
+    /// Example: [`Context::judge`].
+    pub fn postpone_judgement(&mut self, conn: ConnectionId) {
+        self.driver.input(conn, |conn, _| conn.postpone_judgement());
+    }
+
+    /// Gives the answer that [`Context::postpone_judgement`] has postponed, as [`crate::Handler::on_identity`] does. Returns `false`
+    /// if the connection does not wait for one, because it is gone, ends, or had its answer.
+    ///
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, Handler, PeerIdentity};
+    ///
+    /// /// Another thread looks peers up, and sends the answers.
+    /// struct Server(std::sync::mpsc::Sender<(ConnectionId, PeerIdentity)>);
+    ///
+    /// impl Handler<(ConnectionId, Result<(), String>)> for Server {
+    ///     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
+    ///         cx.postpone_judgement(conn);
+    ///         self.0.send((conn, peer.clone())).map_err(|_| "nobody can be looked up now".into())
+    ///     }
+    ///
+    ///     fn on_wake(&mut self, cx: &mut Context<'_>, (conn, answer): (ConnectionId, Result<(), String>)) {
+    ///         cx.judge(conn, answer);
+    ///     }
+    /// }
+    /// ```
+    pub fn judge(&mut self, conn: ConnectionId, answer: Result<(), String>) -> bool {
+        self.driver.input(conn, |conn, env| conn.judged_late(answer.err(), env)).unwrap_or(false)
+    }
+
     /// Attaches a number to a connection; ignored when the connection is gone.
     ///
     /// Example: [`Context::connect_with`].
@@ -229,6 +266,13 @@ impl Context<'_> {
         self.driver.device_name(conn)
     }
 
+    /// Name of what carries a connection: `verbs`, `iwarp` or, in memory that both processes map, `shm`; `None` when the connection is gone
+    /// or not on a device yet.
+    #[must_use]
+    pub fn provider(&mut self, conn: ConnectionId) -> Option<&'static str> {
+        self.driver.carrier(conn)
+    }
+
     // The reactor.
 
     /// The same context for a shorter while, to be passed on.
@@ -243,6 +287,7 @@ impl Context<'_> {
     }
 
     /// Endpoints for datagrams, and what they do.
+    #[cfg(feature = "datagram")]
     pub fn datagrams(&mut self) -> Datagrams<'_> {
         self.driver.ring();
         Datagrams { driver: self.driver, endpoints: self.endpoints }

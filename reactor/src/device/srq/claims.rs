@@ -282,13 +282,13 @@ mod tests {
                         let room = if control { link.tx.available() } else { link.tx.available_for_data() };
                         for _ in 0..count.min(room) { link.tx.take(); link.wire += 1; }
                     },
-                    Step::Arrive { link } => if let Some(i) = at(link, &links) && links[i].wire > 0 {
+                    Step::Arrive { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].wire > 0) {
                         prop_assert!(posted > 0, "a message met no receive: {links:?}");
                         posted -= 1;
                         links[i].wire -= 1;
                         links[i].arrived += 1;
                     },
-                    Step::Look { link, keep, count } => if let Some(i) = at(link, &links) && links[i].arrived > 0 {
+                    Step::Look { link, keep, count } => if let Some(i) = at(link, &links).filter(|&i| links[i].arrived > 0) {
                         let link = &mut links[i];
                         link.arrived -= 1;
                         prop_assert!(link.rx.received());
@@ -296,7 +296,7 @@ mod tests {
                         if count { link.claim.count(); }
                         if keep { link.kept += 1 } else { link.claim.release(1); posted += 1; }
                     },
-                    Step::Release { link } => if let Some(i) = at(link, &links) && links[i].kept > 0 {
+                    Step::Release { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].kept > 0) {
                         links[i].kept -= 1;
                         links[i].claim.release(1);
                         posted += 1;
@@ -308,9 +308,8 @@ mod tests {
                     Step::Renew { link, tell } => if let Some(i) = at(link, &links) {
                         renew(&mut claims, &mut links[i], most, now, tell);
                     },
-                    Step::Hear { link } => if let Some(i) = at(link, &links)
-                        && let Some(grant) = links[i].grants.pop_front() {
-                        prop_assert!(links[i].tx.grant(grant).is_ok());
+                    Step::Hear { link } => if let Some(i) = at(link, &links) {
+                        if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
                     Step::Leave { link } => if let Some(i) = at(link, &links) {
                         // Messages on their way arrive nowhere; messages that have arrived are still in the completion

@@ -3,7 +3,7 @@
 //! A receive is named by its place in the queue. It belongs to no connection until a message has used it and the
 //! completion names the queue pair. [`super::claims`] decides how many receives each connection may promise.
 
-use rdma_transport::provider::Provider;
+use rdma_transport::provider::{PostError, Provider};
 use rdma_transport::qp::{QpId, SrqId};
 use rdma_transport::wr::{RecvWr, SgeList};
 
@@ -12,6 +12,7 @@ use crate::device::cq::Mark;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::Error;
 use crate::id::{ConnectionId, Work, shared_recv_work};
+use crate::providers::role;
 
 /// One receive in so many is posted and never promised. A peer that sends without credits takes these first, until that
 /// is noticed.
@@ -143,7 +144,11 @@ impl SharedReceives {
             return Ok(());
         }
         self.prepare(pool, chain);
-        provider.post_srq_recv(self.srq, chain).map_err(|failed| {
+        let posted = match role(provider, Provider::shared_receives, "shared receive queues") {
+            Ok(role) => role.post_srq_recv(self.srq, chain),
+            Err(error) => Err(PostError { posted: 0, error }),
+        };
+        posted.map_err(|failed| {
             for wr in &chain[failed.posted..] {
                 if let Work::SharedRecv { place } = Work::of(wr.wr_id) {
                     let buffer = self.take(place);
@@ -154,10 +159,14 @@ impl SharedReceives {
         })
     }
 
-    /// Notes that a connection is gone with its queue pair, and has left `kept` messages with the program.
-    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, cq: usize, mark: Mark) {
+    /// Notes that a connection is gone and has left `kept` messages with the program. `left`: the completion queue that its queue
+    /// pair has left, and the moment; `None` if the device keeps the queue pair, which may go on taking what its peer was
+    /// promised.
+    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, Mark)>) {
         self.astray += kept;
-        self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
+        if let Some((cq, mark)) = left {
+            self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
+        }
     }
 
     /// Number of receives that the next connection would find unclaimed. Claims that can be settled count as free.

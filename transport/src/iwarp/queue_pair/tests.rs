@@ -1,5 +1,6 @@
 //! Queue pairs against a byte stream: Sends, and everything that a stream may not hold.
 
+mod bulk;
 mod model;
 mod operations;
 mod replay;
@@ -7,9 +8,12 @@ mod replay;
 use super::super::startup::ReadyToReceive;
 use super::super::wire::Opcode;
 use super::*;
+use crate::error::Error;
 use crate::mem::Memory;
+use crate::provider::CqId;
 use crate::slab::Key;
-use crate::wr::SgeList;
+use crate::wc::WorkCompletion;
+use crate::wr::{SendFlags, SendOp, SgeList};
 use proptest::prelude::*;
 
 const SIZES: [usize; 14] = [0, 1, 3, 4, 256, 257, 1423, 1424, 1425, 1426, 1428, 1429, 65536, (1 << 20) + 1];
@@ -19,6 +23,7 @@ struct End {
     qp: QueuePair,
     resources: Resources,
     cq: CqId,
+    intake: Intake,
     wire: Vec<u8>,
 }
 
@@ -30,11 +35,18 @@ impl End {
     fn new(role: Role, agreement: Agreement, emss: usize) -> Self {
         let mut resources = Resources::default();
         let cq = resources.cqs.create(256);
-        let attr =
-            QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 64, max_recv_wr: 64, max_inline: 64, max_recv_sge: 0 };
-        let mut qp = QueuePair::new(QpId(Key::new(1, 1)), &attr, None).unwrap();
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_inline: 64,
+            max_recv_sge: 0,
+            srq: None,
+        };
+        let mut qp = QueuePair::new(QpId(Key::new(1, 1)), &attr);
         qp.establish(role, &agreement, emss);
-        Self { qp, resources, cq, wire: Vec::new() }
+        Self { qp, resources, cq, intake: Intake::new(), wire: Vec::new() }
     }
 
     fn done(&mut self) -> Vec<WorkCompletion> {
@@ -87,9 +99,28 @@ impl End {
 
     /// Takes bytes as a socket would give them.
     fn deliver(&mut self, bytes: &[u8]) -> std::result::Result<(), Fault> {
-        let direct = self.qp.direct(&self.resources.stags).map_or(0, |mut direct| direct.receive_slice().fill(bytes));
-        self.qp.input(direct, &bytes[direct..], &mut self.resources)
+        deliver(&mut self.qp, &mut self.intake, bytes, &mut self.resources)
     }
+}
+
+/// Has a queue pair take bytes as a socket would give them.
+fn deliver(
+    qp: &mut QueuePair,
+    intake: &mut Intake,
+    mut bytes: &[u8],
+    resources: &mut Resources,
+) -> std::result::Result<(), Fault> {
+    while !bytes.is_empty() {
+        let received = qp.receive(intake, 256 * 1024, &resources.keys, &mut |slices| {
+            let before = bytes.len();
+            for slice in slices {
+                bytes = &bytes[slice.fill(bytes)..];
+            }
+            Ok(before - bytes.len())
+        });
+        qp.input(intake, received.unwrap().0, resources)?;
+    }
+    Ok(())
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {

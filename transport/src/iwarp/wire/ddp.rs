@@ -224,9 +224,7 @@ fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     if ulpdu_len < min {
         return Err(HeaderError::TooShort { opcode: Some(opcode), ulpdu_len, min });
     }
-    if let Some(max) = opcode.max_ulpdu_len()
-        && ulpdu_len > max
-    {
+    if let Some(max) = opcode.max_ulpdu_len().filter(|&max| ulpdu_len > max) {
         return Err(HeaderError::TooLong { opcode, ulpdu_len, max });
     }
     Ok((ddp & LAST != 0, opcode))

@@ -24,7 +24,12 @@ impl Quote {
     /// They are not parsed, since the fault may be in any bit. `None` if there is no whole DDP header.
     pub fn new(fpdu: &[u8]) -> Option<Self> {
         let (&[high, low, ddp, rdmap], _) = fpdu.split_first_chunk::<4>()?;
-        let mut quote = Self { segment_len: u16::from_be_bytes([high, low]), ddp: [0; _], ddp_len: 0, rdmap: None };
+        let mut quote = Self {
+            segment_len: u16::from_be_bytes([high, low]),
+            ddp: [0; UNTAGGED_HEADER_LEN],
+            ddp_len: 0,
+            rdmap: None,
+        };
         let rest = quote.take_ddp(ddp, &fpdu[2..])?;
         if Opcode::from_raw(rdmap) == Opcode::ReadRequest {
             quote.rdmap = rest.first_chunk().copied();
@@ -120,12 +125,11 @@ impl Terminate {
 
     fn parse_quote(bytes: &[u8], ddp: bool, rdmap: bool) -> Option<Quote> {
         let (&len, rest) = bytes.split_first_chunk::<2>()?;
-        let mut quote = Quote { segment_len: u16::from_be_bytes(len), ddp: [0; _], ddp_len: 0, rdmap: None };
-        if let (true, Some(&control)) = (ddp, rest.first())
-            && let Some(rest) = quote.take_ddp(control, rest)
-            && rdmap
-        {
-            quote.rdmap = rest.first_chunk().copied();
+        let mut quote =
+            Quote { segment_len: u16::from_be_bytes(len), ddp: [0; UNTAGGED_HEADER_LEN], ddp_len: 0, rdmap: None };
+        if let (true, Some(&control)) = (ddp, rest.first()) {
+            let rest = quote.take_ddp(control, rest).filter(|_| rdmap);
+            quote.rdmap = rest.and_then(|rest| rest.first_chunk().copied());
         }
         Some(quote)
     }

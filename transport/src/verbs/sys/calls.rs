@@ -8,17 +8,17 @@
 //! The libraries stay loaded until the process ends (`RTLD_NODELETE`), whatever else in it opens and closes them: they have
 //! threads' data, handlers for `fork` and open devices that nothing takes back.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::cma::{rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
+use super::cma::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
 use super::ibv::{
     _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
     ibv_device_attr, ibv_event_type, ibv_grh, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq,
-    ibv_srq_attr, ibv_srq_init_attr, ibv_wc,
+    ibv_srq_init_attr, ibv_wc,
 };
 use libc::sockaddr;
 
@@ -190,7 +190,6 @@ functions! {
         ) -> c_int;
         verbs fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
         verbs fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
-        verbs fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
         verbs fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
         verbs fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
         verbs fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
@@ -200,6 +199,7 @@ functions! {
             mask: c_int,
             init: *mut ibv_qp_init_attr
         ) -> c_int;
+        verbs fn ibv_fork_init() -> c_int;
         verbs fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
         verbs fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
         verbs fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
@@ -239,7 +239,6 @@ functions! {
         ) -> c_int;
         cm fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int;
         cm fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int;
-        cm fn rdma_destroy_qp(id: *mut rdma_cm_id);
         cm fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int;
         cm fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int;
         cm fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int;
@@ -250,13 +249,6 @@ functions! {
         cm fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
         cm fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
         cm fn rdma_free_devices(list: *mut *mut ibv_context);
-        cm fn rdma_getaddrinfo(
-            node: *const c_char,
-            service: *const c_char,
-            hints: *const rdma_addrinfo,
-            found: *mut *mut rdma_addrinfo
-        ) -> c_int;
-        cm fn rdma_freeaddrinfo(found: *mut rdma_addrinfo);
     }
     optional {
         verbs fn ibv_reg_mr_iova2(

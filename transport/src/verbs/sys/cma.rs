@@ -1,6 +1,6 @@
 //! The parts of `<rdma/rdma_cma.h>` that are used, in the layout that every 64-bit Linux has.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 use super::declare::{constants, structures};
 use super::ibv::{ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq};
@@ -73,24 +73,6 @@ structures! {
         pub status: c_int,
         pub param: param_t,
     }
-
-    pub struct rdma_addrinfo {
-        pub ai_flags: c_int,
-        pub ai_family: c_int,
-        pub ai_qp_type: c_int,
-        pub ai_port_space: c_int,
-        pub ai_src_len: libc::socklen_t,
-        pub ai_dst_len: libc::socklen_t,
-        pub ai_src_addr: *mut libc::sockaddr,
-        pub ai_dst_addr: *mut libc::sockaddr,
-        pub ai_src_canonname: *mut c_char,
-        pub ai_dst_canonname: *mut c_char,
-        pub ai_route_len: usize,
-        pub ai_route: *mut c_void,
-        pub ai_connect_len: usize,
-        pub ai_connect: *mut c_void,
-        pub ai_next: *mut rdma_addrinfo,
-    }
 }
 
 #[repr(C)]
@@ -155,5 +137,5 @@ const _: () = {
     assert!(offset_of!(rdma_cm_id, ps) == 344 && offset_of!(rdma_cm_id, port_num) == 348);
     assert!(size_of::<rdma_cm_id>() == 416);
     assert!(size_of::<rdma_conn_param>() == 24 && size_of::<rdma_ud_param>() == 56);
-    assert!(size_of::<rdma_cm_event>() == 80 && size_of::<rdma_addrinfo>() == 96);
+    assert!(size_of::<rdma_cm_event>() == 80);
 };

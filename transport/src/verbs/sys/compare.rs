@@ -160,7 +160,6 @@ fn ask_the_headers() -> Vec<String> {
         writeln!(program, "_Static_assert((long){name} == {ours}, \"{name}\");").unwrap();
     }
     let options = [
-        ("RAI_PASSIVE", super::RAI_PASSIVE),
         ("RDMA_OPTION_ID", super::RDMA_OPTION_ID),
         ("RDMA_OPTION_ID_TOS", super::RDMA_OPTION_ID_TOS),
         ("RDMA_OPTION_ID_REUSEADDR", super::RDMA_OPTION_ID_REUSEADDR),

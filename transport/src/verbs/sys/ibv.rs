@@ -664,7 +664,6 @@ constants! {
         IBV_EVENT_PORT_ERR = 10,
         IBV_EVENT_SM_CHANGE = 13,
         IBV_EVENT_SRQ_ERR = 14,
-        IBV_EVENT_SRQ_LIMIT_REACHED = 15,
         IBV_EVENT_QP_LAST_WQE_REACHED = 16,
         IBV_EVENT_CLIENT_REREGISTER = 17,
         IBV_EVENT_GID_CHANGE = 18,
@@ -688,9 +687,6 @@ constants! {
         IBV_ACCESS_REMOTE_ATOMIC = 8,
         IBV_ACCESS_ON_DEMAND = 64,
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
-    }
-    flags ibv_srq_attr_mask {
-        IBV_SRQ_LIMIT = 2,
     }
     flags ibv_cq_attr_mask {
         IBV_CQ_ATTR_MODERATE = 1,

@@ -41,7 +41,6 @@ pub mod ibv_event_type {
     pub const IBV_EVENT_PORT_ERR: Type = ty::IBV_EVENT_PORT_ERR as Type;
     pub const IBV_EVENT_SM_CHANGE: Type = ty::IBV_EVENT_SM_CHANGE as Type;
     pub const IBV_EVENT_SRQ_ERR: Type = ty::IBV_EVENT_SRQ_ERR as Type;
-    pub const IBV_EVENT_SRQ_LIMIT_REACHED: Type = ty::IBV_EVENT_SRQ_LIMIT_REACHED as Type;
     pub const IBV_EVENT_QP_LAST_WQE_REACHED: Type = ty::IBV_EVENT_QP_LAST_WQE_REACHED as Type;
     pub const IBV_EVENT_CLIENT_REREGISTER: Type = ty::IBV_EVENT_CLIENT_REREGISTER as Type;
     pub const IBV_EVENT_GID_CHANGE: Type = ty::IBV_EVENT_GID_CHANGE as Type;

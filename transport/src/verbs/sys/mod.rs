@@ -53,6 +53,3 @@ pub const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
 pub const RDMA_OPTION_ID_AFONLY: c_int = 2;
 /// One byte: the code of the ack timeout.
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
-
-/// `rdma_getaddrinfo`(3): the node is an address to listen on.
-pub const RAI_PASSIVE: c_int = 1;

@@ -185,7 +185,7 @@ proptest! {
         done[1].extend(pair.b.done());
         for (side, done) in [a, b].iter().zip(done) {
             prop_assert!(done.iter().all(|wc| wc.status == WcStatus::Success));
-            let (received, sent): (Vec<&WorkCompletion>, Vec<&WorkCompletion>) = done.iter().partition(|wc| is_receive(wc.opcode));
+            let (received, sent): (Vec<&WorkCompletion>, Vec<&WorkCompletion>) = done.iter().partition(|wc| wc.opcode.is_receive());
             prop_assert_eq!(sent.iter().map(|wc| (wc.wr_id, wc.opcode)).collect::<Vec<_>>(), side.posted.clone());
             prop_assert_eq!(received.len(), side.inbox_used);
             let mut inbox = Vec::new();

@@ -33,8 +33,7 @@ impl Area {
         assert!(offset + len <= self.len);
         // Entries of both kinds: what arrives must be the same.
         let at = CANARY + offset;
-        let entry =
-            if self.stag.is_multiple_of(2) { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
+        let entry = if self.stag % 2 == 0 { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
         SgeList::one(entry.with_key(LocalKey(self.stag)))
     }
 
@@ -64,7 +63,7 @@ impl End {
         memory.write(0, &vec![0xc5; memory.len()]);
         memory.write(CANARY, &vec![0; len]);
         let range = CANARY..CANARY + len;
-        let (id, stag) = self.resources.stags.register(&memory, range, access, || stag).unwrap();
+        let (id, stag) = self.resources.keys.register(&memory, range, access, || stag).unwrap();
         Area { memory, len, id, stag }
     }
 
@@ -371,9 +370,9 @@ fn memory_that_is_not_the_peers() {
     let other = end.area(100, REMOTE, 14);
     let revoked = end.area(100, REMOTE, 15);
     let gone = end.area(100, REMOTE, 16);
-    end.resources.stags.restrict(other.id, Key::new(9, 9)).unwrap();
-    end.resources.stags.invalidate(revoked.id).unwrap();
-    end.resources.stags.deregister(gone.id).unwrap();
+    end.resources.keys.restrict(other.id, Key::new(9, 9)).unwrap();
+    end.resources.keys.invalidate(revoked.id).unwrap();
+    end.resources.keys.deregister(gone.id).unwrap();
     let wrap = RemoteAddress { address: u64::MAX - 3, key: RemoteKey(10) };
     let unknown = RemoteAddress { key: RemoteKey(99), ..both.remote(0) };
     use TerminateCause as Cause;
@@ -398,13 +397,13 @@ fn memory_that_is_not_the_peers() {
     for (index, (at, len, write, read)) in cases.into_iter().enumerate() {
         let before: Vec<_> = areas.iter().map(|area| area.bytes()).collect();
         let mut fresh = End::new(Role::Responder, agreement(false, None), 1448);
-        std::mem::swap(&mut fresh.resources.stags, &mut end.resources.stags);
+        std::mem::swap(&mut fresh.resources.keys, &mut end.resources.keys);
         assert_eq!(got(fresh.deliver(&read_request(1, at, len))), read, "Read {index}");
         let mut fresh2 = End::new(Role::Responder, agreement(false, None), 1448);
-        std::mem::swap(&mut fresh2.resources.stags, &mut fresh.resources.stags);
+        std::mem::swap(&mut fresh2.resources.keys, &mut fresh.resources.keys);
         let bytes = tagged(Opcode::Write, true, at.key.0, at.address, &vec![7; len as usize]);
         assert_eq!(got(fresh2.deliver(&bytes)), write, "Write {index}");
-        std::mem::swap(&mut fresh2.resources.stags, &mut end.resources.stags);
+        std::mem::swap(&mut fresh2.resources.keys, &mut end.resources.keys);
         for (area, before) in areas.iter().zip(before) {
             assert!(area.canaries());
             assert!(write.is_none() || area.bytes() == before, "Write {index}");
@@ -428,7 +427,7 @@ fn regions_taken_back_in_the_middle() {
         let wire = pair.a.take_wire();
         pair.b.deliver(&wire[..3000]).unwrap();
         let before = remote.bytes();
-        pair.b.resources.stags.deregister(remote.id).unwrap();
+        pair.b.resources.keys.deregister(remote.id).unwrap();
         assert_eq!(Arc::strong_count(&remote.memory), 1);
         let Err(Fault::Violation(cause, Some(quote))) = pair.b.deliver(&wire[3000..]) else { panic!() };
         assert_eq!((cause, quote.segment_len()), (TerminateCause::DDP_TAGGED_INVALID_STAG, 8014));
@@ -455,7 +454,7 @@ fn regions_taken_back_in_the_middle() {
             resources,
         );
         assert_eq!(sent.unwrap(), Sent::Blocked);
-        resources.stags.invalidate(remote.id).unwrap();
+        resources.keys.invalidate(remote.id).unwrap();
         let rest = pair.b.take_wire();
         let Some(Fault::Violation(cause, quote)) = pair.b.qp.take_fault() else { panic!() };
         assert_eq!(cause, TerminateCause::RDMAP_INVALID_STAG);
@@ -474,7 +473,7 @@ fn regions_taken_back_in_the_middle() {
         pair.a.post(0, SendOp::Read(remote.remote(0)), local.sge(0, 8), SIGNALED).unwrap();
         let wire = pair.a.take_wire();
         pair.b.deliver(&wire).unwrap();
-        pair.a.resources.stags.deregister(local.id).unwrap();
+        pair.a.resources.keys.deregister(local.id).unwrap();
         let fault = pair.settle().unwrap_err();
         assert_eq!(fault, Fault::WorkRequest(WcStatus::LocalProtectionError));
         pair.a.qp.end(None, &mut pair.a.resources.cqs);
@@ -495,7 +494,7 @@ fn a_send_takes_an_stag_back() {
         let region = pair.b.area(8, REMOTE, 77);
         let local = pair.b.area(8, Access::LOCAL_WRITE, 79);
         if let Some(owner) = owner {
-            pair.b.resources.stags.restrict(region.id, owner).unwrap();
+            pair.b.resources.keys.restrict(region.id, owner).unwrap();
         }
         let memory = Memory::new(4096).unwrap();
         pair.b.recv(4, SgeList::one(memory.sge(0, 4000)));
@@ -704,7 +703,7 @@ fn receives_from_a_shared_queue() {
             let id = QpId(Key::new(10 + slot, 1));
             end.resources.attach(srq, end.cq).unwrap();
             end.resources.cqs.reserve(end.cq, attr.max_send_wr).unwrap();
-            let mut qp = QueuePair::new(id, &attr, Some(srq)).unwrap();
+            let mut qp = QueuePair::new(id, &QpAttr { srq: Some(srq), ..attr });
             qp.establish(Role::Responder, &agreement(true, None), 1448);
             qp
         })
@@ -720,9 +719,9 @@ fn receives_from_a_shared_queue() {
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
     // Two of the first peer, behind its RTR; the second one's takes the last.
-    qps[0].input(0, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
-    qps[1].input(0, &wire[..20 + 32], &mut end.resources).unwrap();
-    let fault = qps[1].input(0, &wire[20 + 32..], &mut end.resources).unwrap_err();
+    deliver(&mut qps[0], &mut end.intake, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
+    deliver(&mut qps[1], &mut end.intake, &wire[..20 + 32], &mut end.resources).unwrap();
+    let fault = deliver(&mut qps[1], &mut end.intake, &wire[20 + 32..], &mut end.resources).unwrap_err();
     assert!(matches!(fault, Fault::Violation(TerminateCause::DDP_UNTAGGED_NO_BUFFER, _)));
     assert!(post(&mut end.resources, srq, 3).is_err(), "not polled yet");
     let mut out = Vec::new();
@@ -758,11 +757,11 @@ fn a_shared_receive_that_was_begun_goes_back() {
     for slot in 0..2 {
         end.resources.attach(srq, end.cq).unwrap();
         end.resources.cqs.reserve(end.cq, attr.max_send_wr).unwrap();
-        let mut qp = QueuePair::new(QpId(Key::new(10 + slot, 1)), &attr, Some(srq)).unwrap();
+        let mut qp = QueuePair::new(QpId(Key::new(10 + slot, 1)), &QpAttr { srq: Some(srq), ..attr });
         qp.establish(Role::Responder, &agreement(true, None), 1448);
         let wire = stream(&[3000], true, 1448, 1, usize::MAX);
         let part = if slot == 0 { 2000 } else { wire.len() };
-        qp.input(0, &wire[..part], &mut end.resources).unwrap();
+        deliver(&mut qp, &mut end.intake, &wire[..part], &mut end.resources).unwrap();
         qp.release_queues(&mut end.resources);
         let mut out = Vec::new();
         end.resources.cqs.poll(end.cq, 9, &mut out).unwrap();

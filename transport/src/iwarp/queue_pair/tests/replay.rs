@@ -12,7 +12,6 @@ use super::super::super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADE
 use super::super::super::wire::mpa::fpdu_len;
 use super::super::super::wire::{Enhanced, Header, ReadRequest, StartupHeader, StartupKind};
 use super::*;
-use crate::iwarp::CrcPolicy;
 use crate::mem::Sge;
 use crate::mr::Access;
 use pcap::Capture;
@@ -152,7 +151,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
         true => (&capture.client_to_server, &capture.server_to_client),
         false => (&capture.server_to_client, &capture.client_to_server),
     };
-    let terms = Terms::new(CrcPolicy::Off, 8, 8, false);
+    let terms = Terms::new(false, 8, 8, false);
     let (kind, other) = match as_server {
         true => (StartupKind::Request, StartupKind::Reply),
         false => (StartupKind::Reply, StartupKind::Request),
@@ -183,7 +182,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
         let memory = Arc::new(Memory::new(len).unwrap());
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         access.set(Access::REMOTE_READ, !(as_server && quoted("34")));
-        end.resources.stags.register_at(&memory, from, len, access, stag);
+        end.resources.keys.register_at(&memory, from, len, access, stag);
         areas.insert(stag, (from, memory));
     }
     let inbox = Memory::new(32 * 4096).unwrap();
@@ -228,10 +227,10 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
         }
         // Memory is what it was when the kernel answered, as far as it is on record.
         while let Some(read) = asked.get(given).and_then(|fpdu| fpdu.2).filter(|_| asked[given].0 + begin < stop) {
-            if let (Some(answer), Some((from, memory))) = (recorded.get(given), areas.get(&read.source_stag))
-                && answer.len() == read.size as usize
-            {
-                memory.write((read.source_offset - from) as usize, answer);
+            if let (Some(answer), Some((from, memory))) = (recorded.get(given), areas.get(&read.source_stag)) {
+                if answer.len() == read.size as usize {
+                    memory.write((read.source_offset - from) as usize, answer);
+                }
             }
             given += 1;
             // IRD exceeded: nothing was answered in that capture.

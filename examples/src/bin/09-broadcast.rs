@@ -1,0 +1,146 @@
+//! A feed for members that are not equally fast: one copy of each message, and a decision for each member that cannot keep up. Of the
+//! slow ones, one has gaps, and one loses its connection; the others get everything.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rdma_reactor::broadcast::{Broadcast, PublishError, Slow};
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message,
+    Outcome, ProviderChoice, Reactor, SendId, TimerId,
+};
+
+const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
+const MESSAGES: u32 = 1000;
+/// The time between two messages, and the time that a slow member needs for each.
+const PERIOD: Duration = Duration::from_micros(200);
+const SLOW: Duration = Duration::from_millis(20);
+
+/// Publishes numbers when all members are there.
+struct Feed {
+    broadcast: Broadcast,
+    members: usize,
+    next: u32,
+}
+
+impl Handler for Feed {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let slow = match cx.private_data(conn) {
+            b"drop-me" => Slow::Drop,
+            b"close-me" => Slow::Close,
+            _ => Slow::Wait,
+        };
+        if let Err(error) = self.broadcast.join(cx, conn, slow) {
+            eprintln!("{conn}: {error}");
+            return cx.close(conn);
+        }
+        self.members += 1;
+        if self.members == MEMBERS.len() {
+            cx.set_timer(PERIOD, 0);
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if self.next == MESSAGES {
+            // Queued messages are dropped; messages that were posted still arrive.
+            return cx.close_all();
+        }
+        cx.set_timer(PERIOD, 0);
+        match self.broadcast.publish(cx, &self.next.to_le_bytes()) {
+            Ok(published) if published.closed > 0 => {
+                println!("message {}: a member is closed for being slow", self.next);
+            }
+            Ok(_) => {}
+            // A quick member is behind for once: the same message again, next time.
+            Err(PublishError::Full) => return,
+            Err(error) => eprintln!("message {}: {error}", self.next),
+        }
+        self.next += 1;
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.broadcast.on_writable(cx, conn);
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        self.broadcast.on_send_complete(conn, send, outcome);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
+        if let Some(tally) = self.broadcast.on_disconnect(conn) {
+            println!("{conn}: {} sent, {} dropped, {} lost", tally.sent, tally.dropped, tally.lost);
+        }
+        self.members -= 1;
+        if self.members == 0 {
+            cx.stop();
+        }
+    }
+}
+
+/// Counts numbers, and keeps each as long as it takes to handle it.
+struct Member {
+    slow: bool,
+    kept: VecDeque<DetachedMessage>,
+    received: u32,
+    last: u32,
+}
+
+impl Handler for Member {
+    fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.last = message.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        self.received += 1;
+        if self.slow {
+            if self.kept.is_empty() {
+                cx.set_timer(SLOW, 0);
+            }
+            self.kept.push_back(message.detach());
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        self.kept.pop_front();
+        if !self.kept.is_empty() {
+            cx.set_timer(SLOW, 0);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        eprintln!("{error}");
+        cx.stop();
+    }
+}
+
+fn start(name: &'static str, address: SocketAddr) -> JoinHandle<Result<Member, rdma_reactor::Error>> {
+    thread::spawn(move || {
+        let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+        let options = ConnectOptions::new().private_data(name.as_bytes());
+        reactor.context().connect_with(address, options)?;
+        let slow = !name.starts_with("quick");
+        let mut member = Member { slow, kept: VecDeque::new(), received: 0, last: 0 };
+        reactor.run(&mut member)?;
+        Ok(member)
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
+    let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
+    let members = MEMBERS.map(|name| (name, start(name, address)));
+    // A member may be 64 messages behind.
+    reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, next: 0 })?;
+    for (name, thread) in members {
+        let member = thread.join().map_err(|_| "a member panicked")??;
+        println!("{name}: {} of {MESSAGES} messages, the last one is {}", member.received, member.last);
+    }
+    Ok(())
+}

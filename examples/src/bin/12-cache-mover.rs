@@ -1,0 +1,182 @@
+//! Moves 10,000 blocks of a cache between two machines' memory, with one end for all of them: a read of blocks that lie in any order,
+//! and a write that is known to be there when it ends, both within a time. A third one is cancelled, and its account says what of it is
+//! there. The blocks of a key/value cache of a language model move like this.
+//!
+//! `12-cache-mover [BYTES]`: the length of a block, 4096 unless given.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::env;
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Immediate, Message, Piece,
+    ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, TimerId, Transfer, TransferEnd, TransferId,
+    TransferOptions,
+};
+
+const BLOCKS: usize = 10_000;
+/// Time for each transfer. When it is over, the transfer ends, whatever the peer does.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// The block of the owner's cache that is the `nth` one of the other side.
+const fn block_of(nth: usize) -> usize {
+    nth * 7919 % BLOCKS
+}
+
+/// The side whose memory is read and written. Its program does nothing meanwhile.
+struct Owner {
+    block: usize,
+    cache: Option<Region>,
+}
+
+impl Handler for Owner {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let bytes = (0..BLOCKS).flat_map(|nth| std::iter::repeat_n(nth as u8, self.block)).collect();
+        let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
+        match cx.register_vec(conn, bytes, &options) {
+            Ok(cache) => {
+                cx.send(conn, &cache.remote().to_bytes()).expect("a new connection has room");
+                self.cache = Some(cache);
+            }
+            Err(error) => {
+                eprintln!("{conn}: {error}");
+                cx.close(conn);
+            }
+        }
+    }
+
+    fn on_immediate(&mut self, _: &mut Context<'_>, _: ConnectionId, immediate: Immediate) {
+        let mut bytes = vec![0; self.block * BLOCKS];
+        self.cache.iter().for_each(|cache| cache.copy_to(0, &mut bytes));
+        let right = bytes.chunks(self.block).filter(|block| block.iter().all(|&byte| byte == 0xff)).count();
+        println!("the owner is told of {} bytes, and {right} blocks are what was written", immediate.len);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+}
+
+/// The side that moves blocks.
+struct Mover {
+    /// Length of a block, bytes.
+    block: usize,
+    blocks: Option<Region>,
+    pieces: Vec<Piece>,
+    transfers: usize,
+    started: Instant,
+    /// The transfer that is to be cancelled.
+    cancel: Option<(ConnectionId, TransferId)>,
+}
+
+impl Mover {
+    /// Begins the next transfer, or ends the connection.
+    fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
+        let blocks = self.blocks.as_mut().ok_or("no memory was registered")?;
+        let pieces = std::mem::take(&mut self.pieces);
+        let options = TransferOptions::within(WITHIN);
+        self.transfers += 1;
+        // The first touch of memory is not to be measured.
+        blocks.copy_from(0, &vec![0xff; self.block * BLOCKS])?;
+        self.started = Instant::now();
+        match self.transfers {
+            1 => {
+                cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
+            }
+            2 => {
+                // iWARP does not say when a write is there. A read of a few bytes behind the last block does.
+                cx.transfer(conn, Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
+            }
+            3 => {
+                let transfer = cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
+                self.cancel = Some((conn, transfer));
+                cx.set_timer(Duration::from_millis(2), 0);
+            }
+            _ => cx.close(conn),
+        }
+        Ok(())
+    }
+}
+
+impl Handler for Mover {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let len = self.block;
+        let place = |cache: RemoteRegion, nth| cache.part((block_of(nth) * len) as u64, len as u64);
+        if let Some(cache) = RemoteRegion::from_bytes(&message) {
+            self.pieces = (0..BLOCKS).filter_map(|nth| Some(Piece::new(nth * len, place(cache, nth)?))).collect();
+        }
+        // What an iWARP adapter reads into needs this right.
+        let options = RegionOptions::new().allow(Access::READ_SINK);
+        self.blocks = cx.register(conn, len * BLOCKS, &options).ok();
+        let gone_on = self.go_on(cx, conn);
+        check(cx, conn, gone_on);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some((conn, transfer)) = self.cancel {
+            // The pieces that are posted by now end first.
+            cx.cancel_transfer(conn, transfer);
+        }
+    }
+
+    fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: TransferId, end: TransferEnd) {
+        let (time, bytes) = (self.started.elapsed(), (end.there * self.block) as f64);
+        let rate = bytes / time.as_secs_f64() / f64::from(1 << 20);
+        let untouched = end.untouched();
+        println!("{:?}: {} blocks are there ({rate:.0} MiB/s), {untouched} were not begun", end.outcome, end.there);
+        if self.transfers == 1 {
+            let mut bytes = vec![0; self.block * BLOCKS];
+            self.blocks.iter().for_each(|blocks| blocks.copy_to(0, &mut bytes));
+            let is_right = |(nth, block): (usize, &[u8])| block.iter().all(|&byte| byte == block_of(nth) as u8);
+            println!(
+                "{} blocks are right",
+                bytes.chunks(self.block).enumerate().filter(|&block| is_right(block)).count()
+            );
+        }
+        self.pieces = end.pieces;
+        let gone_on = self.go_on(cx, conn);
+        check(cx, conn, gone_on);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if self.transfers <= 3 {
+            eprintln!("{conn}: {reason}");
+        }
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        eprintln!("{conn}: {error}");
+        cx.stop();
+    }
+}
+
+/// Ends a connection whose program cannot go on.
+fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Result<(), Box<dyn Error>>) {
+    if let Err(error) = done {
+        eprintln!("{conn}: {error}");
+        cx.close(conn);
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let argument = env::args().nth(1).unwrap_or("4096".into());
+    let bound = 1..=u32::MAX as usize / BLOCKS;
+    let block = argument.parse().ok().filter(|block| bound.contains(block));
+    let block: usize = block.ok_or_else(|| format!("{argument:?} is no length of a block: give {bound:?} bytes"))?;
+    let config = Config::default().provider(ProviderChoice::Iwarp);
+    let mut owner = Reactor::new(config.clone())?;
+    let listener = owner.context().listen("127.0.0.1:0".parse()?)?;
+    let address = owner.context().local_address(listener).ok_or("the listener is gone")?;
+    let thread = thread::spawn(move || owner.run(&mut Owner { block, cache: None }));
+    let mut mover =
+        Mover { block, blocks: None, pieces: Vec::new(), transfers: 0, started: Instant::now(), cancel: None };
+    let mut reactor = Reactor::new(config)?;
+    reactor.context().connect(address)?;
+    reactor.run(&mut mover)?;
+    thread.join().map_err(|_| "the owner panicked")??;
+    if mover.transfers != 4 { Err("not all transfers were begun".into()) } else { Ok(()) }
+}

@@ -1,0 +1,147 @@
+//! An RPC service with deadlines: 1,000 tasks on four threads share four connections, with certificates on both sides. Each tenth call is for a
+//! procedure that takes too long, and ends at its deadline. At last, clients that are not to be let in try their luck.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rdma_reactor::call::CallError;
+use rdma_reactor::threaded::{Caller, Listener, Request, Requests, ThreadedReactor};
+use rdma_reactor::{Config, ProviderChoice, Security, Tls, TlsIdentity};
+use tokio::task::JoinSet;
+
+const TASKS: u64 = 1_000;
+const CALLS: u64 = 20;
+const CONNECTIONS: usize = 4;
+const SERVER: &str = "server.example";
+/// Longest time of a call, and of one that is meant to be too short.
+const PATIENCE: Duration = Duration::from_secs(300);
+const SHORT: Duration = Duration::from_millis(50);
+/// The procedures.
+const SUM: u8 = 0;
+const SLOW: u8 = 1;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// A certificate authority.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+    }
+
+    /// The settings of a side with a certificate of this authority, which accepts those of `peers` and expects a server of that name.
+    fn security(&self, own: &str, peers: &Self, server: &str) -> Result<Security> {
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(vec![own.to_owned()])?.signed_by(&key, &self.0)?;
+        let identity = TlsIdentity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes())?;
+        Ok(Security::Tls(Tls::mutual(&identity, peers.0.pem().as_bytes())?.server_name(server)?))
+    }
+}
+
+fn reactor(security: Security) -> Result<ThreadedReactor> {
+    Ok(ThreadedReactor::start(Config::default().provider(ProviderChoice::Iwarp).security(security))?)
+}
+
+/// Serves every client that comes.
+async fn serve_all(mut listener: Listener) {
+    while let Some(conn) = listener.accept().await {
+        tokio::spawn(serve(conn.calls().1));
+    }
+}
+
+/// Serves a client until it leaves. Each request has a task of its own, so a slow one holds up nobody.
+async fn serve(mut requests: Requests) {
+    while let Ok(request) = requests.next().await {
+        tokio::spawn(procedure(request));
+    }
+}
+
+async fn procedure(request: Request) {
+    let Some((&name, argument)) = request.split_first() else { return };
+    let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
+    if name == SLOW {
+        // The caller has gone when it is done. There is no need to know.
+        tokio::time::sleep(2 * SHORT).await;
+    }
+    let n = u64::from_le_bytes(argument);
+    request.answer((n * (n + 1) / 2).to_le_bytes().to_vec());
+}
+
+async fn call(server: &Caller, name: u8, argument: u64, within: Duration) -> std::result::Result<u64, CallError> {
+    let request = [&[name][..], &argument.to_le_bytes()].concat();
+    let answer = server.call(request, within).await?;
+    Ok(answer[..].first_chunk().map_or(0, |octets| u64::from_le_bytes(*octets)))
+}
+
+/// The calls of a task; returns what has become of them.
+async fn client(server: Caller, task: u64) -> [u64; 3] {
+    let [mut right, mut late, mut other] = [0; 3];
+    for nth in 0..CALLS {
+        let argument = task * CALLS + nth;
+        let (name, within) = if nth % 10 == 9 { (SLOW, SHORT) } else { (SUM, PATIENCE) };
+        match call(&server, name, argument, within).await {
+            Ok(sum) if sum == argument * (argument + 1) / 2 => right += 1,
+            Err(CallError::Deadline) => late += 1,
+            _ => other += 1,
+        }
+    }
+    [right, late, other]
+}
+
+/// Clients that are not to be let in, each with its settings.
+fn strangers(authority: &Authority) -> Result<BTreeMap<&'static str, Security>> {
+    let other = Authority::new("somebody else")?;
+    Ok(BTreeMap::from([
+        ("no certificate", Security::Plain),
+        ("a certificate of somebody else", other.security("client", authority, SERVER)?),
+        ("trusts somebody else", authority.security("client", &other, SERVER)?),
+        ("wants another server", authority.security("client", authority, "other.example")?),
+    ]))
+}
+
+async fn run() -> Result<()> {
+    let authority = Authority::new("the example's authority")?;
+    let server = reactor(authority.security(SERVER, &authority, SERVER)?)?;
+    let listener = server.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+    let address = listener.local_address();
+    let serving = tokio::spawn(serve_all(listener));
+    let clients = reactor(authority.security("client", &authority, SERVER)?)?;
+    let mut callers = Vec::new();
+    for _ in 0..CONNECTIONS {
+        callers.push(clients.connect(address).await?.calls().0);
+    }
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        tasks.spawn(client(callers[task as usize % CONNECTIONS].clone(), task));
+    }
+    let mut sums = [0; 3];
+    while let Some(ends) = tasks.join_next().await {
+        sums.iter_mut().zip(ends?).for_each(|(sum, count)| *sum += count);
+    }
+    println!("{} calls: {} right, {} at their deadlines, {} other", TASKS * CALLS, sums[0], sums[1], sums[2]);
+    for (name, security) in strangers(&authority)? {
+        match reactor(security)?.connect(address).await {
+            Ok(_) => return Err(format!("{name}: it was let in").into()),
+            Err(error) => println!("{name}: {error}"),
+        }
+    }
+    // The requests that have arrived are answered first.
+    server.drain(PATIENCE);
+    server.ended().await?;
+    serving.await?;
+    let gone = call(&callers[0], SUM, 1, PATIENCE).await;
+    println!("after the drain: {}", gone.err().map_or("an answer".into(), |error| error.to_string()));
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?.block_on(run())
+}

@@ -1,8 +1,0 @@
-//! Reports what this machine can do with RDMA, and why not more: `rdma-doctor [ADDRESS...]`.
-#![forbid(unsafe_code)]
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    rdma_reactor_examples::doctor::main(std::env::args_os())
-}

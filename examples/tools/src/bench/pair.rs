@@ -1,0 +1,170 @@
+//! Two processes, each on a processor of its own: a server that prints its address, and a client that prints a result.
+
+use std::fmt;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use core_affinity::CoreId;
+use rdma_reactor::{Handler, Reactor};
+
+use crate::pingpong::failure::Failure;
+use crate::pingpong::server::LISTENING;
+
+/// First argument that makes this program `rdma-pingpong`.
+pub const PINGPONG: &str = "pingpong";
+
+/// The processors that servers and clients run on.
+#[derive(Debug)]
+pub struct Processors {
+    all: Vec<CoreId>,
+}
+
+impl Processors {
+    /// Takes the first two processors that this process may use.
+    #[must_use]
+    pub fn of_this_machine() -> Self {
+        Self { all: core_affinity::get_core_ids().unwrap_or_default() }
+    }
+
+    /// Processors that this process may use.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Moves this thread, and so the next child, to a processor.
+    fn choose(&self, index: usize) {
+        if let [first, second, ..] = self.all[..] {
+            if !core_affinity::set_for_current([first, second][index]) {
+                log::warn!("cannot run on processor {index}");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.all[..] {
+            [first, second, ..] => write!(f, "server on processor {}, client on {}", first.id, second.id),
+            _ => f.write_str("one processor for both sides: spinning is at its worst here"),
+        }
+    }
+}
+
+/// Longest time in which a server begins to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A child that does not outlive its round.
+#[derive(Debug)]
+pub struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // A process that has ended already is no error here.
+        let _ = self.0.kill();
+        if let Err(error) = self.0.wait() {
+            log::warn!("waiting for a child: {error}");
+        }
+    }
+}
+
+/// Runs this program twice, and returns the output of the second process. `{}` in the client's arguments is the
+/// server's address.
+///
+/// # Errors
+/// One of the two processes did not do its work.
+pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Result<String, Failure> {
+    let failed = |what: &str, why: &dyn fmt::Display| Failure::new(format!("{what} {why}"));
+    let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
+    processors.choose(0);
+    let mut command = Command::new(&program);
+    // The child's standard input ends with this process, and that ends a server that would go on.
+    command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
+    let mut line = String::new();
+    // The pipe is held open until the end, because a server may print more.
+    let mut stdout = server.0.stdout.take().map(BufReader::new);
+    if let Some(stdout) = &mut stdout {
+        stdout.read_line(&mut line).map_err(|error| failed("reading from a server:", &error))?;
+    }
+    let address = line.strip_prefix(LISTENING).and_then(|rest| rest.split_whitespace().next());
+    let address = address.ok_or_else(|| failed("a server did not start:", &line))?;
+    processors.choose(1);
+    let args = client.iter().map(|arg| if arg == "{}" { address } else { arg });
+    let output = Command::new(&program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| failed("starting a client:", &error))?;
+    if !output.status.success() {
+        return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
+    }
+    String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
+}
+
+/// Runs a server of this library: prints its address, and takes connections until the process is killed.
+///
+/// # Errors
+/// The system refused.
+pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Failure> {
+    let mut context = reactor.context();
+    let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
+    let address = context.local_address(listener).ok_or_else(|| Failure::new("the listener has no address"))?;
+    println!("{LISTENING}{address}");
+    reactor.run(handler).map_err(Failure::new)
+}
+
+/// Whether a program can be found.
+#[must_use]
+pub fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// A port that was free just now, for a server that does not say which one it got.
+///
+/// # Errors
+/// The system refused.
+pub fn free_port() -> Result<u16, Failure> {
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
+    Ok(address.map_err(|error| Failure::new(format!("a free port: {error}")))?.port())
+}
+
+/// Starts the server of another program, and waits until it listens. Children that come next run on the client's processor.
+///
+/// # Errors
+/// The program does not start, or does not listen.
+pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result<Guard, Failure> {
+    let line = format!("{command:?}");
+    let failed = |why: &dyn fmt::Display| Failure::new(format!("the server {line}: {why}"));
+    processors.choose(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = Guard(command.spawn().map_err(|error| failed(&error))?);
+    let started = Instant::now();
+    // A connection would be taken for the client, and many servers take one only.
+    while !listens(port).map_err(|error| failed(&error))? {
+        if let Some(status) = server.0.try_wait().map_err(|error| failed(&error))? {
+            return Err(failed(&format!("ended with {status}")));
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(failed(&format!("does not listen on port {port} after {PATIENCE:?}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    processors.choose(1);
+    Ok(server)
+}
+
+/// Whether a socket of this machine listens on a port.
+fn listens(port: u16) -> std::io::Result<bool> {
+    let tables = fs::read_to_string("/proc/net/tcp")? + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    let address = format!(":{port:04X}");
+    Ok(tables.lines().any(|line| {
+        let mut cells = line.split_whitespace().skip(1);
+        cells.next().is_some_and(|local| local.ends_with(&address)) && cells.nth(1) == Some("0A")
+    }))
+}

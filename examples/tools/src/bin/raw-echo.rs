@@ -1,0 +1,400 @@
+//! Talks to programs that know nothing of this library and only send and receive: `raw-echo server`, `client ADDR`.
+//!
+//! Messages go as they are ([`Framing::Raw`]). There are no credits, so both sides must agree on how many messages are
+//! on their way. One side of a connection speaks, and the other echoes:
+//!
+//! | other program | this one |
+//! |---|---|
+//! | `rdma_client -s ADDR` | `raw-echo server -n 1 -s 16` |
+//! | `rdma_server` | `raw-echo client ADDR -n 1 -s 16` |
+//! | `ucmatose -s ADDR -C N -S S -c K` | `raw-echo server --speak-first -n N -s S -c K` |
+//! | `ucmatose -C N -S S -c K` | `raw-echo client ADDR --echo -n N -s S -c K` |
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::collections::VecDeque;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use rdma_reactor::transport::iwarp::CrcPolicy;
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Framing, Handler, ListenOptions,
+    Message, Outcome, Reactor, SendErrorKind, SendId, TimerId,
+};
+use rdma_reactor_tools::pingpong::address::resolve;
+use rdma_reactor_tools::pingpong::cli::{Provider, parse_size};
+use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
+use rdma_reactor_tools::pingpong::interrupt::Interrupt;
+use rdma_reactor_tools::pingpong::output::Output;
+use rdma_reactor_tools::program;
+
+/// The port of librdmacm's examples.
+const PORT: u16 = 7471;
+/// Default size of a speaker's messages, bytes, the same as that of `rdma_client`.
+const SIZE: u32 = 16;
+/// Default size of the largest message that an echo takes, bytes.
+const MAX_SIZE: u32 = 64 << 10;
+/// Default number of messages on their way if no count is given.
+const DEPTH: u32 = 64;
+/// Largest number of messages on their way unless the user asks for more. Every device has room for so many.
+const MAX_DEPTH: u32 = 4096;
+
+/// Sends and echoes plain messages, for programs that only know send and receive (rdma_client, ucmatose, ...).
+#[derive(Debug, Parser)]
+#[command(name = "raw-echo", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Wait for connections, and echo what comes
+    Server {
+        /// Address to listen on, with or without a port
+        #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
+        bind: String,
+        /// Send --count messages to each client, and take as many back
+        #[arg(long, requires = "count")]
+        speak_first: bool,
+        #[command(flatten)]
+        talk: TalkArgs,
+    },
+    /// Connect, send --count messages, and take as many back
+    Client {
+        /// The server's host name or address, with or without a port
+        #[arg(value_name = "ADDR")]
+        address: String,
+        /// Wait for the server's messages and echo them
+        #[arg(long)]
+        echo: bool,
+        #[command(flatten)]
+        talk: TalkArgs,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+struct TalkArgs {
+    /// The port
+    #[arg(short, long, default_value_t = PORT)]
+    port: u16,
+    /// Messages per connection and direction [default: 1 to send, any number to echo]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// Bytes per message; others are an error [default: 16 to send, up to 64 KiB to echo]
+    #[arg(short, long, value_name = "S", value_parser = parse_size)]
+    size: Option<u32>,
+    /// Connections: a client opens so many at once, a server ends after so many [default: 1, without end]
+    #[arg(short, long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: Option<u32>,
+    /// Messages on their way at once: what the other side has receives for [default: --count, at most 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    depth: Option<u32>,
+    /// Check that the bytes that come back are those that were sent; rdma_server, for one, answers with other bytes
+    #[arg(long)]
+    verify: bool,
+    /// Number, from 1, of the message that wakes a peer which waits for solicited events only [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    solicit: Option<u32>,
+    /// Fail when it takes longer
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    provider: Provider,
+    /// Without the embedded provider's CRC32C
+    #[arg(long)]
+    no_crc: bool,
+}
+
+impl TalkArgs {
+    fn depth(&self, count: Option<u32>) -> u32 {
+        self.depth.unwrap_or_else(|| count.map_or(DEPTH, |count| count.min(MAX_DEPTH)))
+    }
+
+    fn config(&self, count: Option<u32>) -> Config {
+        let depth = self.depth(count);
+        Config::default()
+            .provider(self.provider.into())
+            .buffer_size(self.size.unwrap_or(MAX_SIZE))
+            .receive_depth(depth.max(5))
+            .send_depth(depth)
+            .completions(|c| c.queue = (2 * depth + 16).max(16 << 10))
+            .iwarp(|i| i.crc = if self.no_crc { CrcPolicy::Off } else { CrcPolicy::default() })
+    }
+}
+
+/// The part of this side on every connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// It sends `count` messages, and takes as many back.
+    Speaker { count: u32 },
+    /// It sends messages back, `count` of them if the number is known.
+    Echo { count: Option<u32> },
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+struct Talk {
+    received: u32,
+    sent: u32,
+    /// Number of sends that failed.
+    lost: u32,
+    /// Messages that are to be echoed when there is room.
+    waiting: VecDeque<Vec<u8>>,
+    failure: Option<String>,
+}
+
+/// All connections of the program.
+#[derive(Debug)]
+struct Talks {
+    part: Part,
+    size: Option<u32>,
+    depth: u32,
+    /// The message that a speaker sends. Messages that come back are compared with it.
+    text: Vec<u8>,
+    verify: bool,
+    solicit: Option<u32>,
+    talks: Vec<Talk>,
+    ended: u32,
+    /// Number of connections after which the program ends.
+    until: Option<u32>,
+    failure: Option<Failure>,
+    output: Output,
+}
+
+impl Talks {
+    /// Finds the state of a connection; its place in the list is the connection's user number.
+    fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
+        let index = cx.user(conn)?.checked_sub(1)?;
+        self.talks.get_mut(usize::try_from(index).ok()?)
+    }
+
+    /// Ends a connection after a failure.
+    fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, why: String) {
+        if let Some(talk) = self.talk(cx, conn) {
+            talk.failure.get_or_insert(why);
+        }
+        cx.close(conn);
+    }
+
+    /// Sends as many messages as may be sent now.
+    fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let (part, depth, solicit) = (self.part, self.depth, self.solicit);
+        let text = std::mem::take(&mut self.text);
+        let mut failure = None;
+        while let Some(talk) = self.talk(cx, conn) {
+            let next = match part {
+                Part::Speaker { count } if talk.sent < count && talk.sent < talk.received.saturating_add(depth) => {
+                    &text
+                }
+                Part::Speaker { .. } => break,
+                Part::Echo { .. } => match talk.waiting.front() {
+                    Some(message) => message,
+                    None => break,
+                },
+            };
+            if solicit == Some(talk.sent + 1) {
+                cx.solicit(conn);
+            }
+            match cx.send(conn, next) {
+                Ok(_) => {
+                    talk.sent += 1;
+                    talk.waiting.pop_front();
+                }
+                // `on_writable` follows.
+                Err(SendErrorKind::WouldBlock(_)) => break,
+                Err(error) => {
+                    failure = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        self.text = text;
+        if let Some(why) = failure {
+            self.fail(cx, conn, why);
+        }
+    }
+
+    fn take(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), String> {
+        if let Some(size) = self.size.filter(|&size| message.len() != size as usize) {
+            return Err(format!("a message of {} bytes where {size} were expected: see --size", message.len()));
+        }
+        let (part, depth) = (self.part, self.depth as usize);
+        let wrong = self.verify && matches!(part, Part::Speaker { .. }) && message != self.text;
+        let Some(talk) = self.talk(cx, conn) else { return Ok(()) };
+        talk.received = talk.received.saturating_add(1);
+        match part {
+            Part::Speaker { .. } if wrong => Err(format!("message {} is not what was sent", talk.received)),
+            Part::Speaker { count } if talk.received > count => Err(format!("more than {count} messages came")),
+            Part::Echo { count: Some(count) } if talk.received > count => {
+                Err(format!("more than {count} messages came"))
+            }
+            Part::Echo { .. } if talk.waiting.len() > 4 * depth => {
+                Err("the peer sends faster than it takes the echoes: see --depth".into())
+            }
+            Part::Echo { .. } => {
+                talk.waiting.push_back(message.to_vec());
+                Ok(())
+            }
+            Part::Speaker { .. } => Ok(()),
+        }
+    }
+}
+
+impl Handler for Talks {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.talks.push(Talk::default());
+        cx.set_user(conn, self.talks.len() as u64);
+        self.send(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        match self.take(cx, conn, &message) {
+            Ok(()) => self.send(cx, conn),
+            Err(why) => self.fail(cx, conn, why),
+        }
+        let part = self.part;
+        if let (Part::Speaker { count }, Some(talk)) = (part, self.talk(cx, conn)) {
+            if talk.received >= count {
+                cx.close(conn);
+            }
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.send(cx, conn);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
+        if !outcome.is_sent() {
+            if let Some(talk) = self.talk(cx, conn) {
+                talk.lost += 1;
+            }
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        let (part, number) = (self.part, cx.user(conn).unwrap_or(0));
+        let peer = cx.peer_address(conn).map_or_else(|| "?".into(), |peer| peer.to_string());
+        let Some(talk) = self.talk(cx, conn) else { return };
+        let (received, sent, lost) = (talk.received, talk.sent, talk.lost);
+        let expected = match part {
+            Part::Speaker { count } | Part::Echo { count: Some(count) } => count,
+            Part::Echo { count: None } => received,
+        };
+        let orderly = matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::Closed);
+        let why = talk.failure.take().or_else(|| {
+            let complete = received == expected && sent == expected && lost == 0;
+            (!complete || !orderly)
+                .then(|| format!("{received} of {expected} received, {sent} sent, {lost} of them lost; {reason}"))
+        });
+        match why {
+            Some(why) => {
+                self.failure.get_or_insert_with(|| Failure::new(format!("connection {number} with {peer}: {why}")));
+            }
+            None => {
+                self.output
+                    .line(format!("connection {number} with {peer}: {received} received, {sent} sent, {reason}"));
+            }
+        }
+        self.ended += 1;
+        if self.until.is_some_and(|until| self.ended >= until) {
+            cx.stop();
+        }
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        let peer = cx.peer_address(conn).map_or_else(String::new, |peer| format!(" to {peer}"));
+        self.failure.get_or_insert_with(|| Failure::new(format!("no connection{peer}: {error}")));
+        cx.stop();
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let (ended, all) = (self.ended, self.talks.len());
+        let state = match self.talks.last() {
+            Some(last) => {
+                format!("{ended} of {all} connections ended, the last: {} in, {} out", last.received, last.sent)
+            }
+            None => "nobody connected".into(),
+        };
+        self.failure.get_or_insert_with(|| Failure::new(format!("it took longer than --timeout: {state}")));
+        cx.stop();
+    }
+}
+
+fn run(command: Command) -> Result<Ending, Failure> {
+    let (talk, part) = match &command {
+        Command::Server { speak_first: true, talk, .. } => {
+            (talk.clone(), Part::Speaker { count: talk.count.unwrap_or(1) })
+        }
+        Command::Client { echo: false, talk, .. } => (talk.clone(), Part::Speaker { count: talk.count.unwrap_or(1) }),
+        Command::Server { talk, .. } | Command::Client { talk, .. } => (talk.clone(), Part::Echo { count: talk.count }),
+    };
+    let (size, count) = match part {
+        Part::Speaker { count } => (Some(talk.size.unwrap_or(SIZE)), Some(count)),
+        Part::Echo { count } => (talk.size, count),
+    };
+    let mut talks = Talks {
+        part,
+        size,
+        depth: talk.depth(count),
+        text: (0..size.unwrap_or(0)).map(|i| i as u8 ^ 0x5a).collect(),
+        verify: talk.verify,
+        solicit: talk.solicit,
+        talks: Vec::new(),
+        ended: 0,
+        until: talk.connections,
+        failure: None,
+        output: Output::stdout(),
+    };
+    let mut reactor = Reactor::new(talk.config(count))?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    if let Some(seconds) = talk.timeout {
+        reactor.context().set_timer(Duration::from_secs(seconds), 0);
+    }
+    match &command {
+        Command::Server { bind, .. } => {
+            let address = resolve(bind, talk.port)?[0];
+            let listener = reactor.context().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
+            let address = reactor.context().local_address(listener).unwrap_or(address);
+            talks.output.line(format!("listening on {address}"));
+        }
+        Command::Client { address, .. } => {
+            let address = resolve(address, talk.port)?[0];
+            let connections = talk.connections.unwrap_or(1);
+            talks.until = Some(connections);
+            for _ in 0..connections {
+                reactor.context().connect_with(address, ConnectOptions::new().framing(Framing::Raw))?;
+            }
+        }
+    }
+    reactor.run(&mut talks)?;
+    match talks.failure {
+        Some(failure) => Err(failure),
+        None if talks.until.is_some_and(|until| talks.ended < until) => Ok(Ending::Interrupted),
+        None => Ok(Ending::Complete),
+    }
+}
+
+fn main() -> ExitCode {
+    program::main(std::env::args_os(), |cli: Cli| run(cli.command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn depth_follows_the_count() {
+        let Command::Client { talk, .. } = Cli::parse_from(["raw-echo", "client", "h"]).command else { panic!() };
+        assert_eq!([talk.depth(Some(10)), talk.depth(Some(10_000)), talk.depth(None)], [10, 4096, 64]);
+    }
+}

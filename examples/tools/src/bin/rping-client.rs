@@ -1,0 +1,244 @@
+//! `rping -c`: lets a server (ours or librdmacm's) read a ping from this side's memory and write it back.
+//!
+//! This program is to be read and copied. It shows how to offer memory to a peer. The rounds are described in
+//! `rdma_reactor_tools::rping`.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_reactor::{
+    Access, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Framing, Handler, Message,
+    Region, RegionOptions, TimerId,
+};
+use rdma_reactor_tools::pingpong::address::resolve;
+use rdma_reactor_tools::pingpong::cli::parse_size;
+use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
+use rdma_reactor_tools::pingpong::output::Output;
+use rdma_reactor_tools::program;
+use rdma_reactor_tools::rping::options::Options;
+use rdma_reactor_tools::rping::{advert, ping};
+use serde_json::json;
+
+/// Offers memory to an rping server, which reads a ping from it and writes it back.
+#[derive(Debug, Parser)]
+#[command(name = "rping-client", version, disable_version_flag = true)]
+struct Cli {
+    /// The server's host name or address, with or without a port
+    #[arg(short, long, value_name = "ADDR")]
+    address: String,
+    /// Bytes of a ping; rping's server takes 23 to 65535, and wants the same -S
+    #[arg(short = 'S', long, default_value_t = 64, value_parser = parse_size)]
+    size: u32,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// The part of a round that is going on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The server reads the source.
+    Source,
+    /// The server writes the sink.
+    Sink,
+}
+
+/// Memory that the server may reach while the connection lasts.
+#[derive(Debug)]
+struct Session {
+    conn: ConnectionId,
+    source: Region,
+    sink: Region,
+    step: Step,
+}
+
+#[derive(Debug)]
+struct Client {
+    options: Options,
+    /// Addresses of the server that were not tried yet.
+    addresses: std::vec::IntoIter<SocketAddr>,
+    session: Option<Session>,
+    /// The ping of this round, and below it room for the ping that comes back.
+    text: Vec<u8>,
+    back: Vec<u8>,
+    rounds: u64,
+    started: Option<Instant>,
+    elapsed: Duration,
+    interrupted: bool,
+    failure: Option<Failure>,
+    output: Output,
+}
+
+impl Client {
+    /// Connects to the next address, if one is left.
+    fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
+        // rping knows no headers and no credits.
+        let options = ConnectOptions::new().framing(Framing::Raw);
+        self.addresses.next().map(|address| cx.connect_with(address, options))
+    }
+
+    fn fail(&mut self, cx: &mut Context<'_>, why: impl std::fmt::Display) {
+        self.failure.get_or_insert_with(|| Failure::new(why));
+        match &self.session {
+            Some(session) => cx.close(session.conn),
+            None => cx.stop(),
+        }
+    }
+
+    /// Whether every round is done.
+    fn is_over(&self) -> bool {
+        self.options.count == Some(self.rounds)
+    }
+
+    /// Offers the next ping.
+    fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        ping::fill(self.rounds, &mut self.text);
+        // `bytes_mut` would give no reference, because the server may read. The server has no reason to read just now.
+        session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
+        if self.options.verify {
+            // The fill makes a sink that nobody writes to noticeable.
+            self.back.fill(0xff);
+            session.sink.copy_from(0, &self.back).map_err(|error| error.to_string())?;
+        }
+        session.step = Step::Source;
+        let sent = cx.send(session.conn, &advert::encode(session.source.remote()));
+        sent.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Goes on after the server has said that it is done with the offered memory.
+    fn proceed(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        advert::checked(message)?;
+        if session.step == Step::Source {
+            session.step = Step::Sink;
+            let sent = cx.send(session.conn, &advert::encode(session.sink.remote()));
+            return sent.map(drop).map_err(|error| error.to_string());
+        }
+        // The message came behind the write, so the bytes are there.
+        session.sink.copy_to(0, &mut self.back);
+        let conn = session.conn;
+        if self.options.verify {
+            ping::check(self.rounds, &self.back)?;
+        }
+        if self.options.verbose {
+            self.output.line(format_args!("ping data: {}", ping::text(&self.back)));
+        }
+        self.rounds += 1;
+        self.elapsed = self.started.map_or(Duration::ZERO, |started| cx.now().duration_since(started));
+        if self.is_over() || self.interrupted {
+            cx.close(conn);
+            return Ok(());
+        }
+        self.begin(cx)
+    }
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.started = Some(cx.now());
+        let mut region = |access| cx.register(conn, self.text.len(), &RegionOptions::new().allow(access));
+        match (region(Access::REMOTE_READ), region(Access::REMOTE_WRITE)) {
+            (Ok(source), Ok(sink)) => self.session = Some(Session { conn, source, sink, step: Step::Source }),
+            (Err(error), _) | (_, Err(error)) => return self.fail(cx, error),
+        }
+        if let Err(why) = self.begin(cx) {
+            self.fail(cx, why);
+        }
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        if let Err(why) = self.proceed(cx, &message) {
+            self.fail(cx, why);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.session = None;
+        if !self.is_over() && !self.interrupted {
+            let why = format!("the connection ended in round {}: {reason}; has the server the same -S?", self.rounds);
+            self.fail(cx, why);
+        }
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        let server = cx.peer_address(conn).map_or_else(String::new, |address| format!(" to {address}"));
+        match self.connect(cx) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => self.fail(cx, error),
+            None => self.fail(cx, format!("no connection{server}: {error}; is an rping server there? check -a and -p")),
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if self.interrupted {
+            return cx.stop();
+        }
+        let state = if self.session.is_some() { "the server does not answer" } else { "no connection" };
+        let why = format!("it took longer than --timeout: {state} in round {}", self.rounds);
+        self.failure.get_or_insert_with(|| Failure::new(why));
+        cx.stop();
+    }
+}
+
+fn run(cli: Cli) -> Result<Ending, Failure> {
+    let Cli { address, size, options } = cli;
+    let (mut reactor, interrupt) = options.reactor()?;
+    let mut client = Client {
+        addresses: resolve(&address, options.port)?.into_iter(),
+        session: None,
+        text: vec![0; size as usize],
+        back: vec![0; size as usize],
+        rounds: 0,
+        started: None,
+        elapsed: Duration::ZERO,
+        interrupted: false,
+        failure: None,
+        output: options.output(),
+        options,
+    };
+    if let Some(connected) = client.connect(&mut reactor.context()) {
+        connected?;
+    }
+    reactor.run(&mut client)?;
+    client.interrupted = interrupt.is_raised() && !client.is_over();
+    if client.interrupted && client.session.is_some() {
+        // The round may finish, if that does not take long, because a server may complain about a client that leaves in
+        // the middle.
+        reactor.context().set_timer(Duration::from_secs(1), 0);
+        reactor.run(&mut client)?;
+    }
+    reactor.shutdown(&mut client, Duration::from_secs(1))?;
+    if let Some(failure) = client.failure {
+        return Err(failure);
+    }
+    let (rounds, seconds, provider) = (client.rounds, client.elapsed.as_secs_f64(), reactor.provider_name());
+    if client.options.json {
+        Output::stdout().line(json!({
+            "provider": provider, "size": size, "rounds": rounds, "seconds": seconds,
+            "verified": client.options.verify, "interrupted": client.interrupted,
+        }));
+    } else {
+        client.output.line(format_args!("{rounds} rounds of {size} bytes in {seconds:.3} s ({provider})"));
+    }
+    Ok(if client.interrupted { Ending::Interrupted } else { Ending::Complete })
+}
+
+fn main() -> ExitCode {
+    program::main(std::env::args_os(), run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,426 @@
+//! Latency and throughput of byte streams, measured as librdmacm's `rstream` measures sockets, with its letters and its
+//! table: `stream-bench` on one side, `stream-bench -s ADDR` on the other.
+//!
+//! An iteration is a burst of transfers one way, then as many the other way; a burst of one is a ping-pong. Both sides
+//! copy, out of and into memory of their own, as a program with sockets does.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, Reactor};
+use rdma_reactor_tools::pingpong::address::resolve;
+use rdma_reactor_tools::pingpong::cli::{Provider, parse_size};
+use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
+use rdma_reactor_tools::pingpong::interrupt::Interrupt;
+use rdma_reactor_tools::pingpong::job::WaitMode;
+use rdma_reactor_tools::pingpong::output::Output;
+use rdma_reactor_tools::program;
+
+/// Length of the job that a client sends ahead of each test, bytes: size, transfers, iterations.
+const JOB_LEN: usize = 24;
+/// Largest number of bytes in a burst; jobs of peers that ask for more are refused.
+const MAX_BURST: u64 = 1 << 40;
+
+/// Latency and throughput of byte streams between two processes; a server without -s.
+#[derive(Debug, Parser)]
+#[command(name = "stream-bench", version)]
+struct Cli {
+    /// The server's host name or address, with or without a port
+    #[arg(short = 's', value_name = "ADDR")]
+    server: Option<String>,
+    /// Address to listen on
+    #[arg(short = 'b', value_name = "ADDR", default_value = "0.0.0.0")]
+    bind: String,
+    /// The port
+    #[arg(short = 'p', value_name = "PORT", default_value_t = 7471)]
+    port: u16,
+    /// Iterations of each test [default: fewer for larger transfers]
+    #[arg(short = 'I', value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    iterations: Option<u64>,
+    /// Transfers per iteration and direction; 1 measures latency [default: 1, then many]
+    #[arg(short = 'C', value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    transfers: Option<u64>,
+    /// Bytes per transfer [default: 64, then 64K]
+    #[arg(short = 'S', value_name = "BYTES", value_parser = parse_size)]
+    size: Option<u32>,
+    /// A server: end after so many clients [default: without end]
+    #[arg(long, value_name = "N")]
+    clients: Option<u32>,
+    /// Bytes per message that carries a stream
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "16K")]
+    message: u32,
+    /// Wait mode of this side [default: spin with two processors or more, else event]
+    #[arg(long, value_enum)]
+    wait: Option<WaitMode>,
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    provider: Provider,
+}
+
+/// One test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Job {
+    size: u64,
+    transfers: u64,
+    iterations: u64,
+}
+
+impl Job {
+    fn encode(self) -> [u8; JOB_LEN] {
+        let mut out = [0; JOB_LEN];
+        for (part, value) in out.chunks_exact_mut(8).zip([self.size, self.transfers, self.iterations]) {
+            part.copy_from_slice(&value.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads the job of a client; `None` if it makes no sense.
+    fn decode(bytes: &[u8; JOB_LEN]) -> Option<Self> {
+        let word = |i: usize| bytes[i * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
+        let job = Self { size: word(0)?, transfers: word(1)?, iterations: word(2)? };
+        let burst = job.size.checked_mul(job.transfers)?;
+        let sane = (1..=1 << 30).contains(&job.size) && (1..=MAX_BURST).contains(&burst) && job.iterations > 0;
+        sane.then_some(job)
+    }
+
+    const fn burst(self) -> u64 {
+        self.size * self.transfers
+    }
+
+    /// Default number of iterations of a test, within bounds, so that tests of all sizes move about as many bytes.
+    fn iterations(size: u64, transfers: u64) -> u64 {
+        let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
+        (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
+    }
+
+    fn all(cli: &Cli) -> Vec<Self> {
+        let sizes = cli.size.map_or_else(|| vec![64, 64 << 10], |size| vec![u64::from(size)]);
+        let mut jobs = Vec::new();
+        for size in sizes {
+            let many = (16_u64 << 20).div_ceil(size).min(1000);
+            for transfers in cli.transfers.map_or_else(|| vec![1, many], |transfers| vec![transfers]) {
+                let iterations = cli.iterations.unwrap_or_else(|| Self::iterations(size, transfers));
+                jobs.push(Self { size, transfers, iterations });
+            }
+        }
+        jobs
+    }
+}
+
+/// The next step of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The rest of a job is to come, on a server.
+    Ask { have: usize },
+    /// So many bytes of this burst are still to be sent.
+    Send(u64),
+    /// So many bytes of this burst are still to come.
+    Receive(u64),
+}
+
+/// One side of one stream.
+#[derive(Debug)]
+struct Side {
+    active: bool,
+    step: Step,
+    asked: [u8; JOB_LEN],
+    job: Job,
+    /// Number of iterations that are left.
+    left: u64,
+    memory: Vec<u8>,
+}
+
+/// The progress of a side.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    Waits,
+    /// All iterations of the job.
+    Done,
+    /// The peer has finished.
+    Ended,
+}
+
+impl Side {
+    fn server() -> Self {
+        let job = Job { size: 1, transfers: 1, iterations: 1 };
+        Self { active: false, step: Step::Ask { have: 0 }, asked: [0; JOB_LEN], job, left: 0, memory: Vec::new() }
+    }
+
+    fn client(job: Job) -> Self {
+        let memory = vec![0x5a; job.size as usize];
+        Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
+    }
+
+    /// Goes on until the side has to wait.
+    fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) -> Result<Progress, Failure> {
+        let mut stream = cx.stream(id);
+        loop {
+            let size = self.memory.len() as u64;
+            let moved = match self.step {
+                Step::Ask { have } => stream.read(&mut self.asked[have..]),
+                Step::Send(left) => stream.write(&self.memory[..size.min(left) as usize]),
+                Step::Receive(left) => stream.read(&mut self.memory[..size.min(left) as usize]),
+            };
+            let moved = match moved {
+                Ok(0) => return Ok(Progress::Ended),
+                Ok(moved) => moved,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Progress::Waits),
+                Err(error) => return Err(Failure::new(error)),
+            };
+            self.step = match self.step {
+                Step::Ask { have } if have + moved < JOB_LEN => Step::Ask { have: have + moved },
+                Step::Ask { .. } => {
+                    self.job = Job::decode(&self.asked).ok_or_else(|| Failure::new("a client of another kind"))?;
+                    (self.left, self.memory) = (self.job.iterations, vec![0x5a; self.job.size as usize]);
+                    Step::Receive(self.job.burst())
+                }
+                Step::Send(left) if left > moved as u64 => Step::Send(left - moved as u64),
+                Step::Receive(left) if left > moved as u64 => Step::Receive(left - moved as u64),
+                Step::Send(_) if self.active => Step::Receive(self.job.burst()),
+                Step::Receive(_) if !self.active => Step::Send(self.job.burst()),
+                // The iteration is over.
+                Step::Send(_) | Step::Receive(_) => {
+                    self.left -= 1;
+                    match (self.left, self.active) {
+                        (0, true) => return Ok(Progress::Done),
+                        (0, false) => Step::Ask { have: 0 },
+                        (_, true) => Step::Send(self.job.burst()),
+                        (_, false) => Step::Receive(self.job.burst()),
+                    }
+                }
+            };
+        }
+    }
+}
+
+/// A server's clients.
+#[derive(Debug)]
+struct Server {
+    sides: Vec<Option<Side>>,
+    /// Number of clients that are still to come.
+    clients: Option<u32>,
+}
+
+impl Server {
+    fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let Some(side) = self.sides.get_mut(id.slot()).and_then(Option::as_mut) else { return };
+        match side.go(cx, id) {
+            Ok(Progress::Waits | Progress::Done) => {}
+            Ok(Progress::Ended) => cx.stream(id).close(),
+            Err(failure) => {
+                eprintln!("stream-bench: {id}: {failure}");
+                cx.stream(id).close();
+            }
+        }
+    }
+
+    fn over(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.sides[id.slot()] = None;
+        self.clients = self.clients.map(|clients| clients.saturating_sub(1));
+        if self.clients == Some(0) {
+            cx.context().stop();
+        }
+    }
+}
+
+impl StreamHandler for Server {
+    fn on_open(&mut self, _: &mut StreamContext<'_>, id: ConnectionId) {
+        if self.sides.len() <= id.slot() {
+            self.sides.resize_with(id.slot() + 1, || None);
+        }
+        self.sides[id.slot()] = Some(Side::server());
+    }
+
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.go(cx, id);
+    }
+
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.go(cx, id);
+    }
+
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.over(cx, id);
+    }
+
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {
+        eprintln!("stream-bench: {id}: {reason}");
+        self.over(cx, id);
+    }
+}
+
+/// A client with its tests.
+#[derive(Debug)]
+struct Client {
+    jobs: std::vec::IntoIter<Job>,
+    side: Option<Side>,
+    /// A test that is not counted goes first.
+    warming: bool,
+    since: Instant,
+    failure: Option<Failure>,
+    output: Output,
+}
+
+impl Client {
+    fn start(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let Some(next) = self.jobs.as_slice().first().copied() else { return cx.stream(id).close() };
+        let iterations = if self.warming { (next.iterations / 10).max(1) } else { next.iterations };
+        let job = Job { iterations, ..next };
+        if !self.warming {
+            self.jobs.next();
+        }
+        match cx.stream(id).write(&job.encode()) {
+            Ok(JOB_LEN) => {}
+            // The window is open between tests, so any other result means that the stream is ending.
+            other => return self.fail(cx, id, Failure::new(format!("a test could not be asked for: {other:?}"))),
+        }
+        self.since = Instant::now();
+        self.side = Some(Side::client(job));
+        self.go(cx, id);
+    }
+
+    fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let Some(side) = &mut self.side else { return };
+        match side.go(cx, id) {
+            Ok(Progress::Waits) => {}
+            Ok(Progress::Done) => {
+                let job = side.job;
+                self.side = None;
+                self.warming = !self.warming;
+                // If the next test is a warm-up, the test before it counts.
+                if self.warming {
+                    self.output.line(row(job, self.since.elapsed().as_secs_f64()));
+                }
+                self.start(cx, id);
+            }
+            Ok(Progress::Ended) => self.fail(cx, id, Failure::new("the server has ended the connection")),
+            Err(failure) => self.fail(cx, id, failure),
+        }
+    }
+
+    fn fail(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        cx.stream(id).close();
+    }
+}
+
+impl StreamHandler for Client {
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.output.line(format!(
+            "{:<10} {:>8} {:>8} {:>8} {:>12} {:>10} {:>10} {:>11}",
+            "name", "bytes", "xfers", "iters", "total", "time", "Gb/sec", "usec/xfer"
+        ));
+        self.start(cx, id);
+    }
+
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.go(cx, id);
+    }
+
+    fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.go(cx, id);
+    }
+
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId) {
+        cx.context().stop();
+    }
+
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.failure.get_or_insert(Failure::new(format!("the connection has ended: {reason}")));
+        cx.context().stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
+        self.failure.get_or_insert(Failure::new(format!("no connection: {error}; is a server there?")));
+        cx.context().stop();
+    }
+}
+
+/// Writes a line of the table. As with rstream, a transfer is one way.
+fn row(job: Job, seconds: f64) -> String {
+    let transfers = 2.0 * job.transfers as f64 * job.iterations as f64;
+    let bytes = transfers * job.size as f64;
+    format!(
+        "{:<10} {:>8} {:>8} {:>8} {:>12} {:>9.3}s {:>10.3} {:>11.3}",
+        format!("{}_{}", job.size, if job.transfers == 1 { "lat" } else { "bw" }),
+        job.size,
+        job.transfers,
+        job.iterations,
+        bytes,
+        seconds,
+        bytes * 8.0 / 1e9 / seconds,
+        seconds * 1e6 / transfers
+    )
+}
+
+fn run(cli: &Cli) -> Result<Ending, Failure> {
+    let config = Config::default()
+        .provider(cli.provider.into())
+        .wait(cli.wait.unwrap_or_else(WaitMode::suited).policy()?)
+        .buffer_size(cli.message);
+    let mut reactor = Reactor::new(config)?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    let Some(server) = &cli.server else {
+        let listener = reactor.context().listen(resolve(&cli.bind, cli.port)?[0])?;
+        if let Some(address) = reactor.context().local_address(listener) {
+            Output::stdout().line(format!("listening on {address}"));
+        }
+        let mut server = Streams::new(Server { sides: Vec::new(), clients: cli.clients });
+        reactor.run(&mut server)?;
+        let is_early = server.handler.clients.is_some_and(|left| left > 0);
+        return Ok(if is_early { Ending::Interrupted } else { Ending::Complete });
+    };
+    reactor.context().connect(resolve(server, cli.port)?[0])?;
+    let jobs = Job::all(cli).into_iter();
+    let output = Output::stdout();
+    let mut client =
+        Streams::new(Client { jobs, side: None, warming: true, since: Instant::now(), failure: None, output });
+    reactor.run(&mut client)?;
+    match client.handler.failure {
+        Some(failure) => Err(failure),
+        None if client.handler.jobs.len() > 0 => Ok(Ending::Interrupted),
+        None => Ok(Ending::Complete),
+    }
+}
+
+fn main() -> ExitCode {
+    program::main(std::env::args_os(), |cli: Cli| run(&cli))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_job_survives_the_trip_and_nonsense_does_not() {
+        let job = Job { size: 65_536, transfers: 1000, iterations: 7 };
+        assert_eq!(Job::decode(&job.encode()), Some(job));
+        for nonsense in [
+            Job { size: 0, ..job },
+            Job { transfers: 0, ..job },
+            Job { iterations: 0, ..job },
+            Job { size: 1 << 31, ..job },
+            Job { size: 1 << 30, transfers: u64::MAX, ..job },
+        ] {
+            assert_eq!(Job::decode(&nonsense.encode()), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_counts_transfers_one_way() {
+        let row = row(Job { size: 1000, transfers: 10, iterations: 50 }, 0.001);
+        let fields: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(fields, ["1000_bw", "1000", "10", "50", "1000000", "0.001s", "8.000", "1.000"]);
+    }
+}

@@ -1,0 +1,89 @@
+//! `rdma-doctor` reports what this machine can do with RDMA, and why not more.
+//!
+//! Everything is read from files of the system ([`tree`]); nothing is changed, and nothing is asked over netlink. Each
+//! file looks at one noun and reports its findings ([`finding`]); [`report`] prints them.
+
+pub mod account;
+pub mod cli;
+pub mod device;
+pub mod embedded;
+pub mod finding;
+pub mod gid;
+pub mod library;
+pub mod memlock;
+pub mod module;
+pub mod netdev;
+pub mod node;
+pub mod port;
+pub mod report;
+pub mod tree;
+pub mod way;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use self::account::Account;
+use self::cli::Cli;
+use self::device::Device;
+use self::finding::Finding;
+use self::module::Modules;
+use self::netdev::Netdevs;
+use self::report::Report;
+use self::tree::Tree;
+use self::way::Way;
+use crate::pingpong::failure::Failure;
+use crate::pingpong::output::Output;
+use crate::program;
+
+/// Runs the program: reads the command line, looks, and prints the findings.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    program::main(args, run)
+}
+
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let report = examine(&cli)?;
+    let mut output = Output::stdout();
+    if cli.json {
+        output.line(report.json()?);
+    } else {
+        report.print(&mut output);
+    }
+    Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Looks at everything.
+///
+/// # Errors
+/// An argument is not an address.
+pub fn examine(cli: &Cli) -> Result<Report, Failure> {
+    let tree = Tree::new(&cli.root);
+    let targets = way::targets(&cli.addresses)?;
+    let account = Account::read(&tree);
+    let netdevs = Netdevs::read(&tree);
+    let devices = Device::all(&tree, &netdevs);
+    let modules = Modules::read(&tree);
+
+    let embedded = embedded::probe();
+    let mut findings = vec![embedded::finding(&embedded)];
+    findings.push(embedded::shared_memory(&embedded::probe_shared_memory()));
+    findings.push(build());
+    findings.extend(device::findings(&devices, &modules, &netdevs));
+    findings.extend(modules.findings(!devices.is_empty()));
+    findings.extend(node::findings(&tree, &account, &devices));
+    findings.extend(memlock::finding(&tree, &account, !devices.is_empty()));
+    findings.extend(library::findings(&tree, &devices));
+    let ways: Vec<Way> = targets.iter().map(|target| Way::find(*target, &tree, &netdevs, &devices)).collect();
+    findings.extend(ways.iter().map(Way::finding));
+    Ok(Report { embedded: embedded.is_ok(), verbs: way::HAS_VERBS, findings, devices, addresses: ways })
+}
+
+/// Reports the features that this program was built with.
+fn build() -> Finding {
+    let version = env!("CARGO_PKG_VERSION");
+    if way::HAS_VERBS {
+        Finding::ok("build", format!("version {version}, with RDMA devices (feature verbs)"))
+    } else {
+        Finding::note("build", format!("version {version} without RDMA devices: auto always takes iwarp"))
+            .mend("cargo build --release")
+    }
+}

@@ -1,0 +1,83 @@
+//! The device files, and this account's right to open them.
+
+use std::fs::{Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use super::account::Account;
+use super::device::Device;
+use super::finding::Finding;
+use super::tree::Tree;
+
+const DIRECTORY: &str = "/dev/infiniband";
+
+/// Reports the findings about the device files.
+#[must_use]
+pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Finding> {
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    let mut usable = Vec::new();
+    let mut findings = Vec::new();
+    let nodes = devices.iter().map(|device| (device.node.clone(), device.name.as_str()));
+    for (node, of) in std::iter::once((Some("rdma_cm".into()), "connections")).chain(nodes) {
+        let Some(node) = node else {
+            let finding = Finding::problem("permission", format!("{of} has no device file"));
+            findings.push(finding.mend("modprobe ib_uverbs"));
+            continue;
+        };
+        match examine(tree, account, &node, of) {
+            Ok(()) => usable.push(node),
+            Err(finding) => findings.push(finding),
+        }
+    }
+    if !usable.is_empty() {
+        let text = format!("{DIRECTORY}: {} can be read and written", usable.join(", "));
+        findings.insert(0, Finding::ok("permission", text));
+    }
+    findings
+}
+
+fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), Finding> {
+    let path = format!("{DIRECTORY}/{node}");
+    let file = tree.path(&path).metadata().map_err(|error| absent(&path, node, of, &error))?;
+    if !account.may_use(&file) {
+        return Err(refused(tree, &path, &file));
+    }
+    // The mode does not tell everything, because a container has rules of its own. Opening has no effect on a device.
+    if tree.is_real() {
+        if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
+            let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));
+            return Err(finding.mend(format!("in a container: docker run --device {path} ...; else dmesg says more")));
+        }
+    }
+    Ok(())
+}
+
+fn absent(path: &str, node: &str, of: &str, error: &io::Error) -> Finding {
+    if error.kind() != io::ErrorKind::NotFound {
+        return Finding::problem("permission", format!("{path} (for {of}): {error}")).mend("chmod 755 /dev/infiniband");
+    }
+    let module = if node == "rdma_cm" { "rdma_ucm" } else { "ib_uverbs" };
+    Finding::problem("permission", format!("{path} (for {of}) is missing"))
+        .mend(format!("modprobe {module}; in a container: docker run --device {path} ..."))
+}
+
+fn refused(tree: &Tree, path: &str, file: &Metadata) -> Finding {
+    let mode = file.mode() & 0o777;
+    let groups = tree.text_or_empty("/etc/group");
+    let group = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id.parse() == Ok(file.gid())).then(|| name.to_owned())
+    });
+    let name = group.clone().unwrap_or_else(|| file.gid().to_string());
+    let text = format!("{path} (mode {mode:o}, group {name}): this user may not read and write it");
+    let command = match group {
+        Some(group) if mode & 0o060 == 0o060 && file.gid() != 0 => {
+            format!("usermod -aG {group} $USER, then log in again")
+        }
+        _ => format!("chmod 666 {path}; for good, as a rule of udev: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\""),
+    };
+    Finding::problem("permission", text).mend(command)
+}

@@ -1,0 +1,260 @@
+//! Readers under a writer that never rests. Every value that a reader believes must be a stored one, whole, and not
+//! older than the value that the reader saw before.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, SendErrorKind,
+    SendId, SendKind, TimerId,
+};
+
+use super::reader::{Found, Reader};
+use super::wire::{Hello, encode_put};
+use crate::pingpong::failure::{Ending, Failure};
+use crate::pingpong::interrupt::Interrupt;
+
+/// The plan of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Connections that read.
+    pub readers: u32,
+    /// Keys that are written and read.
+    pub keys: u32,
+    /// Length of the run.
+    pub time: Duration,
+}
+
+/// The figures of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Values read.
+    pub reads: u64,
+    /// Reads that were repeated because the slot was being written.
+    pub torn: u64,
+    /// Values stored.
+    pub writes: u64,
+    /// Time from the first read to the end, nanoseconds.
+    pub nanos: u128,
+}
+
+/// Largest number of values on their way to the server.
+const DEPTH: u64 = 16;
+
+/// The role of a connection.
+#[derive(Debug)]
+enum Role {
+    /// The server has not said where its table is.
+    New,
+    /// The connection stores values; the numbers count those sent and those stored.
+    Writer {
+        hello: Hello,
+        sent: u64,
+        stored: u64,
+    },
+    Reader(Box<Looks>),
+}
+
+/// The state of all readers and writers.
+#[derive(Debug)]
+struct Looks {
+    reader: Reader,
+    key: u32,
+    /// The newest value that was seen, by key.
+    newest: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Bench {
+    plan: Plan,
+    server: SocketAddr,
+    /// The role of each connection, by the connection's slot.
+    roles: Vec<Role>,
+    figures: Figures,
+    since: Option<Instant>,
+    failure: Option<Failure>,
+    /// The value that is being put together.
+    value: Vec<u8>,
+}
+
+fn key(number: u32) -> Vec<u8> {
+    format!("key {number}").into_bytes()
+}
+
+/// The number that a value is made of; `None` if it is made of several.
+fn number(value: &[u8]) -> Option<u64> {
+    let first = u64::from_le_bytes(*value.first_chunk()?);
+    value.chunks_exact(8).all(|word| word == first.to_le_bytes()).then_some(first)
+}
+
+impl Bench {
+    fn role(&mut self, conn: ConnectionId) -> &mut Role {
+        if self.roles.len() <= conn.slot() {
+            self.roles.resize_with(conn.slot() + 1, || Role::New);
+        }
+        &mut self.roles[conn.slot()]
+    }
+
+    /// Whether all keys have a value.
+    fn is_loaded(&self) -> bool {
+        self.since.is_some()
+    }
+
+    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+        let (keys, loaded) = (self.plan.keys, self.is_loaded());
+        match self.role(conn) {
+            Role::New => {
+                let hello = Hello::decode(message)
+                    .ok_or_else(|| Failure::new("the server is not a kv server of this version"))?;
+                *self.role(conn) = if loaded {
+                    let newest = vec![0; keys as usize];
+                    let looks = Looks { reader: Reader::new(cx, conn, hello)?, key: 0, newest };
+                    Role::Reader(Box::new(looks))
+                } else {
+                    Role::Writer { hello, sent: 0, stored: 0 }
+                };
+            }
+            Role::Writer { stored, .. } if message.is_empty() => {
+                *stored += 1;
+                if !loaded && *stored >= u64::from(keys) {
+                    self.since = Some(Instant::now());
+                    cx.set_timer(self.plan.time, 0);
+                    for _ in 0..self.plan.readers {
+                        cx.connect(self.server)?;
+                    }
+                }
+            }
+            Role::Writer { .. } => return Err(Failure::new(String::from_utf8_lossy(message))),
+            Role::Reader(_) => return Err(Failure::new("an answer without a question")),
+        }
+        self.go(cx, conn)
+    }
+
+    /// Starts the next read or store on a connection.
+    fn go(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let keys = u64::from(self.plan.keys);
+        let mut value = std::mem::take(&mut self.value);
+        match self.role(conn) {
+            Role::New => {}
+            Role::Writer { hello, sent, stored } => {
+                while *sent < *stored + DEPTH {
+                    value.clear();
+                    let words = hello.geometry.max_value as usize / 8;
+                    value.extend(std::iter::repeat_n(sent.to_le_bytes(), words).flatten());
+                    match cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)) {
+                        Ok(_) => *sent += 1,
+                        // `on_writable` follows.
+                        Err(SendErrorKind::WouldBlock(_)) => break,
+                        Err(error) => return Err(Failure::new(error)),
+                    }
+                }
+            }
+            Role::Reader(looks) => looks.reader.look(cx, conn, &key(looks.key))?,
+        }
+        self.value = value;
+        Ok(())
+    }
+
+    /// Handles the end of a read.
+    fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let keys = self.plan.keys;
+        let Role::Reader(looks) = self.role(conn) else { return Ok(()) };
+        let name = looks.key;
+        let value = match looks.reader.completed(cx, conn)? {
+            Found::NotYet => return Ok(()),
+            Found::Nothing => return Err(Failure::new(format!("{:?} was stored and is not there", key(name)))),
+            Found::Value(value) => number(value),
+        };
+        let Some(value) = value else {
+            return Err(Failure::new(format!("a torn value of key {name} was taken for a whole one")));
+        };
+        let newest = &mut looks.newest[name as usize];
+        if value < *newest || value % u64::from(keys) != u64::from(name) {
+            return Err(Failure::new(format!("key {name} had value {newest} and then {value}")));
+        }
+        *newest = value;
+        looks.key = (name + 1) % keys;
+        self.figures.reads += 1;
+        self.go(cx, conn)
+    }
+
+    fn check(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
+        if let Err(failure) = result {
+            self.failure.get_or_insert(failure);
+            cx.stop();
+        }
+    }
+}
+
+impl Handler for Bench {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let result = self.heard(cx, conn, &message);
+        self.check(cx, result);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if send.kind() == SendKind::Read && outcome.is_sent() {
+            let result = self.read(cx, conn);
+            self.check(cx, result);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // Only writers are ever refused, because a reader has one read on its way.
+        let result = self.go(cx, conn);
+        self.check(cx, result);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.check(cx, Err(Failure::new(format!("the connection has ended: {reason}"))));
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.check(cx, Err(Failure::new(format!("no connection: {error}; is `kv server` there?"))));
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        cx.stop();
+    }
+}
+
+/// Stores values of every key over and over, and reads them meanwhile. The user may interrupt that, before the first read or
+/// later.
+///
+/// # Errors
+/// A value was not whole, or older than one before it; or the server is gone.
+pub fn run(server: SocketAddr, plan: Plan, config: Config) -> Result<(Option<Figures>, Ending), Failure> {
+    let mut reactor = Reactor::new(config)?;
+    let interrupt = Interrupt::on_signals()?;
+    interrupt.stops(reactor.handle());
+    reactor.context().connect(server)?;
+    let (figures, value) = (Figures::default(), Vec::new());
+    let mut bench = Bench { plan, server, roles: Vec::new(), figures, since: None, failure: None, value };
+    reactor.run(&mut bench)?;
+    if let Some(failure) = bench.failure {
+        return Err(failure);
+    }
+    let Some(since) = bench.since else { return Ok((None, Ending::Interrupted)) };
+    let mut figures = Figures { nanos: since.elapsed().as_nanos(), ..bench.figures };
+    for role in &bench.roles {
+        match role {
+            Role::New => {}
+            Role::Writer { stored, .. } => figures.writes += stored,
+            Role::Reader(looks) => figures.torn += looks.reader.retries,
+        }
+    }
+    let ending = if interrupt.is_raised() { Ending::Interrupted } else { Ending::Complete };
+    Ok((Some(figures), ending))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_made_of_one_number() {
+        assert_eq!(number(&[7_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat()), Some(7));
+        assert_eq!(number(&[7_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat()), None);
+        assert_eq!(number(&[1; 7]), None);
+    }
+}

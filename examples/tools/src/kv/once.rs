@@ -1,0 +1,103 @@
+//! One key read, or one value stored.
+
+use std::net::SocketAddr;
+
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, SendId, SendKind,
+};
+
+use super::reader::{Found, Reader};
+use super::wire::{Hello, encode_put};
+use crate::pingpong::failure::Failure;
+use crate::pingpong::interrupt::Interrupt;
+
+/// A wish of the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Get the value of this key.
+    Get(Vec<u8>),
+    /// Give this key this value.
+    Put(Vec<u8>, Vec<u8>),
+}
+
+/// A client with one wish.
+#[derive(Debug)]
+struct Once {
+    wish: Wish,
+    reader: Option<Reader>,
+    /// The result, once the wish is fulfilled or cannot be: the value, if one was wanted.
+    result: Option<Result<Vec<u8>, Failure>>,
+}
+
+impl Once {
+    /// Handles a message. The server's first message gives the address of the table, and the next one says that a value
+    /// is stored.
+    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(hello) = Hello::decode(message) else {
+            return match std::str::from_utf8(message) {
+                Ok("") => Ok(Some(Vec::new())),
+                Ok(why) => Err(Failure::new(why)),
+                Err(_) => Err(Failure::new("the server is not a kv server of this version")),
+            };
+        };
+        match &self.wish {
+            Wish::Get(key) => self.reader.insert(Reader::new(cx, conn, hello)?).look(cx, conn, key)?,
+            Wish::Put(key, value) => _ = cx.send(conn, &encode_put(key, value)).map_err(Failure::new)?,
+        }
+        Ok(None)
+    }
+
+    /// Handles the end of a read.
+    fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(reader) = &mut self.reader else { return Ok(None) };
+        match reader.completed(cx, conn)? {
+            Found::NotYet => Ok(None),
+            Found::Nothing => Err(Failure::new("no such key")),
+            Found::Value(value) => Ok(Some(value.to_vec())),
+        }
+    }
+
+    fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId, step: Result<Option<Vec<u8>>, Failure>) {
+        if let Some(result) = step.transpose() {
+            self.result.get_or_insert(result);
+            cx.close(conn);
+        }
+    }
+}
+
+impl Handler for Once {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let step = self.heard(cx, conn, &message);
+        self.step(cx, conn, step);
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        if send.kind() == SendKind::Read && outcome.is_sent() {
+            let step = self.read(cx, conn);
+            self.step(cx, conn, step);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.result.get_or_insert_with(|| Err(Failure::new(format!("the connection has ended: {reason}"))));
+        cx.stop();
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.result = Some(Err(Failure::new(format!("no connection: {error}; is `kv server` there?"))));
+        cx.stop();
+    }
+}
+
+/// Fulfils a wish; returns the value, which is empty if none was wanted, and `None` if the user interrupted it.
+///
+/// # Errors
+/// The wish cannot be fulfilled.
+pub fn run(server: SocketAddr, wish: Wish, config: Config) -> Result<Option<Vec<u8>>, Failure> {
+    let mut reactor = Reactor::new(config)?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    reactor.context().connect(server)?;
+    let mut once = Once { wish, reader: None, result: None };
+    reactor.run(&mut once)?;
+    once.result.transpose()
+}

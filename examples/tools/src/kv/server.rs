@@ -1,0 +1,87 @@
+//! The server owns the table and stores the values that clients send. It takes no part in their reads.
+
+use rdma_reactor::{
+    Access, Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, RegionOptions, SendErrorKind,
+};
+
+use super::table::{Geometry, Table};
+use super::wire::{Hello, decode_put};
+use crate::pingpong::failure::Failure;
+use crate::pingpong::interrupt::Interrupt;
+use crate::pingpong::output::Output;
+
+/// The server.
+#[derive(Debug)]
+struct Server {
+    geometry: Geometry,
+    /// The table, registered with the device of the first connection.
+    table: Option<Table>,
+}
+
+impl Server {
+    /// Returns the table. It is made for the first client, because memory is registered with the device of a
+    /// connection.
+    fn table(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<&mut Table, Failure> {
+        match &mut self.table {
+            Some(table) => Ok(table),
+            none => {
+                // Every client may read, now and later. Only the server writes.
+                let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
+                let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
+                let region = cx.register(conn, len, &options)?;
+                Ok(none.insert(Table::new(self.geometry, region)))
+            }
+        }
+    }
+
+    fn welcome(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let geometry = self.geometry;
+        let region = self.table(cx, conn)?.region().remote();
+        cx.send(conn, &Hello { geometry, region }.encode()).map_err(Failure::new)?;
+        Ok(())
+    }
+
+    fn store(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let (key, value) = decode_put(message).ok_or_else(|| Failure::new("a message of another kind"))?;
+        let table = self.table.as_mut().ok_or_else(|| Failure::new("there is no table yet"))?;
+        table.put(key, value)
+    }
+}
+
+impl Handler for Server {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if let Err(failure) = self.welcome(cx, conn) {
+            eprintln!("kv: {conn}: {failure}");
+            cx.close(conn);
+        }
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let answer = self.store(&message).err().map(|failure| failure.to_string()).unwrap_or_default();
+        match cx.send(conn, answer.as_bytes()) {
+            Ok(_) | Err(SendErrorKind::Closed) => {}
+            Err(error) => {
+                // The client stores without taking answers; the server does not wait for such a client.
+                eprintln!("kv: {conn}: {error}");
+                cx.close(conn);
+            }
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        log::info!("{conn}: {reason}");
+    }
+}
+
+/// Serves until it is asked to end.
+///
+/// # Errors
+/// The address cannot be had, or the reactor fails.
+pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
+    let mut reactor = Reactor::new(config)?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    let listener = reactor.context().listen(address)?;
+    let address = reactor.context().local_address(listener).unwrap_or(address);
+    Output::stdout().line(format!("listening on {address}"));
+    Ok(reactor.run(&mut Server { geometry, table: None })?)
+}

@@ -1,0 +1,19 @@
+//! The parts that the programs of this package are made of.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "programs, not the library")]
+
+pub mod bench;
+#[cfg(feature = "completions")]
+mod completions;
+pub mod doctor;
+pub mod kv;
+#[cfg(feature = "mesh")]
+pub mod mesh;
+pub mod pingpong;
+pub mod program;
+#[cfg(feature = "rcp")]
+pub mod rcp;
+pub mod rping;
+pub mod secure;
+pub mod text;
+pub mod valkey;

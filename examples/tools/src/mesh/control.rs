@@ -1,0 +1,284 @@
+//! The messages between rank 0 and the others, as JSON: they are few, and a rank of another version is told apart by the
+//! [`super::hello`].
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::text::is_hidden;
+
+/// Longest name that a rank may give, bytes. The rest is cut off.
+const MAX_NAME: usize = 64;
+/// Longest reason in a report, bytes. The rest is cut off.
+const MAX_REASON: usize = 300;
+
+/// Largest figures that a rank may report. What is above them, or is no number of zero or more, was not measured.
+const MOST_GBIT: f64 = 1e5;
+/// An hour.
+const MOST_US: f64 = 3.6e9;
+/// Thirty days.
+const MOST_SECONDS: f64 = 2.6e6;
+const MOST_COUNT: f64 = 1e15;
+/// A pebibyte.
+const MOST_KIB: f64 = (1_u64 << 40) as f64;
+
+/// The first report of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name of its host in the report.
+    pub host: String,
+    /// The address that others reach it at; `None`: it is on the host of rank 0, at the address that rank 0 has.
+    pub address: Option<IpAddr>,
+    /// The port that it listens on.
+    pub port: u16,
+    /// The provider that carries its connections.
+    pub provider: String,
+    /// The device that they use.
+    pub device: String,
+}
+
+/// The figure that two ranks measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Figure {
+    /// Half of a round trip.
+    Latency,
+    /// The rate of RDMA Writes, one way.
+    Bandwidth,
+}
+
+/// An order of rank 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Connect to the ranks that are there.
+    Connect {
+        /// One entry per rank; `None` for those that did not come.
+        ranks: Vec<Option<Entry>>,
+    },
+    /// Measure one pair.
+    Measure {
+        /// The number of the measurement.
+        task: u32,
+        /// The other rank.
+        peer: usize,
+        /// The figure.
+        figure: Figure,
+    },
+    /// Send to all ranks at once.
+    Load,
+    /// The run is over.
+    End,
+}
+
+/// Half of a round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median, us.
+    pub p50_us: f64,
+    /// 99th percentile, us.
+    pub p99_us: f64,
+    /// Number of round trips.
+    pub samples: u64,
+}
+
+/// The result of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Measured {
+    /// Half of a round trip.
+    Latency(Latency),
+    /// Gigabits per second towards the other rank.
+    Bandwidth(f64),
+}
+
+/// The messages that one rank has received from another while all sent to all.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The sender.
+    pub from: usize,
+    /// Number of messages.
+    pub messages: u64,
+    /// Payload that came, in gigabits per second.
+    pub gbit: f64,
+    /// Number of messages that were lost, came twice or out of order, or had a wrong content.
+    pub errors: u64,
+    /// The sender's last message came.
+    pub complete: bool,
+}
+
+/// A report to rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// The rank is there.
+    Joined(Entry),
+    /// The rank has connected to all ranks that it connects to, or has given up.
+    Connected {
+        /// Time that it took.
+        took: Duration,
+        /// Number of connects.
+        attempts: u64,
+        /// The ranks that it has no link to, with the reasons.
+        failed: Vec<(usize, String)>,
+        /// Largest amount of memory that this process has had so far, KiB.
+        memory_kib: u64,
+    },
+    /// The rank goes on connecting: the number of its links.
+    Progress(usize),
+    /// A measurement has ended.
+    Result {
+        /// Its number.
+        task: u32,
+        /// Its result, or the reason why there is none.
+        result: Result<Measured, String>,
+    },
+    /// A link has ended.
+    Lost {
+        /// The other rank.
+        peer: usize,
+        /// The reason.
+        why: String,
+    },
+    /// The time of the load is over.
+    Loaded {
+        /// One entry per rank that a message came from.
+        heard: Vec<Heard>,
+        /// Largest amount of memory that this process has had so far, KiB.
+        memory_kib: u64,
+    },
+}
+
+impl Report {
+    /// Reads a report. Names and reasons are cut to a length that a table can have, and lose what is not printable.
+    ///
+    /// # Errors
+    ///
+    /// A message that is no report, or has a figure that cannot be, with what is wrong about it.
+    pub fn read(message: &[u8]) -> Result<Self, String> {
+        // The error may have words of the message.
+        let mut report = serde_json::from_slice(message).map_err(|error| {
+            let mut what = format!("it sent no report: {error}");
+            tidy(&mut what, MAX_REASON);
+            what
+        })?;
+        Self::check(&report)?;
+        match &mut report {
+            Self::Joined(entry) => {
+                for name in [&mut entry.host, &mut entry.provider, &mut entry.device] {
+                    tidy(name, MAX_NAME);
+                }
+            }
+            Self::Connected { failed, .. } => failed.iter_mut().for_each(|(_, why)| tidy(why, MAX_REASON)),
+            Self::Result { result: Err(why), .. } | Self::Lost { why, .. } => tidy(why, MAX_REASON),
+            Self::Progress(_) | Self::Result { .. } | Self::Loaded { .. } => {}
+        }
+        Ok(report)
+    }
+
+    /// Checks that all figures could have been measured.
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Connected { took, attempts, memory_kib, .. } => {
+                plausible(took.as_secs_f64(), MOST_SECONDS, "s")?;
+                plausible(*attempts as f64, MOST_COUNT, "connects")?;
+                plausible(*memory_kib as f64, MOST_KIB, "KiB")
+            }
+            Self::Result { result: Ok(Measured::Latency(latency)), .. } => {
+                plausible(latency.p50_us, MOST_US, "us")?;
+                plausible(latency.p99_us, MOST_US, "us")?;
+                plausible(latency.samples as f64, MOST_COUNT, "round trips")
+            }
+            Self::Result { result: Ok(Measured::Bandwidth(gbit)), .. } => plausible(*gbit, MOST_GBIT, "Gbit/s"),
+            Self::Loaded { heard, memory_kib } => {
+                for heard in heard {
+                    plausible(heard.gbit, MOST_GBIT, "Gbit/s")?;
+                    plausible(heard.messages as f64, MOST_COUNT, "messages")?;
+                    plausible(heard.errors as f64, MOST_COUNT, "errors")?;
+                }
+                plausible(*memory_kib as f64, MOST_KIB, "KiB")
+            }
+            Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
+        }
+    }
+}
+
+fn plausible(figure: f64, most: f64, unit: &str) -> Result<(), String> {
+    if (0.0..=most).contains(&figure) {
+        return Ok(());
+    }
+    Err(format!("it reports {figure:e} {unit}, and nothing has less than 0 or more than {most:e}"))
+}
+
+fn tidy(text: &mut String, most: usize) {
+    let printable = text.chars().filter(|&c| !is_hidden(c));
+    *text = printable
+        .scan(0, |len, c| {
+            *len += c.len_utf8();
+            (*len <= most).then_some(c)
+        })
+        .collect();
+}
+
+/// Writes an order or a report as a message.
+pub fn write(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("numbers and texts have a form in JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_survive_the_trip_and_texts_are_cut_to_what_is_printable() {
+        let latency = Latency { p50_us: 4.25, p99_us: 9.5, samples: 1000 };
+        let report = Report::Result { task: 7, result: Ok(Measured::Latency(latency)) };
+        assert_eq!(Report::read(&write(&report)), Ok(report));
+        let why = format!("a\n\u{1b}\u{202e}[31m{}", "é".repeat(1000));
+        let Ok(Report::Lost { why, peer: 3 }) = Report::read(&write(&Report::Lost { peer: 3, why })) else { panic!() };
+        assert!(why.starts_with("a[31mé") && why.len() <= MAX_REASON && why.len() > MAX_REASON - 2);
+        assert!(Report::read(b"\xff").is_err());
+        let what = Report::read(format!("{{\"\u{202e}{}\":1}}", "x".repeat(9000)).as_bytes()).expect_err("nonsense");
+        assert!(what.starts_with("it sent no report: unknown variant `x") && what.len() <= MAX_REASON, "{what}");
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_refused() {
+        let latency = |p50_us, p99_us, samples| Report::Result {
+            task: 1,
+            result: Ok(Measured::Latency(Latency { p50_us, p99_us, samples })),
+        };
+        let rate = |gbit| Report::Result { task: 1, result: Ok(Measured::Bandwidth(gbit)) };
+        let heard = |gbit, messages, errors| {
+            let heard = Heard { from: 0, messages, gbit, errors, complete: true };
+            Report::Loaded { heard: vec![heard], memory_kib: 1 }
+        };
+        let connected = |seconds, attempts, memory_kib| {
+            let took = Duration::from_secs(seconds);
+            Report::Connected { took, attempts, failed: Vec::new(), memory_kib }
+        };
+        let good =
+            [latency(0.0, MOST_US, 0), rate(MOST_GBIT), rate(0.0), heard(400.0, 1 << 40, 3), connected(60, 9, 9)];
+        for report in good {
+            assert_eq!(Report::read(&write(&report)), Ok(report));
+        }
+        let bad = [
+            latency(-5.0, 1.0, 1),
+            latency(1.0, 1e308, 1),
+            latency(1.0, 1.0, u64::MAX),
+            rate(1e308),
+            rate(-1e-9),
+            heard(1e308, 1, 0),
+            heard(-1.0, 1, 0),
+            heard(1.0, u64::MAX, 0),
+            heard(1.0, 1, u64::MAX),
+            connected(u64::MAX, 1, 1),
+            connected(1, u64::MAX, 1),
+            connected(1, 1, u64::MAX),
+        ];
+        for report in bad {
+            let why = Report::read(&write(&report)).expect_err("no rank has that");
+            assert!(why.starts_with("it reports ") && why.len() < 100, "{why}");
+        }
+        // JSON has no infinity, and a number past all others is none.
+        assert!(Report::read(b"{\"Result\":{\"task\":1,\"result\":{\"Ok\":{\"Bandwidth\":1e999}}}}").is_err());
+        assert!(Report::read(&write(&rate(f64::NAN))).is_err());
+    }
+}

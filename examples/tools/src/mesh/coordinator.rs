@@ -1,0 +1,611 @@
+//! The run as rank 0 leads it: the ranks come, connect, measure in the rounds of a tournament, send to all at once, and
+//! end. No rank is waited for without a limit, and a rank that is gone ends no other.
+//!
+//! Reports and the time go in, and orders come out; nothing here knows a connection. The time is a duration since the
+//! start.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use super::control::{Entry, Figure, Measured, Order, Report};
+use super::odd::Judgement;
+use super::results::Results;
+use super::tournament;
+
+/// The limits and the extent of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Longest time until all ranks are there, and again until all are connected.
+    pub patience: Duration,
+    /// Longest time that one measurement may take before it counts as failed.
+    pub measure: Duration,
+    /// Whether bandwidth is measured.
+    pub bandwidth: bool,
+    /// Time in which all send to all; `None` leaves that out.
+    pub load: Option<Duration>,
+    /// Time that the ranks have for their reports after that.
+    pub silence: Duration,
+    /// Largest number of pairs that measure at once.
+    pub at_once: usize,
+    /// Ways that are more times worse than their like are measured once more.
+    pub tolerance: f64,
+}
+
+/// One pass of the tournament: the figure, and whether the higher rank measures.
+type Pass = (Figure, bool);
+
+/// The present part of the run.
+#[derive(Debug)]
+enum Phase {
+    /// Ranks come.
+    Gathering { until: Duration },
+    /// Ranks connect. The ranks that have not reported; the number of links that each one has told of.
+    Connecting { until: Duration, left: BTreeSet<usize>, links: Vec<usize> },
+    /// Pairs measure.
+    Measuring { step: Step, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
+    /// All send to all. The ranks that have not reported.
+    Loading { until: Duration, left: BTreeSet<usize> },
+    /// Everything is done.
+    Over,
+}
+
+/// A part of the measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A round of the tournament, in a pass.
+    Round { pass: usize, round: usize },
+    /// A second look at the ways that were odd.
+    Again,
+}
+
+/// A measurement that was ordered.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    from: usize,
+    to: usize,
+    figure: Figure,
+    until: Duration,
+}
+
+/// The leader of a run.
+#[derive(Debug)]
+pub struct Coordinator {
+    plan: Plan,
+    passes: Vec<Pass>,
+    phase: Phase,
+    results: Results,
+    orders: VecDeque<(usize, Order)>,
+    next_task: u32,
+}
+
+impl Coordinator {
+    /// Makes the leader of a run that begins at `now`.
+    #[must_use]
+    pub fn new(plan: Plan, now: Duration) -> Self {
+        let mut passes = vec![(Figure::Latency, false)];
+        if plan.bandwidth {
+            passes.extend([(Figure::Bandwidth, false), (Figure::Bandwidth, true)]);
+        }
+        Self {
+            plan,
+            passes,
+            phase: Phase::Gathering { until: now + plan.patience },
+            results: Results::new(plan.ranks),
+            orders: VecDeque::new(),
+            next_task: 0,
+        }
+    }
+
+    /// The results so far.
+    #[must_use]
+    pub const fn results(&self) -> &Results {
+        &self.results
+    }
+
+    /// The next order, with the rank that it is for.
+    pub fn next_order(&mut self) -> Option<(usize, Order)> {
+        self.orders.pop_front()
+    }
+
+    /// The time at which [`Coordinator::tick`] is to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Gathering { until } | Phase::Connecting { until, .. } | Phase::Loading { until, .. } => Some(*until),
+            Phase::Measuring { running, .. } => running.values().map(|running| running.until).min(),
+            Phase::Over => None,
+        }
+    }
+
+    /// Whether everything is done.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// Ends the run early. Pairs that were not measured say so.
+    pub fn interrupt(&mut self) {
+        self.end();
+    }
+
+    /// Whether a rank may still join under this number.
+    #[must_use]
+    pub fn awaits(&self, rank: usize) -> bool {
+        let known = self.results.members().get(rank).is_none_or(|member| member.entry.is_some());
+        matches!(self.phase, Phase::Gathering { .. }) && !known
+    }
+
+    /// The name of what is going on.
+    #[must_use]
+    pub fn stage(&self) -> &'static str {
+        match &self.phase {
+            Phase::Gathering { .. } => "waiting for ranks",
+            Phase::Connecting { .. } => "connecting",
+            Phase::Measuring { step: Step::Round { pass, .. }, .. } => match self.passes[*pass] {
+                (Figure::Latency, _) => "latency",
+                (Figure::Bandwidth, false) => "bandwidth up",
+                (Figure::Bandwidth, true) => "bandwidth down",
+            },
+            Phase::Measuring { step: Step::Again, .. } => "second look at what is odd",
+            Phase::Loading { .. } => "all send to all",
+            Phase::Over => "over",
+        }
+    }
+
+    /// Tells in one line what the ranks are doing.
+    #[must_use]
+    pub fn progress(&self) -> String {
+        let (stage, ranks) = (self.stage(), self.plan.ranks);
+        match &self.phase {
+            Phase::Gathering { .. } => {
+                let here = self.results.members().iter().filter(|member| member.is_here()).count();
+                format!("{stage}: {here} of {ranks} are there")
+            }
+            Phase::Connecting { links, .. } => {
+                format!("{stage}: {} of {} links", links.iter().sum::<usize>(), ranks * (ranks - 1) / 2)
+            }
+            Phase::Measuring { step: Step::Round { round, .. }, running, .. } => {
+                let rounds = tournament::rounds(ranks);
+                format!("{stage}: round {} of {rounds}, {} pairs at work", round + 1, running.len())
+            }
+            Phase::Measuring { step: Step::Again, waiting, running } => {
+                format!("{stage}: {} ways are left", waiting.len() + running.len())
+            }
+            Phase::Loading { left, .. } => format!("{stage}: {} of {ranks} ranks are at it", left.len()),
+            Phase::Over => stage.into(),
+        }
+    }
+
+    /// Takes a report of a rank.
+    pub fn report(&mut self, rank: usize, report: Report, now: Duration) {
+        if self.is_over() {
+            // Links end now, because the ranks do.
+            return;
+        }
+        match report {
+            Report::Joined(entry) => self.joined(rank, entry),
+            Report::Progress(count) => {
+                if let Phase::Connecting { links, .. } = &mut self.phase {
+                    links[rank] = count.min(self.plan.ranks);
+                }
+            }
+            Report::Connected { took, attempts, failed, memory_kib } => {
+                self.results.member_mut(rank).memory_kib = Some(memory_kib);
+                self.connected(rank, took, attempts, &failed);
+            }
+            Report::Result { task, result } => self.result(rank, task, result),
+            Report::Lost { peer, why } if self.is_peer(rank, peer) => self.results.fails(rank, peer, &why),
+            Report::Lost { .. } => {}
+            Report::Loaded { heard, memory_kib } => {
+                self.results.member_mut(rank).memory_kib = Some(memory_kib);
+                if let Phase::Loading { left, .. } = &mut self.phase {
+                    if left.remove(&rank) {
+                        for heard in heard.iter().filter(|heard| is_peer(self.plan.ranks, rank, heard.from)) {
+                            self.results.heard(rank, heard);
+                        }
+                    }
+                }
+            }
+        }
+        self.tick(now);
+    }
+
+    /// Notes that a rank is gone.
+    pub fn gone(&mut self, rank: usize, why: &str, now: Duration) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        let when = match &self.phase {
+            Phase::Gathering { .. } => {
+                // Another process may take the place while there is time.
+                self.results.member_mut(rank).entry = None;
+                return;
+            }
+            Phase::Connecting { .. } => "while connecting".into(),
+            Phase::Measuring { step: Step::Round { pass, round }, .. } => {
+                format!("in round {} of {}", round + 1, if *pass == 0 { "latency" } else { "bandwidth" })
+            }
+            Phase::Measuring { step: Step::Again, .. } => "at the second look".into(),
+            Phase::Loading { .. } | Phase::Over => "while all sent to all".into(),
+        };
+        self.results.gone(rank, &format!("{why}, {when}"));
+        match &mut self.phase {
+            Phase::Connecting { left, .. } | Phase::Loading { left, .. } => {
+                left.remove(&rank);
+            }
+            Phase::Measuring { running, .. } => running.retain(|_, running| running.from != rank && running.to != rank),
+            Phase::Gathering { .. } | Phase::Over => {}
+        }
+        self.tick(now);
+    }
+
+    /// Does what the time demands, and goes on where nothing is left to wait for.
+    pub fn tick(&mut self, now: Duration) {
+        loop {
+            let went_on = match &self.phase {
+                Phase::Gathering { until } => {
+                    let all = self.results.members().iter().all(|member| member.entry.is_some());
+                    (all || now >= *until) && self.begin_connecting(now)
+                }
+                Phase::Connecting { until, left, .. } => {
+                    let late = if now >= *until { left.iter().copied().collect() } else { Vec::new() };
+                    (left.is_empty() || now >= *until) && self.begin_measuring(&late)
+                }
+                Phase::Measuring { .. } => self.measure(now),
+                Phase::Loading { until, left } => {
+                    let late = if now >= *until { left.iter().copied().collect() } else { Vec::new() };
+                    for rank in &late {
+                        self.results.gone(*rank, "no report after all sent to all");
+                    }
+                    let done = matches!(&self.phase, Phase::Loading { left, .. } if left.len() == late.len());
+                    done && self.end()
+                }
+                Phase::Over => false,
+            };
+            if !went_on {
+                return;
+            }
+        }
+    }
+
+    fn is_peer(&self, rank: usize, peer: usize) -> bool {
+        is_peer(self.plan.ranks, rank, peer)
+    }
+
+    fn here(&self) -> BTreeSet<usize> {
+        let members = self.results.members().iter().enumerate();
+        members.filter(|(_, member)| member.is_here()).map(|(rank, _)| rank).collect()
+    }
+
+    fn joined(&mut self, rank: usize, entry: Entry) {
+        if self.awaits(rank) {
+            self.results.member_mut(rank).entry = Some(entry);
+        }
+    }
+
+    fn begin_connecting(&mut self, now: Duration) -> bool {
+        let missing: Vec<_> = (0..self.plan.ranks).filter(|rank| !self.here().contains(rank)).collect();
+        for rank in missing {
+            self.results.gone(rank, "it never came");
+        }
+        let left = self.here();
+        let ranks: Vec<_> = self.results.members().iter().map(|member| member.entry.clone()).collect();
+        for &rank in &left {
+            self.orders.push_back((rank, Order::Connect { ranks: ranks.clone() }));
+        }
+        // A rank gives up on its own after the patience; this is for one that does not.
+        let until = now + self.plan.patience + self.plan.silence;
+        self.phase = Phase::Connecting { until, left, links: vec![0; self.plan.ranks] };
+        true
+    }
+
+    fn connected(&mut self, rank: usize, took: Duration, attempts: u64, failed: &[(usize, String)]) {
+        let Phase::Connecting { left, .. } = &mut self.phase else { return };
+        left.remove(&rank);
+        let member = self.results.member_mut(rank);
+        (member.connected, member.attempts) = (Some(took), attempts);
+        for (peer, why) in failed {
+            if self.is_peer(rank, *peer) {
+                self.results.fails(rank, *peer, why);
+            }
+        }
+    }
+
+    fn begin_measuring(&mut self, late: &[usize]) -> bool {
+        for rank in late {
+            self.results.gone(*rank, "no report while connecting");
+        }
+        self.phase = self.round(0, 0);
+        true
+    }
+
+    /// The beginning of a round. The first pairs to measure are the last of the list.
+    fn round(&self, pass: usize, round: usize) -> Phase {
+        let back = self.passes[pass].1;
+        let figure = self.passes[pass].0;
+        let waiting = tournament::pairs(self.plan.ranks, round)
+            .filter(|&(a, b)| self.results.pair(a, b).broken.is_none())
+            .map(|(a, b)| if back { (b, a, figure) } else { (a, b, figure) })
+            .collect();
+        Phase::Measuring { step: Step::Round { pass, round }, waiting, running: BTreeMap::new() }
+    }
+
+    /// The second look. Where more ways are odd than there are ranks, something else than links is the cause, and the rest
+    /// is left as it is.
+    fn again(&self) -> Phase {
+        let tolerance = self.plan.tolerance;
+        let odd = [Figure::Latency, Figure::Bandwidth].map(|figure| {
+            let judgement = Judgement::new(&self.results, figure);
+            judgement.odd_ways(tolerance).map(|way| (way.from, way.to, way.figure)).collect::<Vec<_>>()
+        });
+        let waiting = odd.into_iter().flatten().take(self.plan.ranks).collect();
+        Phase::Measuring { step: Step::Again, waiting, running: BTreeMap::new() }
+    }
+
+    /// Orders the measurements that there is room for; goes on to the next round when there are none left.
+    fn measure(&mut self, now: Duration) -> bool {
+        let Phase::Measuring { step, waiting, running } = &mut self.phase else { return false };
+        let at_once = if *step == Step::Again { 1 } else { self.plan.at_once };
+        let late: Vec<_> = running.iter().filter(|(_, running)| now >= running.until).map(|(task, _)| *task).collect();
+        for task in late {
+            if let Some(Running { from, to, .. }) = running.remove(&task) {
+                let seconds = self.plan.measure.as_secs();
+                self.results.fails(from, to, &format!("no result from rank {from} within {seconds} s"));
+            }
+        }
+        while running.len() < at_once {
+            let Some((from, to, figure)) = waiting.pop() else { break };
+            if self.results.pair(from, to).broken.is_some() {
+                continue;
+            }
+            let task = self.next_task;
+            self.next_task = self.next_task.wrapping_add(1);
+            running.insert(task, Running { from, to, figure, until: now + self.plan.measure });
+            self.orders.push_back((from, Order::Measure { task, peer: to, figure }));
+        }
+        if !running.is_empty() || !waiting.is_empty() {
+            return false;
+        }
+        match *step {
+            Step::Round { pass, round } if round + 1 < tournament::rounds(self.plan.ranks) => {
+                self.phase = self.round(pass, round + 1);
+            }
+            Step::Round { pass, .. } if pass + 1 < self.passes.len() => self.phase = self.round(pass + 1, 0),
+            Step::Round { .. } => self.phase = self.again(),
+            Step::Again => self.begin_load(now),
+        }
+        true
+    }
+
+    fn begin_load(&mut self, now: Duration) {
+        let Some(load) = self.plan.load else {
+            self.end();
+            return;
+        };
+        let left = self.here();
+        self.orders.extend(left.iter().map(|&rank| (rank, Order::Load)));
+        // A rank that waits for a peer gives up after the silence.
+        self.phase = Phase::Loading { until: now + load + 2 * self.plan.silence, left };
+    }
+
+    fn result(&mut self, rank: usize, task: u32, result: Result<Measured, String>) {
+        let Phase::Measuring { running, .. } = &mut self.phase else { return };
+        let Some(Running { from, to, figure, .. }) = running.get(&task).copied().filter(|running| running.from == rank)
+        else {
+            return;
+        };
+        running.remove(&task);
+        match result {
+            Ok(measured) if matches!(measured, Measured::Latency(_)) == (figure == Figure::Latency) => {
+                self.results.measured(from, to, measured);
+            }
+            Ok(_) => self.results.fails(from, to, "the result is another figure than was asked for"),
+            Err(why) => self.results.fails(from, to, &why),
+        }
+    }
+
+    fn end(&mut self) -> bool {
+        self.orders.extend(self.here().into_iter().map(|rank| (rank, Order::End)));
+        self.phase = Phase::Over;
+        true
+    }
+}
+
+fn is_peer(ranks: usize, rank: usize, peer: usize) -> bool {
+    peer < ranks && peer != rank
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::control::{Heard, Latency};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn plan(ranks: usize) -> Plan {
+        Plan {
+            ranks,
+            patience: 10 * SECOND,
+            measure: 5 * SECOND,
+            bandwidth: true,
+            load: Some(SECOND),
+            silence: 3 * SECOND,
+            at_once: usize::MAX,
+            tolerance: 3.0,
+        }
+    }
+
+    fn entry(rank: usize) -> Entry {
+        let (host, provider, device) = (format!("n{rank}"), "iwarp".into(), "iwarp0".into());
+        Entry { host, address: None, port: 1, provider, device }
+    }
+
+    /// Ranks that answer each order at once, but for those that are silent.
+    struct Cluster {
+        coordinator: Coordinator,
+        now: Duration,
+        silent: BTreeSet<usize>,
+        /// The latencies that the link of ranks 1 and 2 shows, one after the other.
+        slow: Vec<f64>,
+        /// Largest number of measurements at once.
+        most: usize,
+    }
+
+    impl Cluster {
+        fn new(plan: Plan) -> Self {
+            let coordinator = Coordinator::new(plan, Duration::ZERO);
+            Self { coordinator, now: Duration::ZERO, silent: BTreeSet::new(), slow: Vec::new(), most: 0 }
+        }
+
+        fn join(&mut self, ranks: impl IntoIterator<Item = usize>) {
+            for rank in ranks {
+                self.coordinator.report(rank, Report::Joined(entry(rank)), self.now);
+            }
+        }
+
+        /// Runs to the end; `event` sees each order first.
+        fn run(&mut self, mut event: impl FnMut(&mut Self, usize, &Order)) -> Results {
+            while !self.coordinator.is_over() {
+                let mut orders = Vec::new();
+                while let Some(order) = self.coordinator.next_order() {
+                    orders.push(order);
+                }
+                self.most = self.most.max(orders.iter().filter(|o| matches!(o.1, Order::Measure { .. })).count());
+                if orders.is_empty() {
+                    self.now = self.coordinator.deadline().expect("something is waited for");
+                    self.coordinator.tick(self.now);
+                }
+                for (rank, order) in orders {
+                    event(self, rank, &order);
+                    let report = match order {
+                        _ if self.silent.contains(&rank) => continue,
+                        Order::Connect { .. } => {
+                            Report::Connected { took: SECOND, attempts: 1, failed: Vec::new(), memory_kib: 1 }
+                        }
+                        Order::Measure { peer, .. } if self.silent.contains(&peer) => continue,
+                        Order::Measure { task, peer, figure: Figure::Latency } => {
+                            let slow = (rank == 1 && peer == 2).then(|| self.slow.pop()).flatten();
+                            let latency = Latency { p50_us: slow.unwrap_or(1.0), p99_us: 2.0, samples: 3 };
+                            Report::Result { task, result: Ok(Measured::Latency(latency)) }
+                        }
+                        Order::Measure { task, .. } => Report::Result { task, result: Ok(Measured::Bandwidth(8.0)) },
+                        Order::Load => {
+                            let silent = self.silent.clone();
+                            let others =
+                                (0..self.coordinator.plan.ranks).filter(|peer| *peer != rank && !silent.contains(peer));
+                            let heard = |from| Heard { from, messages: 9, gbit: 1.0, errors: 0, complete: true };
+                            Report::Loaded { heard: others.map(heard).collect(), memory_kib: 1 }
+                        }
+                        Order::End => continue,
+                    };
+                    self.coordinator.report(rank, report, self.now);
+                }
+            }
+            self.coordinator.results().clone()
+        }
+    }
+
+    #[test]
+    fn all_pairs_get_all_figures() {
+        for (ranks, at_once) in [(2, 9), (5, 9), (8, 9), (8, 1)] {
+            let mut cluster = Cluster::new(Plan { at_once, ..plan(ranks) });
+            cluster.join(0..ranks);
+            let results = cluster.run(|_, _, _| {});
+            for (a, b, pair) in results.pairs() {
+                assert!(pair.latency.is_some() && pair.broken.is_none(), "{a} and {b}: {pair:?}");
+                assert!([pair.up, pair.down].iter().all(|way| way.gbit.is_some() && way.messages == 9));
+            }
+            assert_eq!(cluster.most, at_once.min(ranks / 2));
+            assert_eq!(cluster.now, Duration::ZERO, "nothing was waited for");
+            let ends = std::iter::from_fn(|| cluster.coordinator.next_order()).count();
+            assert_eq!(ends, ranks);
+        }
+    }
+
+    #[test]
+    fn who_does_not_come_is_a_row_and_the_others_go_on() {
+        let mut cluster = Cluster::new(plan(4));
+        cluster.join([0, 1, 3]);
+        let results = cluster.run(|_, rank, _| assert_ne!(rank, 2));
+        assert_eq!(results.members()[2].gone.as_deref(), Some("it never came"));
+        let broken: Vec<_> = results.pairs().filter(|(.., p)| p.broken.is_some()).map(|(a, b, _)| (a, b)).collect();
+        assert_eq!(broken, [(0, 2), (1, 2), (2, 3)]);
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_in_the_middle_ends_no_other() {
+        let mut cluster = Cluster::new(plan(5));
+        cluster.join(0..5);
+        let results = cluster.run(|cluster, _, order| {
+            if matches!(order, Order::Measure { figure: Figure::Bandwidth, .. }) && cluster.silent.insert(3) {
+                let now = cluster.now;
+                cluster.coordinator.gone(3, "closed by the peer", now);
+            }
+        });
+        let why = results.members()[3].gone.clone().unwrap();
+        assert_eq!(why, "closed by the peer, in round 1 of bandwidth");
+        for (a, b, pair) in results.pairs() {
+            assert!(pair.latency.is_some(), "it was there then");
+            assert_eq!(pair.broken.is_some(), a == 3 || b == 3);
+            assert_eq!(pair.up.loaded_gbit.is_some(), a != 3 && b != 3);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_silent_costs_time_and_no_more() {
+        let mut cluster = Cluster::new(plan(4));
+        cluster.join(0..4);
+        cluster.silent.insert(2);
+        let results = cluster.run(|_, _, _| {});
+        assert_eq!(results.members()[2].gone.as_deref(), Some("no report while connecting"));
+        assert!(results.pairs().filter(|&(a, b, _)| a != 2 && b != 2).all(|(.., pair)| pair.broken.is_none()));
+
+        // Silent from the first measurement on: each pair of it costs the time of one measurement, once.
+        let mut cluster = Cluster::new(plan(4));
+        cluster.join(0..4);
+        let results = cluster.run(|cluster, _, order| {
+            if matches!(order, Order::Measure { .. }) {
+                cluster.silent.insert(2);
+            }
+        });
+        assert_eq!(results.pairs().filter(|(.., pair)| pair.broken.is_some()).count(), 3);
+        assert!(results.pair(0, 2).broken.as_ref().unwrap().contains("within 5 s"));
+        assert!(cluster.now <= 22 * SECOND, "{:?}", cluster.now);
+    }
+
+    #[test]
+    fn what_is_odd_is_measured_again_and_the_better_figure_stays() {
+        for (looks, left, measured) in [(vec![90.0], 90.0, 7), (vec![80.0, 90.0], 80.0, 7), (vec![2.0], 2.0, 6)] {
+            let mut cluster = Cluster::new(Plan { bandwidth: false, ..plan(4) });
+            cluster.join(0..4);
+            // The first look takes the last one.
+            cluster.slow.clone_from(&looks);
+            let mut count = 0;
+            let results = cluster.run(|_, _, order| count += usize::from(matches!(order, Order::Measure { .. })));
+            let p50 = results.pair(1, 2).latency.unwrap().p50_us;
+            // A link that is well at the second look is well.
+            assert_eq!((p50, count), (if looks.len() == 1 && left > 3.0 { 1.0 } else { left }, measured), "{looks:?}");
+        }
+    }
+
+    #[test]
+    fn nonsense_changes_nothing() {
+        let mut cluster = Cluster::new(plan(3));
+        cluster.join(0..3);
+        let results = cluster.run(|cluster, _, order| {
+            let now = cluster.now;
+            let coordinator = &mut cluster.coordinator;
+            coordinator.report(1, Report::Joined(entry(9)), now);
+            coordinator.report(1, Report::Lost { peer: 1, why: "itself".into() }, now);
+            coordinator.report(1, Report::Lost { peer: 77, why: "nobody".into() }, now);
+            coordinator.report(1, Report::Progress(usize::MAX), now);
+            if let Order::Measure { task, .. } = order {
+                coordinator.report(2, Report::Result { task: task + 50, result: Err("of nothing".into()) }, now);
+            }
+        });
+        assert!(results.pairs().all(|(.., pair)| pair.broken.is_none()));
+        assert_eq!(results.members()[1].host(), "n1");
+    }
+}

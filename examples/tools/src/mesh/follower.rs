@@ -1,0 +1,168 @@
+//! The way of another rank to rank 0: it finds rank 0 by name, connects, and takes orders.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, RejectReason};
+
+use super::control::{self, Entry, Order, Report};
+use super::hello::{Hello, Purpose};
+use super::outbox::Outbox;
+use super::role::Role;
+use crate::pingpong::address::resolve;
+use crate::pingpong::failure::Failure;
+
+/// The shortest and the longest pause before rank 0 is asked for again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// The state of the connection to rank 0.
+#[derive(Debug)]
+enum State {
+    /// The next try.
+    Waiting(Instant),
+    /// A connect is under way.
+    Connecting,
+    /// Rank 0 is there.
+    Connected(ConnectionId, Outbox),
+    /// Rank 0 has ended the run.
+    Dismissed,
+}
+
+/// The way to rank 0.
+#[derive(Debug)]
+pub struct Follower {
+    hello: Hello,
+    /// The name of rank 0's host, and its port.
+    root: (String, u16),
+    addresses: Vec<SocketAddr>,
+    tried: usize,
+    until: Instant,
+    state: State,
+}
+
+impl Follower {
+    /// Makes a way to `root` that gives up at `until`.
+    #[must_use]
+    pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
+        let hello = Hello { rank, ranks, purpose: Purpose::Control };
+        Self { hello, root, addresses: Vec::new(), tried: 0, until, state: State::Waiting(now) }
+    }
+
+    /// The address of rank 0, as this rank reaches it.
+    #[must_use]
+    pub fn root(&self) -> Option<IpAddr> {
+        self.addresses.get(self.tried % self.addresses.len().max(1)).map(SocketAddr::ip)
+    }
+
+    /// Whether rank 0 has ended the run.
+    #[must_use]
+    pub const fn is_dismissed(&self) -> bool {
+        matches!(self.state, State::Dismissed)
+    }
+
+    /// Connects if it is time. Finding the address of a name blocks, but this rank has nothing else to do yet.
+    ///
+    /// # Errors
+    /// Rank 0 cannot be found, and the time is up.
+    pub fn tick(&mut self, cx: &mut Context<'_>, random: u64) -> Result<(), Failure> {
+        let now = Instant::now();
+        if !matches!(self.state, State::Waiting(at) if now >= at) {
+            return Ok(());
+        }
+        if self.addresses.is_empty() {
+            match resolve(&self.root.0, self.root.1) {
+                Ok(addresses) => self.addresses = addresses,
+                // The name of a pod appears some time after the pod.
+                Err(failure) => return self.again(now, random, failure),
+            }
+        }
+        let address = self.addresses[self.tried % self.addresses.len()];
+        match cx.connect_with(address, ConnectOptions::new().private_data(self.hello.encode())) {
+            Ok(conn) => {
+                cx.set_user(conn, Role::Control(0).encode());
+                self.state = State::Connecting;
+                Ok(())
+            }
+            Err(error) => self.again(now, random, Failure::new(error)),
+        }
+    }
+
+    /// A connect has failed.
+    ///
+    /// # Errors
+    /// Rank 0 has refused this rank, or the time is up.
+    pub fn failed(&mut self, error: &ConnectError, random: u64) -> Result<(), Failure> {
+        if let ConnectError::Rejected { reason: RejectReason::Refused, private_data } = error {
+            if !private_data.is_empty() {
+                let why = String::from_utf8_lossy(private_data).into_owned();
+                let (host, port) = &self.root;
+                return Err(Failure::new(format!(
+                    "rank 0 at {host}, port {port} refused rank {}: {why}",
+                    self.hello.rank
+                )));
+            }
+        }
+        self.again(Instant::now(), random, Failure::new(error))
+    }
+
+    fn again(&mut self, now: Instant, random: u64, why: Failure) -> Result<(), Failure> {
+        self.tried += 1;
+        let share = 0.5 + (random as f64 / u64::MAX as f64) / 2.0;
+        let doubled = PAUSES.0.saturating_mul(1 << self.tried.min(10)).min(PAUSES.1);
+        let at = now + doubled.mul_f64(share);
+        if at >= self.until {
+            let (host, port) = &self.root;
+            let cure = "start it, check --root and --port, or raise --patience";
+            return Err(Failure::new(format!("no rank 0 at {host}, port {port}: {why}; {cure}")));
+        }
+        log::info!("rank 0 at {}: {why}", self.root.0);
+        self.state = State::Waiting(at);
+        Ok(())
+    }
+
+    /// Rank 0 is connected; introduces this rank.
+    pub fn connected(&mut self, cx: &mut Context<'_>, conn: ConnectionId, entry: Entry) {
+        self.state = State::Connected(conn, Outbox::default());
+        self.report(cx, &Report::Joined(entry));
+    }
+
+    /// Sends a report.
+    pub fn report(&mut self, cx: &mut Context<'_>, report: &Report) {
+        if let State::Connected(conn, outbox) = &mut self.state {
+            outbox.post(cx, *conn, &control::write(report));
+        }
+    }
+
+    /// Reads an order.
+    ///
+    /// # Errors
+    ///
+    /// A message that is no order.
+    pub fn order(&mut self, message: &[u8]) -> Result<Order, Failure> {
+        let order = serde_json::from_slice(message)
+            .map_err(|error| Failure::new(format!("rank 0 does not keep to the protocol: {error}")))?;
+        if order == Order::End {
+            self.state = State::Dismissed;
+        }
+        Ok(order)
+    }
+
+    /// The control connection has room again.
+    pub fn writable(&mut self, cx: &mut Context<'_>) {
+        if let State::Connected(conn, outbox) = &mut self.state {
+            outbox.writable(cx, *conn);
+        }
+    }
+
+    /// The control connection has ended.
+    ///
+    /// # Errors
+    /// The run is not over.
+    pub fn left(&self, reason: &DisconnectReason) -> Result<(), Failure> {
+        if self.is_dismissed() {
+            return Ok(());
+        }
+        let (host, port) = &self.root;
+        Err(Failure::new(format!("rank 0 at {host}, port {port} is gone: {reason}; see what it said")))
+    }
+}

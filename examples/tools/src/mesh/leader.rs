@@ -1,0 +1,188 @@
+//! Rank 0's side of the control connections: reports of the others come in, and orders go out.
+
+use std::io::{IsTerminal, stderr};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectionId, Context, DisconnectReason};
+
+use super::control::{self, Order, Report};
+use super::coordinator::{Coordinator, Plan};
+use super::hello::Hello;
+use super::outbox::Outbox;
+use super::results::Results;
+
+/// Time between two lines of progress on a terminal, and elsewhere.
+const TELL_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+/// Largest number of orders that wait for a rank.
+const MAX_WAITING: usize = 1000;
+
+/// The control connection of one rank.
+#[derive(Debug)]
+struct Control {
+    conn: ConnectionId,
+    outbox: Outbox,
+}
+
+/// The leader of a run.
+#[derive(Debug)]
+pub struct Leader {
+    started: Instant,
+    coordinator: Coordinator,
+    /// The number of the run.
+    run: u64,
+    controls: Vec<Option<Control>>,
+    told_at: Instant,
+    told: &'static str,
+}
+
+impl Leader {
+    /// Makes the leader of a run with a number.
+    #[must_use]
+    pub fn new(plan: Plan, run: u64, now: Instant) -> Self {
+        let controls = (0..plan.ranks).map(|_| None).collect();
+        let coordinator = Coordinator::new(plan, Duration::ZERO);
+        Self { started: now, coordinator, run, controls, told_at: now, told: "" }
+    }
+
+    /// The number of the run.
+    #[must_use]
+    pub const fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// The results.
+    #[must_use]
+    pub const fn results(&self) -> &Results {
+        self.coordinator.results()
+    }
+
+    /// Whether everything is done, and every rank that is there has been told so. A busy rank may take a while to make room.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())
+    }
+
+    /// Ends the run early.
+    pub fn interrupt(&mut self) {
+        self.coordinator.interrupt();
+    }
+
+    /// The private data of the acceptance of a rank.
+    ///
+    /// # Errors
+    /// The reason for a refusal, short enough for private data.
+    pub fn admit(&self, hello: Hello) -> Result<Vec<u8>, String> {
+        let ranks = self.controls.len();
+        if hello.ranks != ranks {
+            Err(format!("this run has {ranks} ranks"))
+        } else if self.controls[hello.rank].is_some() || !self.coordinator.awaits(hello.rank) {
+            Err("there is such a rank, or too late".into())
+        } else {
+            Ok(self.run.to_le_bytes().into())
+        }
+    }
+
+    /// A rank is connected.
+    pub fn joined(&mut self, cx: &mut Context<'_>, rank: usize, conn: ConnectionId) {
+        if self.controls[rank].is_some() || !self.coordinator.awaits(rank) {
+            cx.abort(conn);
+            return;
+        }
+        self.controls[rank] = Some(Control { conn, outbox: Outbox::default() });
+    }
+
+    /// Handles a message of a rank.
+    pub fn message(&mut self, cx: &mut Context<'_>, rank: usize, conn: ConnectionId, message: &[u8]) {
+        if self.controls[rank].as_ref().is_none_or(|control| control.conn != conn) {
+            return;
+        }
+        match Report::read(message) {
+            Ok(Report::Joined(mut entry)) => {
+                let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
+                // A rank that comes over the loopback is on this host.
+                entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
+                self.report(rank, Report::Joined(entry));
+            }
+            Ok(report) => self.report(rank, report),
+            Err(what) => {
+                log::warn!("rank {rank} does not keep to the protocol: {what}");
+                // The row of the rank says so.
+                self.coordinator.gone(rank, &what, self.started.elapsed());
+                cx.abort(conn);
+            }
+        }
+    }
+
+    /// Takes a report, also of rank 0 itself.
+    pub fn report(&mut self, rank: usize, report: Report) {
+        self.coordinator.report(rank, report, self.started.elapsed());
+    }
+
+    /// A control connection has ended.
+    pub fn left(&mut self, rank: usize, conn: ConnectionId, reason: &DisconnectReason) {
+        if self.controls[rank].take_if(|control| control.conn == conn).is_some() {
+            let why = match reason {
+                DisconnectReason::Closed | DisconnectReason::Lost => "its process has ended".into(),
+                DisconnectReason::KeepaliveTimeout => "it does not answer: stopped, or cut off".into(),
+                other => other.to_string(),
+            };
+            self.coordinator.gone(rank, &why, self.started.elapsed());
+        }
+    }
+
+    /// A control connection has room again.
+    pub fn writable(&mut self, cx: &mut Context<'_>, rank: usize) {
+        if let Some(control) = &mut self.controls[rank] {
+            control.outbox.writable(cx, control.conn);
+        }
+    }
+
+    /// Does what the time demands.
+    pub fn tick(&mut self) {
+        self.coordinator.tick(self.started.elapsed());
+    }
+
+    /// Tells of the progress: of each new stage at once, and otherwise now and then.
+    pub fn tell(&mut self) {
+        let (stage, every) =
+            (self.coordinator.stage(), if stderr().is_terminal() { TELL_EVERY.0 } else { TELL_EVERY.1 });
+        if stage != self.told || self.told_at.elapsed() >= every {
+            (self.told, self.told_at) = (stage, Instant::now());
+            eprintln!("rdma-mesh: {}", self.coordinator.progress());
+        }
+    }
+
+    /// Sends the orders that there are; returns those for rank 0 itself.
+    pub fn orders(&mut self, cx: &mut Context<'_>) -> Vec<Order> {
+        let mut own = Vec::new();
+        let mut last: Option<(Order, Vec<u8>)> = None;
+        while let Some((rank, order)) = self.coordinator.next_order() {
+            if rank == 0 {
+                own.push(order);
+                continue;
+            }
+            let Some(control) = &mut self.controls[rank] else { continue };
+            // The order to connect is long, and the same for all.
+            let message = match last.take() {
+                Some((same, message)) if same == order => message,
+                _ => control::write(&order),
+            };
+            control.outbox.post(cx, control.conn, &message);
+            if control.outbox.len() > MAX_WAITING {
+                cx.abort(control.conn);
+            }
+            last = Some((order, message));
+        }
+        own
+    }
+}
+
+/// The address that a rank on the host of rank 0 has, as rank 0 sees it.
+#[must_use]
+pub const fn loopback(family: IpAddr) -> IpAddr {
+    match family {
+        IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
+    }
+}

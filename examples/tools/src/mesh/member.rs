@@ -1,0 +1,368 @@
+//! The part that every rank has in a run: it connects to the others, measures when it is told to, and answers the
+//! measurements of others. Reports for rank 0 gather in a list.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectOptions, ConnectionId, Context, Outcome, SendKind};
+
+use super::control::{Entry, Figure, Order, Report};
+use super::frame::Frame;
+use super::hello::{Hello, Purpose};
+use super::link::Link;
+use super::load::Inbound;
+use super::memory;
+use super::role::Role;
+use super::storm::{Next, Storm, connects};
+use super::task::{Done, Extent, Task};
+
+/// Time between two reports of the number of links.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// The limits of a rank, from the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Largest number of connects at once.
+    pub connects: usize,
+    /// Longest time until all links are up.
+    pub patience: Duration,
+    /// Longest silence of a peer.
+    pub silence: Duration,
+    /// The extent of measurements.
+    pub extent: Extent,
+    /// Longest time of a measurement.
+    pub measure: Duration,
+    /// Time in which all send to all.
+    pub load: Duration,
+}
+
+/// The state of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// Not begun, or reported.
+    Idle,
+    /// All send.
+    Flowing { until: Instant },
+    /// The streams of others end.
+    Ending { until: Instant },
+}
+
+/// The links of one rank.
+#[derive(Debug)]
+pub struct Member {
+    rank: usize,
+    ranks: usize,
+    limits: Limits,
+    /// The number of the run.
+    run: u64,
+    /// Where the others are; empty before the order to connect.
+    addresses: Vec<Option<SocketAddr>>,
+    links: Vec<Option<Link>>,
+    /// The audits of streams of links that are gone.
+    ended: Vec<(usize, Inbound)>,
+    storm: Option<Storm>,
+    began: Instant,
+    told_at: Instant,
+    failed: Vec<(usize, String)>,
+    task: Option<Task>,
+    load: Load,
+    scratch: Vec<u8>,
+    reports: Vec<Report>,
+}
+
+impl Member {
+    /// Makes a rank without links.
+    #[must_use]
+    pub fn new(rank: usize, ranks: usize, limits: Limits, now: Instant) -> Self {
+        Self {
+            rank,
+            ranks,
+            limits,
+            run: 0,
+            addresses: Vec::new(),
+            links: (0..ranks).map(|_| None).collect(),
+            ended: Vec::new(),
+            storm: None,
+            began: now,
+            told_at: now,
+            failed: Vec::new(),
+            task: None,
+            load: Load::Idle,
+            scratch: Vec::new(),
+            reports: Vec::new(),
+        }
+    }
+
+    /// Notes the number of the run. Links of other runs are refused.
+    pub const fn enter(&mut self, run: u64) {
+        self.run = run;
+    }
+
+    /// Whether a connect request is one for a link of this run.
+    #[must_use]
+    pub fn admits(&self, hello: Hello) -> bool {
+        matches!(hello.purpose, Purpose::Link { run, .. } if run == self.run)
+            && self.run != 0
+            && hello.ranks == self.ranks
+            && hello.rank != self.rank
+            && connects(hello.rank, self.rank, self.ranks)
+    }
+
+    /// Takes the reports that have gathered.
+    pub fn take_reports(&mut self) -> Vec<Report> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// Carries out an order, but for the end. `root` is the address that this rank has for rank 0.
+    pub fn order(&mut self, cx: &mut Context<'_>, order: Order, root: IpAddr, random: &mut dyn FnMut() -> u64) {
+        let now = Instant::now();
+        match order {
+            Order::Connect { ranks } => self.begin_connecting(cx, &ranks, root, now, random),
+            Order::Measure { task, peer, figure } => self.measure(cx, task, peer, figure, now),
+            Order::Load => self.begin_load(cx, now),
+            Order::End => {}
+        }
+    }
+
+    /// Whether the next [`Member::tick`] is due soon.
+    #[must_use]
+    pub const fn is_connecting(&self) -> bool {
+        self.storm.is_some()
+    }
+
+    /// Does what the time demands.
+    pub fn tick(&mut self, cx: &mut Context<'_>, random: &mut dyn FnMut() -> u64) {
+        let now = Instant::now();
+        self.connect_more(cx, now, random);
+        if let Some(task) = self.task.take_if(|task| task.is_late(now)) {
+            let why = format!("no answer from rank {} within {} s", task.peer(), self.limits.measure.as_secs());
+            self.reports.push(Report::Result { task: task.number(), result: Err(why) });
+        }
+        self.go_on_with_load(cx, now);
+    }
+
+    /// A link is up, whichever side has opened it.
+    /// `attempt` is the number of connects of that side before.
+    pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
+        let opened_here = connects(self.rank, peer, self.ranks);
+        // The peer may have given an older connection up, which comes up here all the same, maybe later.
+        if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
+            cx.abort(conn);
+            return;
+        }
+        let mut link = Link::new(conn, !opened_here, attempt);
+        if !opened_here {
+            link.outbox.post(cx, conn, &Frame::Ready.encode());
+        }
+        if let Some(older) = self.links[peer].replace(link) {
+            cx.abort(older.conn);
+        }
+    }
+
+    /// Both sides of a link that this side has opened are up.
+    fn link_ready(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
+        if let Some(storm) = &mut self.storm {
+            storm.succeeded();
+            self.connect_more(cx, now, random);
+        }
+    }
+
+    /// A connect of this side has failed.
+    pub fn connect_failed(&mut self, cx: &mut Context<'_>, peer: usize, why: &str, random: &mut dyn FnMut() -> u64) {
+        let now = Instant::now();
+        if let Some(storm) = &mut self.storm {
+            log::debug!("rank {peer}: {why}");
+            if storm.failed(peer, now - self.began, random()) == Next::GiveUp {
+                self.failed.push((peer, format!("no connection: {why}")));
+            }
+            self.connect_more(cx, now, random);
+        }
+    }
+
+    /// A link has ended.
+    pub fn link_down(
+        &mut self,
+        cx: &mut Context<'_>,
+        peer: usize,
+        conn: ConnectionId,
+        why: &str,
+        random: &mut dyn FnMut() -> u64,
+    ) {
+        let Some(link) = self.links[peer].take_if(|link| link.conn == conn) else { return };
+        if !link.is_ready() {
+            self.connect_failed(cx, peer, why, random);
+            return;
+        }
+        let why = format!("the link has ended: {why}");
+        if let Some(task) = self.task.take_if(|task| task.peer() == peer) {
+            self.reports.push(Report::Result { task: task.number(), result: Err(why.clone()) });
+        }
+        self.ended.push((peer, link.inbound));
+        if connects(self.rank, peer, self.ranks) {
+            self.reports.push(Report::Lost { peer, why });
+        }
+    }
+
+    /// Handles a message on a link.
+    pub fn message(&mut self, cx: &mut Context<'_>, peer: usize, message: &[u8], random: &mut dyn FnMut() -> u64) {
+        let now = Instant::now();
+        let Some(link) = &mut self.links[peer] else { return };
+        let done = match link.take(cx, message, &mut self.scratch, now) {
+            Ok(None) => None,
+            Ok(Some(Frame::Ready)) => {
+                self.link_ready(cx, now, random);
+                None
+            }
+            Ok(Some(frame)) => match self.task.as_mut().filter(|task| task.peer() == peer) {
+                Some(task) => task.answer(cx, link.conn, &mut link.outbox, frame, now),
+                None => None,
+            },
+            Err(what) => {
+                log::warn!("rank {peer} does not keep to the protocol: {what}");
+                cx.abort(link.conn);
+                None
+            }
+        };
+        self.finish(done);
+    }
+
+    /// Handles the completion of a send.
+    pub fn sent(&mut self, cx: &mut Context<'_>, peer: usize, kind: SendKind, outcome: Outcome) {
+        if !outcome.is_sent() || kind != SendKind::Write {
+            return;
+        }
+        let now = Instant::now();
+        if let (Some(task), Some(link)) = (self.task.as_mut().filter(|task| task.peer() == peer), &mut self.links[peer])
+        {
+            let done = task.wrote(cx, link.conn, &mut link.outbox, now);
+            self.finish(done);
+        }
+    }
+
+    /// A link has room again.
+    pub fn writable(&mut self, cx: &mut Context<'_>, peer: usize) {
+        let Some(link) = &mut self.links[peer] else { return };
+        link.outbox.writable(cx, link.conn);
+        if matches!(self.load, Load::Flowing { .. }) && link.outbox.is_empty() {
+            link.outbound.pump(cx, link.conn);
+        }
+        if let Some(task) = self.task.as_mut().filter(|task| task.peer() == peer) {
+            let done = task.write(cx, link.conn);
+            self.finish(done);
+        }
+    }
+
+    fn finish(&mut self, done: Option<Done>) {
+        if let Some(result) = done {
+            if let Some(task) = self.task.take() {
+                self.reports.push(Report::Result { task: task.number(), result });
+            }
+        }
+    }
+
+    fn begin_connecting(
+        &mut self,
+        cx: &mut Context<'_>,
+        ranks: &[Option<Entry>],
+        root: IpAddr,
+        now: Instant,
+        random: &mut dyn FnMut() -> u64,
+    ) {
+        let address = |entry: &Option<Entry>| {
+            entry.as_ref().map(|entry| SocketAddr::new(entry.address.unwrap_or(root), entry.port))
+        };
+        self.addresses = ranks.iter().map(address).collect();
+        self.addresses.resize(self.ranks, None);
+        (self.began, self.told_at) = (now, now);
+        self.storm = Some(Storm::new(self.rank, self.ranks, self.limits.connects, self.limits.patience));
+        self.connect_more(cx, now, random);
+    }
+
+    fn connect_more(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
+        let since = now - self.began;
+        let Some(storm) = &mut self.storm else { return };
+        while let Some(peer) = storm.next(since) {
+            let Some(address) = self.addresses[peer] else {
+                // Rank 0 knows that it never came.
+                storm.succeeded();
+                continue;
+            };
+            let purpose = Purpose::Link { run: self.run, attempt: storm.failures(peer) };
+            let hello = Hello { rank: self.rank, ranks: self.ranks, purpose };
+            match cx.connect_with(address, ConnectOptions::new().private_data(hello.encode())) {
+                Ok(conn) => cx.set_user(conn, Role::Link(peer).encode()),
+                Err(error) => {
+                    if storm.failed(peer, since, random()) == Next::GiveUp {
+                        self.failed.push((peer, format!("no connection: {error}")));
+                    }
+                }
+            }
+        }
+        if storm.is_over() {
+            let attempts = storm.attempts();
+            self.storm = None;
+            let (failed, memory_kib) = (std::mem::take(&mut self.failed), memory::peak_kib());
+            self.reports.push(Report::Connected { took: since, attempts, failed, memory_kib });
+        } else if now - self.told_at >= TELL_EVERY {
+            self.told_at = now;
+            let links = self
+                .links
+                .iter()
+                .enumerate()
+                .filter(|(_, link)| link.as_ref().is_some_and(Link::is_ready))
+                .map(|(peer, _)| peer);
+            let opened = links.filter(|&peer| connects(self.rank, peer, self.ranks)).count();
+            self.reports.push(Report::Progress(opened));
+        }
+    }
+
+    fn measure(&mut self, cx: &mut Context<'_>, number: u32, peer: usize, figure: Figure, now: Instant) {
+        if peer >= self.ranks || peer == self.rank {
+            let why = format!("rank {} cannot measure to rank {peer}", self.rank);
+            self.reports.push(Report::Result { task: number, result: Err(why) });
+            return;
+        }
+        let mut task = Task::new(number, peer, figure, self.limits.extent, now + self.limits.measure);
+        let Some(link) = &mut self.links[peer] else {
+            self.reports.push(Report::Result { task: number, result: Err("there is no link".into()) });
+            return;
+        };
+        task.begin(cx, link.conn, &mut link.outbox, now);
+        self.task = Some(task);
+    }
+
+    fn begin_load(&mut self, cx: &mut Context<'_>, now: Instant) {
+        self.load = Load::Flowing { until: now + self.limits.load };
+        for link in self.links.iter_mut().flatten() {
+            link.outbound.pump(cx, link.conn);
+        }
+    }
+
+    fn go_on_with_load(&mut self, cx: &mut Context<'_>, now: Instant) {
+        match self.load {
+            Load::Flowing { until } if now >= until => {
+                for link in self.links.iter_mut().flatten() {
+                    // A link that had no room all the time still carries one message.
+                    if link.outbound.sent() == 0 {
+                        link.outbox.post(cx, link.conn, &Frame::Load(Some(0)).encode());
+                    }
+                    let end = Frame::LoadEnd(link.outbound.sent().max(1)).encode();
+                    link.outbox.post(cx, link.conn, &end);
+                }
+                self.load = Load::Ending { until: now + self.limits.silence };
+            }
+            Load::Ending { until } => {
+                let all = self.links.iter().flatten().all(|link| link.inbound.is_complete());
+                if all || now >= until {
+                    let links = self.links.iter().enumerate();
+                    let live = links.filter_map(|(peer, link)| Some((peer, &link.as_ref()?.inbound)));
+                    let ended = self.ended.iter().map(|(peer, inbound)| (*peer, inbound));
+                    let heard = ended.chain(live).map(|(peer, inbound)| inbound.heard(peer)).collect();
+                    self.load = Load::Idle;
+                    self.reports.push(Report::Loaded { heard, memory_kib: memory::peak_kib() });
+                }
+            }
+            Load::Idle | Load::Flowing { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! One run of the program: from the command line over the reactor to the files of rank 0.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{Config, Reactor, system_entropy};
+
+use super::cli::Cli;
+use super::control::Entry;
+use super::coordinator::Plan;
+use super::follower::Follower;
+use super::launcher::{self, Given, Place};
+use super::leader::Leader;
+use super::member::{Limits, Member};
+use super::rank::{Part, Rank, anywhere};
+use super::report::Report;
+use super::results::Results;
+use super::task::Extent;
+use super::{figures, frame, heatmap, page, prometheus, slurm};
+use crate::doctor::device::Device;
+use crate::doctor::netdev::Netdevs;
+use crate::doctor::tree::Tree;
+use crate::doctor::way::source_of;
+use crate::pingpong::address::resolve;
+use crate::pingpong::device::Carrier;
+use crate::pingpong::failure::Failure;
+use crate::pingpong::file::ResultFile;
+use crate::pingpong::interrupt::Interrupt;
+use crate::pingpong::output::Output;
+
+/// Number of ranks from which on the links of a rank share their receives, so that idle links take little memory.
+const SHARE_FROM: usize = 65;
+/// Time for the last messages to go out.
+const GOODBYE: Duration = Duration::from_secs(3);
+
+/// The files that rank 0 writes. They are opened before the run, so that a wrong name costs no run.
+#[derive(Debug)]
+struct Files {
+    json: Option<ResultFile>,
+    json_to_stdout: bool,
+    prometheus: Option<ResultFile>,
+    svg: Option<ResultFile>,
+    html: Option<ResultFile>,
+}
+
+impl Files {
+    fn open(cli: &Cli) -> Result<Self, Failure> {
+        let open = |flag, path: &Option<std::path::PathBuf>| {
+            path.as_deref().filter(|path| *path != Path::new("-")).map(|path| ResultFile::open(flag, path)).transpose()
+        };
+        Ok(Self {
+            json: open("--json", &cli.json)?,
+            json_to_stdout: cli.json.as_deref() == Some(Path::new("-")),
+            prometheus: open("--prometheus", &cli.prometheus)?,
+            svg: open("--svg", &cli.svg)?,
+            html: open("--html", &cli.html)?,
+        })
+    }
+
+    fn write(self, report: &Report<'_>) -> Result<(), Failure> {
+        let json = || format!("{:#}\n", figures::json(report));
+        if self.json_to_stdout {
+            Output::stdout().text(&json());
+        }
+        let texts: [(Option<ResultFile>, &dyn Fn() -> String); 4] = [
+            (self.json, &json),
+            (self.prometheus, &|| prometheus::text(report)),
+            (self.svg, &|| heatmap::svg(report)),
+            (self.html, &|| page::html(report)),
+        ];
+        for (file, text) in texts {
+            if let Some(file) = file {
+                file.write(&text())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes this process's part in a run.
+///
+/// # Errors
+/// The command line or the environment does not say enough, rank 0 is not there or goes away, or a file cannot be written.
+pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let place = place(&cli)?;
+    let files = if place.rank == 0 { Some(Files::open(&cli)?) } else { None };
+    let carrier = Carrier::new(&cli.device)?;
+    raise_descriptor_limit(place.ranks);
+    let mut reactor = Reactor::new(config(&cli, &place, &carrier)?)?;
+    let interrupt = Interrupt::on_signals()?;
+    interrupt.stops(reactor.handle());
+    let mut rank = rank(&cli, &place, &carrier)?;
+    rank.begin(&mut reactor.context())?;
+    while !rank.is_over() {
+        reactor.run(&mut rank)?;
+        if interrupt.is_raised() && !rank.is_over() {
+            rank.interrupt(&mut reactor.context());
+        }
+    }
+    reactor.shutdown(&mut rank, GOODBYE)?;
+    let (leader, interrupted) = (rank.finish()?, interrupt.is_raised());
+    match (leader, files) {
+        (Some(leader), Some(files)) => report(&cli, leader.results(), files, interrupted),
+        _ => Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS }),
+    }
+}
+
+fn report(cli: &Cli, results: &Results, files: Files, interrupted: bool) -> Result<ExitCode, Failure> {
+    let report = Report::new(results, cli.tolerance);
+    let mut output = if files.json_to_stdout { Output::stderr() } else { Output::stdout() };
+    output.text(&report.text(cli.worst));
+    files.write(&report)?;
+    Ok(match (interrupted, report.is_good()) {
+        (true, _) => ExitCode::from(130),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
+}
+
+fn place(cli: &Cli) -> Result<Place, Failure> {
+    let hosts = match &cli.ranks {
+        None => cli.hosts.clone(),
+        Some(path) => {
+            let told = |what: String| Failure::new(format!("--ranks {}: {what}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| told(error.to_string()))?;
+            launcher::hosts_of_file(&text).map_err(|failure| told(failure.to_string()))?
+        }
+    };
+    let given = Given {
+        rank: cli.rank,
+        count: cli.count.map(|count| count as usize),
+        hosts,
+        root: cli.root.clone(),
+        label: cli.label.clone(),
+    };
+    launcher::place(&given, &|name| std::env::var(name).ok(), &slurm::first_host)
+}
+
+/// The settings of the reactor: little memory per link, since each has one measurement at most.
+fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure> {
+    // The links, the control connections of rank 0, and some that one side has given up already.
+    let others = u32::try_from(place.ranks).map_err(Failure::new)?;
+    let links = if place.rank == 0 { 2 * others } else { others } + 64;
+    // Each connection needs five of them, and an eighth is spare; so these are some more than are needed.
+    let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
+    Ok(Config::default()
+        .provider(carrier.provider)
+        .wait(cli.wait.policy()?)
+        .buffer_size(frame::LOAD as u32)
+        .receive_depth(16)
+        .send_depth(16)
+        .shared_receives(shared)
+        .max_connections(2 * links)
+        .max_pending(links)
+        // Ranks may share a host.
+        .max_handshakes_per_peer(Some(links as usize))
+        .security(cli.device.security.security()?)
+        // Bandwidth is that of RDMA Writes, of bytes that mean nothing.
+        .allow_plain_remote_memory(true)
+        .timeouts(|t| t.connect = Duration::from_secs(10).min(cli.patience))
+        .timeouts(|t| t.handshake = Duration::from_secs(10).min(cli.patience))
+        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (cli.silence / 3, cli.silence)))
+}
+
+fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
+    let now = Instant::now();
+    let extent = Extent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
+    // A link that is cut during a measurement is noticed after the silence.
+    let measure = cli.bandwidth + cli.silence + Duration::from_secs(5);
+    let (ranks, patience, silence) = (place.ranks, cli.patience, cli.silence);
+    let connects = cli.connects as usize;
+    let member = Member::new(
+        place.rank,
+        ranks,
+        Limits { connects, patience, silence, extent, measure, load: cli.all_to_all },
+        now,
+    );
+    let mut entropy = system_entropy();
+    let mut run = [0; 8];
+    entropy(&mut run);
+    let own = cli.bind.or_else(|| carrier.address());
+    let (part, root) = if place.rank == 0 {
+        let plan = Plan {
+            ranks,
+            patience,
+            // Rank 0 waits a little longer than the rank that measures.
+            measure: measure + Duration::from_secs(2),
+            bandwidth: !cli.bandwidth.is_zero(),
+            load: (!cli.all_to_all.is_zero()).then_some(cli.all_to_all),
+            silence,
+            at_once: cli.at_once.map_or(usize::MAX, |pairs| pairs as usize),
+            tolerance: cli.tolerance,
+        };
+        // The name may be one that only the other ranks know; then IPv4 it is.
+        let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
+        (Part::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
+    } else {
+        let root = (place.root.clone(), cli.port);
+        let known = resolve(&root.0, root.1).ok().and_then(|found| found.first().map(SocketAddr::ip));
+        (Part::Follower(Follower::new(place.rank, ranks, root, now, now + patience)), known)
+    };
+    let ip = own.unwrap_or_else(|| root.map_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), anywhere));
+    let port = place.port.unwrap_or(if place.rank == 0 { root_port(place, cli.port) } else { 0 });
+    let (provider, device) = device(cli, own.or_else(|| source_of(SocketAddr::new(root?, cli.port))));
+    let host = place.label.clone().unwrap_or_else(host_name);
+    let entry = Entry { host, address: None, port, provider, device };
+    log::info!("rank {} of {ranks}, from {}; rank 0 is at {}", place.rank, place.launcher, place.root);
+    Ok(Rank::new(member, part, SocketAddr::new(ip, port), entry, entropy))
+}
+
+/// The port that rank 0 listens on: others may know it from `--root HOST:PORT`.
+fn root_port(place: &Place, usual: u16) -> u16 {
+    resolve(&place.root, usual).ok().and_then(|found| found.first().map(SocketAddr::port)).unwrap_or(usual)
+}
+
+/// The provider and the device of an address of this machine.
+fn device(cli: &Cli, own: Option<IpAddr>) -> (String, String) {
+    use crate::pingpong::cli::Provider;
+    let tree = Tree::new("/");
+    let devices = || Device::all(&tree, &Netdevs::read(&tree));
+    let found = match (cli.device.provider, own) {
+        (Provider::Iwarp, _) | (_, None) => None,
+        (_, Some(own)) => devices().into_iter().find(|device| device.has_address(own)),
+    };
+    found.map_or_else(|| ("iwarp".into(), "iwarp0".into()), |device| ("verbs".into(), device.name))
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
+}
+
+/// Each link of the embedded provider takes a descriptor. If the limit cannot be raised, links say so as they fail.
+fn raise_descriptor_limit(ranks: usize) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let wanted = 2 * ranks as u64 + 100;
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    if soft < wanted {
+        if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard) {
+            log::warn!("{soft} descriptors where up to {wanted} are needed: {error}; raise it with ulimit -n");
+        }
+    }
+}

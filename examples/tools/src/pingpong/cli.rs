@@ -1,0 +1,247 @@
+//! The command line, with the letters of perftest.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_reactor::ProviderChoice;
+
+use super::job::{MAX_CONNECTIONS, MAX_SIZE, Mode, Op, WaitMode};
+use crate::program::number;
+use crate::secure::SecurityArgs;
+#[cfg(feature = "secure")]
+use crate::secure::keygen::KeygenArgs;
+
+/// The port of perftest's tools.
+pub const DEFAULT_PORT: u16 = 18515;
+
+/// Measures the latency and the throughput of rdma-reactor between two processes.
+///
+/// `rdma-pingpong server` runs on one host, and `rdma-pingpong client HOST` on the other; `demo` does both on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-pingpong", version)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve one client after another until Ctrl-C; the clients say what they want
+    Server(ServerArgs),
+    /// Measure against a server
+    Client(ClientArgs),
+    /// Measure against a server process of its own on this machine
+    Demo(DemoArgs),
+    /// Make a certificate authority, two identities and a pre-shared key, for tests
+    #[cfg(feature = "secure")]
+    Keygen(KeygenArgs),
+}
+
+/// Flags of `server`.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Address to listen on, with or without a port [default: the device's with --ib-dev, else 0.0.0.0]
+    #[arg(long, value_name = "ADDR")]
+    pub bind: Option<String>,
+    /// Port to listen on; 0 takes a free one
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// Carrier of the connections.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// End when standard input does, say nothing about clients: for a server that another program started
+    #[arg(long, hide = true)]
+    pub child: bool,
+}
+
+/// Flags of `client`.
+#[derive(Debug, Args)]
+pub struct ClientArgs {
+    /// The server's host name or address, with or without a port
+    #[arg(value_name = "ADDR")]
+    pub address: String,
+    /// The server's port
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// Flags of the measurement.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Flags of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Address of this machine to connect over [default: a device's with --ib-dev or --provider verbs, else 127.0.0.1]
+    #[arg(long, value_name = "ADDR")]
+    pub bind: Option<String>,
+    /// Flags of the measurement.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Carrier of the connections.
+#[derive(Clone, Debug, Args)]
+pub struct DeviceArgs {
+    /// RDMA devices (verbs), the embedded provider over TCP (iwarp) or in shared memory (shm), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    pub provider: Provider,
+    /// RDMA device to use, such as siw0; iwarp0 is the embedded provider's
+    #[arg(short = 'd', long, value_name = "NAME")]
+    pub ib_dev: Option<String>,
+    /// How they are secured.
+    #[command(flatten)]
+    pub security: SecurityArgs,
+}
+
+/// Flags of the measurement.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Bytes per message or operation, 1 to 1G; K, M and G are powers of 1024 [default: 64]
+    #[arg(short, long, value_parser = parse_size)]
+    pub size: Option<u32>,
+    /// Every power of two from 1 B to 1 MiB; the histogram is of --size
+    #[arg(short, long)]
+    pub all: bool,
+    /// Messages to measure [default: fewer for larger messages]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iters: Option<u64>,
+    /// Measure for this long, per size, instead of counting messages
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// Messages before the measurement [default: a tenth of --iters, at most 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub warmup: Option<u64>,
+    /// Figure to measure
+    #[arg(long, value_enum, default_value_t = Mode::Latency)]
+    pub mode: Mode,
+    /// Operation that carries the data
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    pub op: Op,
+    /// Messages on their way at once, for --mode throughput [default: up to 128, fewer for large messages]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub tx_depth: Option<u32>,
+    /// Connections that measure at the same time, each as many messages
+    #[arg(short = 'q', long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CONNECTIONS)))]
+    pub connections: u16,
+    /// Print a line about each interval of the measurement
+    #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
+    pub interval: Option<Duration>,
+    /// Both sides send, for --mode throughput
+    #[arg(short, long)]
+    pub bidirectional: bool,
+    /// Wait mode of both sides; --op write needs spin for latency [default: spin with two processors or more, else
+    /// event]
+    #[arg(long, value_enum)]
+    pub wait: Option<WaitMode>,
+    /// The same as --wait event
+    #[arg(short, long, conflicts_with = "wait")]
+    pub events: bool,
+    /// Without the embedded provider's CRC32C
+    #[arg(long)]
+    pub no_crc: bool,
+    /// Write the results as JSON; - is standard output, and the tables go to standard error
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw latency over size, for --mode latency
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Carrier of the connections.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Carrier of the connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Provider {
+    /// RDMA devices where there are any, else iwarp
+    Auto,
+    /// The embedded provider: iWARP in user space over TCP
+    Iwarp,
+    /// The embedded provider in shared memory, within one host
+    Shm,
+    /// RDMA devices
+    Verbs,
+}
+
+impl From<Provider> for ProviderChoice {
+    fn from(provider: Provider) -> Self {
+        match provider {
+            Provider::Auto => Self::Auto,
+            Provider::Iwarp => Self::Iwarp,
+            Provider::Shm => Self::Shm,
+            Provider::Verbs => Self::Verbs,
+        }
+    }
+}
+
+/// A size in bytes, 1 to 1G, with an optional suffix K, M or G.
+///
+/// # Errors
+/// The cure: the sizes that are possible.
+pub fn parse_size(text: &str) -> Result<u32, String> {
+    let cure = "say 1 to 1G bytes, such as 64, 4K or 1M";
+    let (digits, shift) = match text.trim_end_matches(['B', 'b']).trim_end_matches('i') {
+        t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
+        t if t.ends_with(['M', 'm']) => (&t[..t.len() - 1], 20),
+        t if t.ends_with(['G', 'g']) => (&t[..t.len() - 1], 30),
+        t => (t, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| cure.to_owned())?;
+    match number.checked_mul(1 << shift) {
+        Some(size @ 1..=MAX_SIZE) => Ok(size as u32),
+        _ => Err(cure.into()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    number(text, 0.001..=86_400.0, "0.001 to 86400 seconds").map(Duration::from_secs_f64)
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    number(text, 0.01..=3600.0, "0.01 to 3600 seconds").map(Duration::from_secs_f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Parsed, parse};
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        for (text, size) in [("1", 1), ("64", 64), ("1K", 1024), ("64k", 65_536), ("1MiB", 1 << 20), ("1G", 1 << 30)] {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for text in ["0", "", "K", "-1", "1.5K", "2G", "1T", "99999999999999999999", "18014398509481984K"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    fn failure(args: &[&str]) -> String {
+        let args = std::iter::once("rdma-pingpong").chain(args.iter().copied());
+        match parse::<Cli>(args.map(Into::into)) {
+            Err(failure) => failure.to_string(),
+            Ok(Parsed::Run(_) | Parsed::Print(_)) => panic!("nothing wrong with it"),
+        }
+    }
+
+    #[test]
+    fn bad_usage_is_one_line() {
+        assert_eq!(failure(&[]), "no command: say one of server, client, demo, keygen; --help explains");
+        assert!(failure(&["client"]).contains("<ADDR>"));
+        assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': say 1 to 1G bytes"));
+        assert!(failure(&["demo", "--sise", "1"]).contains("--size"));
+        for args in [&["demo", "-n", "5", "-D", "1"][..], &["demo", "-D", "-1"], &["demo", "-e", "--wait", "spin"]] {
+            assert!(!failure(args).contains('\n'));
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The client of one measurement. It opens its connections, lets the [`Work`] of each measure, and closes.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, RemoteRegion,
+    SendId, SendKind, TimerId,
+};
+
+use super::dial::{Dial, Next};
+use super::failure::Failure;
+use super::figures::{Figures, Measured, Processors};
+use super::frame::Frame;
+use super::interrupt::Interrupt;
+use super::intervals::Intervals;
+use super::job::{Mode, Op};
+use super::latency::Latency;
+use super::output::Output;
+use super::plan::Plan;
+use super::processor;
+use super::progress::Progress;
+use super::throughput::Throughput;
+use super::watch::{self, Watch};
+
+/// Time between two drawings of the progress bar.
+const TICK: Duration = Duration::from_millis(100);
+/// Time that an interrupted measurement has to count the messages that have arrived, and the server to say what it has spent.
+const WIND_DOWN: Duration = Duration::from_secs(1);
+
+/// Tokens of timers.
+const CONNECT: u64 = 0;
+const DRAW: u64 = 1;
+const GIVE_UP: u64 = 2;
+const INTERVAL: u64 = 3;
+
+/// A measurement on an open connection.
+pub trait Work: Debug {
+    /// Starts the clock, as the connection is up.
+    fn begin(&mut self);
+    /// Takes the memory that the server has lent for one-sided operations. If this is called, it is called before
+    /// [`Work::begin`].
+    ///
+    /// # Errors
+    /// The memory is of no use, or there is none on this side.
+    fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure>;
+    /// Handles a message.
+    ///
+    /// # Errors
+    /// The server does something else than it was asked for.
+    fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
+    /// Sends as much as there is to send and room for.
+    fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
+    /// Notes that there is room again after a refused send.
+    fn unblock(&mut self);
+    /// Handles the completion of a send.
+    fn completed(&mut self, kind: SendKind);
+    /// Restarts the clock of the next message, because something other than the work took time.
+    fn resume(&mut self) {}
+    /// Whether there is memory to look at.
+    fn is_watching(&self) -> bool {
+        false
+    }
+    /// Looks at the memory; returns whether the server has written.
+    fn look(&mut self) -> bool {
+        false
+    }
+    /// Handles a write that [`Work::look`] has seen.
+    fn seen(&mut self) {}
+    /// Ends early, at the latest when the messages on their way have arrived.
+    fn wind_down(&mut self);
+    /// Whether nothing is left to do.
+    fn is_over(&self) -> bool;
+    /// Number of messages so far.
+    fn done(&self) -> u64;
+    /// Share of the measurement that is done, 0 to 1.
+    fn progress(&self) -> f64;
+    /// The figures since the warm-up, while the measurement goes on.
+    fn so_far(&self) -> Measured;
+    /// The result.
+    fn measured(&self) -> Measured;
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Line {
+    work: Box<dyn Work>,
+    /// Nothing is missing for the work to begin.
+    ready: bool,
+}
+
+/// The client of one measurement.
+#[derive(Debug)]
+struct Client<'a> {
+    plan: Plan,
+    dial: Dial,
+    /// The number by which the server knows the connections of this client.
+    number: u32,
+    /// The connections that are up. The work begins when all of them are there.
+    lines: BTreeMap<ConnectionId, Line>,
+    begun: bool,
+    /// The server was asked what it has spent: the measurement is over.
+    asked: bool,
+    /// The results of the connections that have ended.
+    measured: Measured,
+    progress: Progress,
+    draw_now: bool,
+    intervals: Intervals,
+    report_now: bool,
+    tables: &'a mut Output,
+    /// Processor time of this process when the first connection was up.
+    spent_before: Duration,
+    processors: Processors,
+    interrupted: bool,
+    /// The reason, if the measurement ended before the work was over.
+    failure: Option<Failure>,
+    /// All connections have ended, and no more will be opened.
+    gone: bool,
+}
+
+/// Carries out a plan, and remembers the address that worked. Lines about intervals go to `tables`.
+///
+/// # Errors
+/// There is no such server, the server went away, or it is another program.
+pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Output) -> Result<Figures, Failure> {
+    let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
+    interrupt.stops(reactor.handle());
+    let mut client = Client {
+        plan: plan.clone(),
+        dial: dial.clone(),
+        number: RandomState::new().hash_one(0) as u32,
+        lines: BTreeMap::new(),
+        begun: false,
+        asked: false,
+        measured: Measured::none(),
+        progress: Progress::new(plan),
+        draw_now: false,
+        intervals: Intervals::new(plan.job.size),
+        report_now: false,
+        tables,
+        spent_before: processor::time(),
+        processors: Processors::default(),
+        interrupted: false,
+        failure: None,
+        gone: false,
+    };
+    client.connect(&mut reactor.context());
+    while !client.gone {
+        match plan.job.is_watched() {
+            true => watch::run(&mut reactor, &mut client, |client| client.gone || client.is_to_stop(interrupt))?,
+            false => reactor.run(&mut client)?,
+        }
+        if client.is_to_stop(interrupt) {
+            client.interrupt(&mut reactor.context());
+        }
+    }
+    *dial = client.dial.again();
+    if let Some(failure) = client.failure {
+        return Err(failure);
+    }
+    Ok(Figures {
+        plan: plan.clone(),
+        measured: client.measured,
+        intervals: client.intervals.ended,
+        processors: client.processors,
+        provider: reactor.provider_name(),
+        stats: reactor.stats(),
+        interrupted: client.interrupted,
+    })
+}
+
+impl Client<'_> {
+    fn is_to_stop(&self, interrupt: &Interrupt) -> bool {
+        interrupt.is_raised() && !self.interrupted
+    }
+
+    fn connect(&mut self, cx: &mut Context<'_>) {
+        let options = ConnectOptions::new().private_data(self.plan.job.encode(self.number));
+        if let Err(error) = cx.connect_with(self.dial.address(), options) {
+            let address = self.dial.address();
+            self.fail(cx, Failure::new(format!("cannot connect to {address}: {error}")));
+        }
+    }
+
+    fn fail(&mut self, cx: &mut Context<'_>, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.close_all(cx);
+        self.end_if_alone(cx);
+    }
+
+    fn close_all(&self, cx: &mut Context<'_>) {
+        self.lines.keys().for_each(|&connection| cx.close(connection));
+    }
+
+    fn end_if_alone(&mut self, cx: &mut Context<'_>) {
+        if self.lines.is_empty() {
+            self.gone = true;
+            cx.stop();
+        }
+    }
+
+    fn interrupt(&mut self, cx: &mut Context<'_>) {
+        self.interrupted = true;
+        if self.lines.is_empty() {
+            self.gone = true;
+            return;
+        }
+        cx.set_timer(WIND_DOWN, GIVE_UP);
+        self.lines.values_mut().for_each(|line| line.work.wind_down());
+        self.proceed_with_all(cx);
+    }
+
+    /// Lets the work begin if all connections are ready for it.
+    fn begin_if_ready(&mut self, cx: &mut Context<'_>) {
+        let all = self.lines.len() == usize::from(self.plan.job.connections);
+        if !all || self.interrupted || !self.lines.values().all(|line| line.ready) {
+            return;
+        }
+        self.begun = true;
+        if self.progress.is_seen() {
+            cx.set_timer(TICK, DRAW);
+        }
+        self.plan.interval.into_iter().for_each(|every| _ = cx.set_timer(every, INTERVAL));
+        self.lines.values_mut().for_each(|line| line.work.begin());
+        self.proceed_with_all(cx);
+    }
+
+    fn proceed_with_all(&mut self, cx: &mut Context<'_>) {
+        let connections: Vec<_> = self.lines.keys().copied().collect();
+        connections.into_iter().for_each(|connection| self.proceed(cx, connection));
+    }
+
+    /// Goes on after an event.
+    fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        // The bar is drawn between two messages of this connection, so that the time of drawing is not part of a latency of its.
+        if std::mem::take(&mut self.draw_now) {
+            self.draw();
+            self.resume(connection);
+        }
+        if std::mem::take(&mut self.report_now) {
+            self.report();
+            self.resume(connection);
+        }
+        self.proceed(cx, connection);
+    }
+
+    fn resume(&mut self, connection: ConnectionId) {
+        if let Some(line) = self.lines.get_mut(&connection) {
+            line.work.resume();
+        }
+    }
+
+    fn draw(&self) {
+        let share: f64 = self.lines.values().map(|line| line.work.progress()).sum();
+        self.progress.show(share / self.lines.len().max(1) as f64);
+    }
+
+    /// Prints the line of an interval.
+    fn report(&mut self) {
+        let so_far = self.lines.values().map(|line| line.work.so_far()).fold(self.measured.clone(), Measured::and);
+        if let Some(interval) = self.intervals.end(so_far, Instant::now()) {
+            self.tables.line(interval);
+        }
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        let Some(line) = self.lines.get_mut(&connection) else { return };
+        line.work.proceed(cx, connection);
+        if line.work.is_over() && !self.asked {
+            self.finish(cx, connection);
+        }
+    }
+
+    /// Closes a connection whose work is over. The last one asks the server what it has spent before.
+    fn finish(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        if !self.lines.values().all(|line| line.work.is_over()) {
+            return cx.close(connection);
+        }
+        self.processors.client = processor::time().saturating_sub(self.spent_before);
+        self.asked = true;
+        match cx.send(connection, &Frame::Ask.control()) {
+            Ok(_) => _ = cx.set_timer(WIND_DOWN, GIVE_UP),
+            Err(_) => cx.close(connection),
+        }
+    }
+}
+
+impl Handler for Client<'_> {
+    fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        let work: Box<dyn Work> = match self.plan.job.mode {
+            Mode::Latency => Box::new(Latency::new(&self.plan)),
+            Mode::Throughput => Box::new(Throughput::new(&self.plan)),
+        };
+        if self.lines.is_empty() {
+            self.spent_before = processor::time();
+        }
+        // One-sided operations need the server's memory first.
+        self.lines.insert(connection, Line { work, ready: self.plan.job.op == Op::Send });
+        if self.failure.is_some() || self.interrupted {
+            return cx.close(connection);
+        }
+        if self.lines.len() < usize::from(self.plan.job.connections) {
+            self.connect(cx);
+        }
+        self.begin_if_ready(cx);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
+        let Some(line) = self.lines.get_mut(&connection) else { return };
+        if !self.begun {
+            if let Some(Frame::Lent(memory)) = Frame::read(&message, self.plan.job.size) {
+                line.ready = true;
+                match line.work.lent(cx, connection, memory) {
+                    Ok(()) => self.begin_if_ready(cx),
+                    Err(failure) => self.fail(cx, failure),
+                }
+                return;
+            }
+        }
+        if self.asked {
+            if let Some(Frame::Spent(time)) = Frame::read(&message, self.plan.job.size) {
+                self.processors.server = Some(Duration::from_nanos(time));
+                return self.close_all(cx);
+            }
+        }
+        match line.work.arrived(&message) {
+            Ok(()) => self.go_on(cx, connection),
+            Err(what) => {
+                let address = self.dial.address();
+                self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+            }
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, send: SendId, outcome: Outcome) {
+        let Some(line) = self.lines.get_mut(&connection).filter(|_| outcome.is_sent()) else { return };
+        line.work.completed(send.kind());
+        match send.kind() {
+            SendKind::Read => self.go_on(cx, connection),
+            _ => self.proceed(cx, connection),
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        if let Some(line) = self.lines.get_mut(&connection) {
+            line.work.unblock();
+            self.proceed(cx, connection);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, connection: ConnectionId, reason: DisconnectReason) {
+        let Some(line) = self.lines.remove(&connection) else { return };
+        if !line.work.is_over() && !self.interrupted {
+            let (address, done) = (self.dial.address(), line.work.done());
+            let what = match &reason {
+                DisconnectReason::Internal(why) => format!("cannot go on after {done} messages: {why}"),
+                _ => format!("the server {address} went away after {done} messages: {reason}; is it still running?"),
+            };
+            self.fail(cx, Failure::new(what));
+        }
+        let before = std::mem::replace(&mut self.measured, Measured::none());
+        self.measured = before.and(line.work.measured());
+        self.end_if_alone(cx);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        match self.dial.failed(&error, cx.now()) {
+            Next::Again(pause) => {
+                cx.set_timer(pause, CONNECT);
+            }
+            Next::Fail(failure) => self.fail(cx, failure),
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+        // A stream has no quiet moment, but also no single message whose time could be spoiled.
+        let at_once = self.plan.job.mode == Mode::Throughput;
+        match token {
+            CONNECT if self.failure.is_none() && !self.interrupted => self.connect(cx),
+            DRAW => {
+                self.draw_now = !at_once;
+                if at_once {
+                    self.draw();
+                }
+                cx.set_timer(TICK, DRAW);
+            }
+            INTERVAL if !self.asked => {
+                self.report_now = !at_once;
+                if at_once {
+                    self.report();
+                }
+                self.plan.interval.into_iter().for_each(|every| _ = cx.set_timer(every, INTERVAL));
+            }
+            GIVE_UP => self.close_all(cx),
+            _ => {}
+        }
+    }
+}
+
+impl Watch for Client<'_> {
+    fn is_watching(&self) -> bool {
+        !self.gone && self.lines.values().next().is_some_and(|line| line.work.is_watching())
+    }
+
+    #[inline]
+    fn look(&mut self) -> bool {
+        self.lines.values_mut().next().is_some_and(|line| line.work.look())
+    }
+
+    fn seen(&mut self, cx: &mut Context<'_>) {
+        let Some((&connection, line)) = self.lines.iter_mut().next() else { return };
+        line.work.seen();
+        self.go_on(cx, connection);
+        cx.flush(connection);
+    }
+}

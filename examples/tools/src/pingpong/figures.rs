@@ -1,0 +1,107 @@
+//! The figures of a measurement.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rdma_reactor::Stats;
+
+use super::intervals::Interval;
+use super::plan::Plan;
+
+/// The result of a connection, or of several that were measured at the same time.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Number of the client's messages; for latency, of round trips.
+    pub iterations: u64,
+    /// Number of messages that count: for latency those of one way, for throughput those of all directions.
+    pub messages: u64,
+    /// Time from the first message to the last answer.
+    pub elapsed: Duration,
+    /// Halves of the round trips, or whole reads, ns; for latency only.
+    pub latency: Option<Histogram<u64>>,
+}
+
+impl Measured {
+    /// The result of no connection.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { iterations: 0, messages: 0, elapsed: Duration::ZERO, latency: None }
+    }
+
+    /// Adds the result of another connection, which was measured at the same time.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.iterations += other.iterations;
+        self.messages += other.messages;
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.latency = match (self.latency, other.latency) {
+            (Some(mut all), Some(more)) => {
+                // A histogram grows as needed.
+                let _ = all.add(more);
+                Some(all)
+            }
+            (one, another) => one.or(another),
+        };
+        self
+    }
+}
+
+/// The processor time of the two sides, from the first connection to the end of the measurement, warm-up included.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Processors {
+    /// That of this process.
+    pub client: Duration,
+    /// That of the server's process; `None` if it did not say.
+    pub server: Option<Duration>,
+}
+
+/// The result of a plan.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// The plan of the measurement.
+    pub plan: Plan,
+    /// The result.
+    pub measured: Measured,
+    /// The figures of each interval.
+    pub intervals: Vec<Interval>,
+    /// Processor time.
+    pub processors: Processors,
+    /// Name of the provider that carried the connections.
+    pub provider: String,
+    /// Counters of the client's reactor, from its start to the end of the measurement.
+    pub stats: Stats,
+    /// The user stopped the measurement.
+    pub interrupted: bool,
+}
+
+impl Figures {
+    /// Messages per second; 0 when there is nothing to divide.
+    #[must_use]
+    pub fn messages_per_second(&self) -> f64 {
+        let seconds = self.measured.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.measured.messages as f64 / seconds } else { 0.0 }
+    }
+
+    /// Throughput of payload, Gbit/s.
+    #[must_use]
+    pub fn gbit_per_second(&self) -> f64 {
+        self.messages_per_second() * f64::from(self.plan.job.size) * 8.0 / 1e9
+    }
+}
+
+/// Converts nanoseconds to microseconds.
+#[must_use]
+pub fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+/// Formats bytes as people write them: 64 B, 4 KiB.
+#[must_use]
+pub fn size_label(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}

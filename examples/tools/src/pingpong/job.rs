@@ -1,0 +1,417 @@
+//! The request of a client is a [`Job`] in the private data of the connect request. The server answers with a [`Reply`]
+//! if it does not take the connection.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rdma_reactor::transport::iwarp::CrcPolicy;
+use rdma_reactor::{Config, Error, ProviderChoice, Reactor, Security, Wait};
+
+use super::failure::Failure;
+use super::frame;
+use super::watch;
+
+/// Largest message, bytes. This is the library's limit.
+pub const MAX_SIZE: u64 = 1 << 30;
+/// Largest number of messages on their way at once.
+pub const MAX_DEPTH: u32 = 8192;
+/// Largest number of connections of a client.
+pub const MAX_CONNECTIONS: u16 = 1024;
+/// Time to poll before sleeping with `--wait spin`. It is longer than any pause of a measurement, and short enough for
+/// an idle server to sleep.
+pub const SPIN: Duration = Duration::from_millis(20);
+/// The first four bytes of a job: a name, and the version of the bytes that follow.
+const MAGIC: [u8; 4] = *b"RPP\x02";
+
+/// Figure that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// One message to and fro; half the round trip
+    Latency,
+    /// A stream of messages, until the last is known to have arrived
+    Throughput,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+        })
+    }
+}
+
+/// Operation that carries the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Op {
+    /// Messages
+    Send,
+    /// RDMA Writes; for latency each side looks at the memory that the other writes to
+    Write,
+    /// RDMA Reads of the client; their latency is that of a whole read
+    Read,
+}
+
+impl Op {
+    /// The name of the time that a latency is.
+    #[must_use]
+    pub const fn interval(self) -> &'static str {
+        match self {
+            Self::Send | Self::Write => "half round trip",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
+}
+
+/// Wait mode of both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WaitMode {
+    /// Sleep until something happens
+    Event,
+    /// Poll: one processor on each side
+    Spin,
+    /// Poll when it pays
+    Adaptive,
+}
+
+impl WaitMode {
+    /// The mode that suits this machine. Polling wants a processor for each side.
+    #[must_use]
+    pub fn suited() -> Self {
+        match std::thread::available_parallelism() {
+            Ok(processors) if processors.get() >= 2 => Self::Spin,
+            _ => Self::Event,
+        }
+    }
+
+    /// The library's setting.
+    ///
+    /// # Errors
+    /// The library has none.
+    pub fn policy(self) -> Result<Wait, Failure> {
+        match self {
+            Self::Event => Ok(Wait::Event),
+            Self::Spin => Ok(Wait::Spin(SPIN)),
+            Self::Adaptive => Ok(Wait::Adaptive),
+        }
+    }
+}
+
+impl fmt::Display for WaitMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Event => "event",
+            Self::Spin => "spin",
+            Self::Adaptive => "adaptive",
+        })
+    }
+}
+
+/// The request of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Figure that is measured.
+    pub mode: Mode,
+    /// Operation that carries the data.
+    pub op: Op,
+    /// Wait mode of both sides.
+    pub wait: WaitMode,
+    /// Both sides send a stream.
+    pub bidirectional: bool,
+    /// The embedded provider uses its CRC32C.
+    pub crc: bool,
+    /// Bytes per message.
+    pub size: u32,
+    /// Messages on their way at once.
+    pub depth: u32,
+    /// Connections of the client, which measure at the same time.
+    pub connections: u16,
+}
+
+impl Job {
+    /// The job that a server is ready for before the first client.
+    pub const IDLE: Self = Self {
+        mode: Mode::Latency,
+        op: Op::Send,
+        wait: WaitMode::Event,
+        bidirectional: false,
+        crc: true,
+        size: 64,
+        depth: 1,
+        connections: 1,
+    };
+
+    /// Whether both sides look at memory, because nothing else tells them that a block came.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.mode == Mode::Latency && self.op == Op::Write
+    }
+
+    /// The number of messages on their way at once that suits a size: enough to keep the path busy, and few enough for
+    /// the caches.
+    #[must_use]
+    pub const fn suited_depth(size: u32) -> u32 {
+        let depth = (2 << 20) / size;
+        if depth < 4 {
+            4
+        } else if depth > 128 {
+            128
+        } else {
+            depth
+        }
+    }
+
+    /// The private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | op:1 | size:4 |
+    /// depth:4 | connections:2 | client:4`, little-endian. `client`: a number by which the server knows the connections of a client.
+    #[must_use]
+    pub fn encode(&self, client: u32) -> Vec<u8> {
+        let mode = match self.mode {
+            Mode::Latency => 0,
+            Mode::Throughput => 1,
+        };
+        let wait = match self.wait {
+            WaitMode::Event => 0,
+            WaitMode::Spin => 1,
+            WaitMode::Adaptive => 2,
+        };
+        let op = match self.op {
+            Op::Send => 0,
+            Op::Write => 1,
+            Op::Read => 2,
+        };
+        let flags = u8::from(self.bidirectional) | u8::from(self.crc) << 1;
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&[mode, wait, flags, op]);
+        out.extend_from_slice(&self.size.to_le_bytes());
+        out.extend_from_slice(&self.depth.to_le_bytes());
+        out.extend_from_slice(&self.connections.to_le_bytes());
+        out.extend_from_slice(&client.to_le_bytes());
+        out
+    }
+
+    /// Reads the private data of a connect request: the job, and the number of the client.
+    ///
+    /// # Errors
+    /// The reason why the job is not understood, short enough for a [`Reply`].
+    pub fn decode(data: &[u8]) -> Result<(Self, u32), String> {
+        if !data.starts_with(&MAGIC[..3]) {
+            return Err("this is an rdma-pingpong server".into());
+        }
+        if data[3..].first() != MAGIC.last() {
+            return Err("another version of rdma-pingpong".into());
+        }
+        let &[_, _, _, _, mode, wait, flags, op, s0, s1, s2, s3, d0, d1, d2, d3, q0, q1, c0, c1, c2, c3] = data else {
+            return Err(format!("a request of {} bytes", data.len()));
+        };
+        let mode = match mode {
+            0 => Mode::Latency,
+            1 => Mode::Throughput,
+            other => return Err(format!("unknown mode {other}")),
+        };
+        let wait = match wait {
+            0 => WaitMode::Event,
+            1 => WaitMode::Spin,
+            2 => WaitMode::Adaptive,
+            other => return Err(format!("unknown wait mode {other}")),
+        };
+        let op = match op {
+            0 => Op::Send,
+            1 => Op::Write,
+            2 => Op::Read,
+            other => return Err(format!("unknown operation {other}")),
+        };
+        if flags > 3 || (flags & 1 != 0 && op != Op::Send) {
+            return Err(format!("unknown flags {flags:#x}"));
+        }
+        let (size, depth) = (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([d0, d1, d2, d3]));
+        if !(1..=MAX_SIZE).contains(&size.into()) {
+            return Err(format!("messages of {size} bytes"));
+        }
+        if !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(format!("a depth of {depth}"));
+        }
+        let connections = u16::from_le_bytes([q0, q1]);
+        if !(1..=MAX_CONNECTIONS).contains(&connections) {
+            return Err(format!("{connections} connections"));
+        }
+        let (bidirectional, crc) = (flags & 1 != 0, flags & 2 != 0);
+        let job = Self { mode, op, wait, bidirectional, crc, size, depth, connections };
+        Ok((job, u32::from_le_bytes([c0, c1, c2, c3])))
+    }
+
+    /// Makes a reactor for this job, on either side.
+    ///
+    /// # Errors
+    /// The provider is not available.
+    pub fn reactor(&self, provider: ProviderChoice, security: &Security) -> Result<Reactor, Failure> {
+        // Writes and reads are for measuring, with bytes that mean nothing: they may travel in the clear.
+        let config = self.config(provider)?.security(security.clone()).allow_plain_remote_memory(true);
+        Reactor::new(config).map_err(|error| match error {
+            Error::Transport(error) if provider == ProviderChoice::Verbs => {
+                Failure::new(format!("--provider verbs: {error}; --provider iwarp needs no RDMA device"))
+            }
+            other => other.into(),
+        })
+    }
+
+    /// The settings of that reactor.
+    fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
+        let (receive, send) = match self.mode {
+            // The send queue has room for blocks with completions that nobody has collected yet.
+            Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
+            // One message is on its way, and the device is asked once for each quarter of a queue what was sent.
+            Mode::Latency => (8, 32),
+            Mode::Throughput if self.op != Op::Send => (8, self.depth),
+            // Grants come when about half a window is owed, so twice the depth keeps small messages flowing.
+            Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
+            Mode::Throughput => (self.depth.max(5), self.depth),
+        };
+        let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
+        // A page per message covers the library's header and rounding; a few more than a connection needs are for
+        // buffers being filled, and for a connection that is not quite gone.
+        let memory = 2 * (u64::from(max_message) + 4096) * u64::from(receive + send + 8) * u64::from(self.connections);
+        Ok(Config::default()
+            .provider(provider)
+            .wait(self.wait.policy()?)
+            .buffer_size(max_message)
+            .receive_depth(receive)
+            .send_depth(send)
+            // Nothing waits for the end of a message: answers and grants say when the next one may go.
+            .quiet_sends(self.op == Op::Send)
+            .completions(|c| c.queue = (receive + send + 2).max(1024))
+            .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
+            .timeouts(|t| t.connect = Duration::from_secs(5))
+            .timeouts(|t| t.handshake = Duration::from_secs(2))
+            .iwarp(|i| i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off }))
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, op, wait, size, .. } = self;
+        let both = if self.bidirectional { " both ways" } else { "" };
+        write!(f, "{op} {mode}{both}, {size} bytes, wait {wait}")?;
+        if self.connections > 1 { write!(f, ", {} connections", self.connections) } else { Ok(()) }
+    }
+}
+
+/// The reason why a server does not take a connection. It rides in the private data of the reject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The server is adapting to this job; the client is to come again in a moment.
+    Adapting,
+    /// The server has another client.
+    Busy,
+    /// The server does not understand the request.
+    Refused(String),
+}
+
+impl Reply {
+    /// Writes the private data of the reject: a number, and a text.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Adapting => vec![1],
+            Self::Busy => vec![2],
+            Self::Refused(why) => {
+                let room = rdma_reactor::MAX_USER_PRIVATE_DATA - 1;
+                let end = (0..=why.len().min(room)).rev().find(|&end| why.is_char_boundary(end)).unwrap_or(0);
+                let mut out = vec![3];
+                out.extend_from_slice(&why.as_bytes()[..end]);
+                out
+            }
+        }
+    }
+
+    /// Reads the private data of a reject; `None` when it is not of `rdma-pingpong`.
+    #[must_use]
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        match data {
+            [1] => Some(Self::Adapting),
+            [2] => Some(Self::Busy),
+            [3, why @ ..] => Some(Self::Refused(String::from_utf8_lossy(why).into_owned())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_survives_the_trip() {
+        let job = Job {
+            mode: Mode::Throughput,
+            op: Op::Send,
+            wait: WaitMode::Spin,
+            bidirectional: true,
+            crc: false,
+            size: 1 << 30,
+            depth: 8192,
+            connections: 1024,
+        };
+        let [write, read] = [Op::Write, Op::Read].map(|op| Job { op, ..Job::IDLE });
+        for job in [Job::IDLE, job, write, read] {
+            let data = job.encode(0xffff_0007);
+            assert!(data.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
+            assert_eq!(Job::decode(&data), Ok((job, 0xffff_0007)));
+        }
+    }
+
+    #[test]
+    fn a_job_of_somebody_else_is_refused_with_a_reason() {
+        let good = Job::IDLE.encode(1);
+        for (at, value, why) in [
+            (0, b'X', "server"),
+            (3, 9, "version"),
+            (4, 7, "mode"),
+            (6, 8, "flags"),
+            (7, 3, "operation"),
+            (15, 255, "depth"),
+            (17, 255, "connections"),
+        ] {
+            let mut data = good.clone();
+            data[at] = value;
+            assert!(Job::decode(&data).unwrap_err().contains(why), "{at}");
+        }
+        for len in 0..good.len() {
+            let why = Job::decode(&good[..len]).unwrap_err();
+            assert!(why.len() < rdma_reactor::MAX_USER_PRIVATE_DATA, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_reply_survives_the_trip_and_fits() {
+        for reply in [Reply::Adapting, Reply::Busy, Reply::Refused("unknown mode 7".into())] {
+            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        }
+        let long = Reply::Refused("ü".repeat(100)).encode();
+        assert!(long.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
+        assert!(std::str::from_utf8(&long[1..]).is_ok());
+        assert_eq!(Reply::decode(b""), None);
+    }
+
+    #[test]
+    fn every_job_makes_a_valid_reactor() {
+        for size in [1, 64, 65_536, 1 << 20, 1 << 30] {
+            for mode in [Mode::Latency, Mode::Throughput] {
+                for op in [Op::Send, Op::Write, Op::Read] {
+                    let job = Job { mode, op, size, depth: Job::suited_depth(size), ..Job::IDLE };
+                    job.reactor(ProviderChoice::Iwarp, &Security::Plain).unwrap();
+                }
+            }
+        }
+    }
+}

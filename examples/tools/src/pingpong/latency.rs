@@ -1,0 +1,193 @@
+//! The client's side of a latency measurement. It sends one message and awaits the answer, writes and awaits a write,
+//! or reads, again and again.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
+
+use super::client::Work;
+use super::failure::Failure;
+use super::figures::Measured;
+use super::frame::Frame;
+use super::job::Op;
+use super::outlet::{Outlet, Sent};
+use super::plan::{Extent, Plan};
+use super::target::{self, Inbox, Target};
+
+/// Number of times that are kept aside, because sorting a time into the histogram may take longer than the time itself.
+const RECENT: usize = 4096;
+
+/// A latency measurement.
+#[derive(Debug)]
+pub struct Latency {
+    size: u32,
+    op: Op,
+    /// The memory that the answers to writes arrive in.
+    inbox: Option<Inbox>,
+    extent: Extent,
+    outlet: Outlet,
+    warmup: u64,
+    done: u64,
+    times: Histogram<u64>,
+    /// Round trips since the last addition to the histogram.
+    recent: Vec<Duration>,
+    started: Instant,
+    sent_at: Instant,
+    elapsed: Duration,
+    /// The answer has come, and the next message has not gone out.
+    my_turn: bool,
+    over: bool,
+}
+
+impl Latency {
+    /// Makes the measurement of a plan.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        let now = Instant::now();
+        Self {
+            size: plan.job.size,
+            op: plan.job.op,
+            inbox: None,
+            extent: plan.extent,
+            outlet: Outlet::new(plan.job.size),
+            warmup: plan.warmup,
+            done: 0,
+            times: Histogram::new(3).expect("three digits are a valid precision"),
+            recent: Vec::with_capacity(RECENT),
+            started: now,
+            sent_at: now,
+            elapsed: Duration::ZERO,
+            my_turn: true,
+            over: false,
+        }
+    }
+}
+
+impl Work for Latency {
+    fn begin(&mut self) {
+        self.started = Instant::now();
+        self.sent_at = self.started;
+    }
+
+    fn resume(&mut self) {
+        self.sent_at = Instant::now();
+    }
+
+    fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
+        let target = Target::new(cx, conn, self.size, self.op, memory)?;
+        self.outlet.aim(if self.op == Op::Write { target.counting(cx, conn)? } else { target });
+        if self.op == Op::Write {
+            let memory = target::lend(cx, conn, self.size, self.op)?;
+            // Nothing else was sent, so there is room.
+            self.outlet.control(cx, conn, Frame::Lent(memory.remote()));
+            self.inbox = Some(Inbox::new(memory));
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
+        let now = Instant::now();
+        if Frame::read(message, self.size) != Some(Frame::Data) || self.my_turn || self.op != Op::Send {
+            return Err(format!("an unexpected message of {} bytes", message.len()));
+        }
+        self.answered(now);
+        Ok(())
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if !self.my_turn || self.over {
+            return;
+        }
+        self.my_turn = self.outlet.data(cx, conn) == Sent::Blocked;
+    }
+
+    fn unblock(&mut self) {
+        self.outlet.unblock();
+    }
+
+    fn completed(&mut self, kind: SendKind) {
+        // A read is its own answer.
+        if kind == SendKind::Read {
+            self.answered(Instant::now());
+        }
+    }
+
+    fn is_watching(&self) -> bool {
+        self.inbox.is_some() && !self.over
+    }
+
+    #[inline]
+    fn look(&mut self) -> bool {
+        self.inbox.as_mut().is_some_and(Inbox::has_come)
+    }
+
+    fn seen(&mut self) {
+        self.answered(Instant::now());
+    }
+
+    fn wind_down(&mut self) {
+        self.over = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn done(&self) -> u64 {
+        self.done
+    }
+
+    fn progress(&self) -> f64 {
+        self.extent.share(self.done, self.elapsed)
+    }
+
+    fn so_far(&self) -> Measured {
+        self.measured()
+    }
+
+    fn measured(&self) -> Measured {
+        let mut times = self.times.clone();
+        sort(&self.recent, self.op, &mut times);
+        Measured {
+            iterations: self.done,
+            messages: self.done,
+            elapsed: self.elapsed,
+            latency: (self.done > 0).then_some(times),
+        }
+    }
+}
+
+impl Latency {
+    /// Notes an answer. The next message goes out at once, so one look at the clock gives both times.
+    fn answered(&mut self, now: Instant) {
+        self.my_turn = true;
+        let sent_at = std::mem::replace(&mut self.sent_at, now);
+        if self.warmup > 0 {
+            self.warmup -= 1;
+            self.started = now;
+            return;
+        }
+        self.recent.push(now - sent_at);
+        if self.recent.len() == RECENT {
+            sort(&self.recent, self.op, &mut self.times);
+            self.recent.clear();
+            self.resume();
+        }
+        self.done += 1;
+        self.elapsed = now - self.started;
+        self.over |= self.extent.is_reached(self.done, self.elapsed);
+    }
+}
+
+/// Adds round trips to a histogram.
+fn sort(times: &[Duration], op: Op, into: &mut Histogram<u64>) {
+    for &both in times {
+        let time = if op == Op::Read { both } else { both / 2 };
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // The histogram grows as needed. Times beyond its largest value count as that value.
+        if into.record(time).is_err() {
+            into.saturating_record(time);
+        }
+    }
+}

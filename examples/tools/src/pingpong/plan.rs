@@ -1,0 +1,136 @@
+//! The plan of one connection's measurement.
+
+use std::time::Duration;
+
+use rdma_reactor::{ProviderChoice, Security};
+
+use super::cli::RunArgs;
+use super::failure::Failure;
+use super::job::{Job, Mode, Op, WaitMode};
+
+/// The largest size of `--all`, as a power of two.
+const ALL_UP_TO: u32 = 20;
+
+/// The extent of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// This many messages.
+    Messages(u64),
+    /// As many messages as fit into this time.
+    Time(Duration),
+}
+
+impl Extent {
+    /// Whether a count and a time are enough.
+    #[must_use]
+    pub fn is_reached(&self, messages: u64, elapsed: Duration) -> bool {
+        match *self {
+            Self::Messages(count) => messages >= count,
+            Self::Time(time) => elapsed >= time,
+        }
+    }
+
+    /// Share of the extent that a count and a time are, 0 to 1.
+    #[must_use]
+    pub fn share(&self, messages: u64, elapsed: Duration) -> f64 {
+        match *self {
+            Self::Messages(count) => messages as f64 / count as f64,
+            Self::Time(time) => elapsed.as_secs_f64() / time.as_secs_f64(),
+        }
+        .min(1.0)
+    }
+}
+
+/// The plan of one connection's measurement.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The job for the server.
+    pub job: Job,
+    /// The extent of the measurement.
+    pub extent: Extent,
+    /// Number of messages before the measurement.
+    pub warmup: u64,
+    /// Provider that carries the connection.
+    pub provider: ProviderChoice,
+    /// How the connection is secured.
+    pub security: Security,
+    /// The time between two lines about the measurement, if there are any.
+    pub interval: Option<Duration>,
+}
+
+impl Plan {
+    /// Makes one plan per size, in order.
+    ///
+    /// # Errors
+    /// Flags that do not go together.
+    pub fn from_args(args: &RunArgs, provider: ProviderChoice) -> Result<Vec<Self>, Failure> {
+        let wait = match (args.events, args.wait) {
+            (true, _) => WaitMode::Event,
+            (false, Some(wait)) => wait,
+            (false, None) if args.op == Op::Write && args.mode == Mode::Latency => WaitMode::Spin,
+            (false, None) => WaitMode::suited(),
+        };
+        if args.op == Op::Write && args.mode == Mode::Latency && wait != WaitMode::Spin {
+            let cure = "a write tells the peer nothing, so both sides have to look: --wait spin";
+            return Err(Failure::new(format!("no latency of --op write with --wait {wait}: {cure}")));
+        }
+        if args.connections > 1 && args.op == Op::Write && args.mode == Mode::Latency {
+            let cure = "one connection takes all of a processor that looks at memory";
+            return Err(Failure::new(format!("no latency of --op write with --connections: {cure}")));
+        }
+        if args.bidirectional && args.op != Op::Send {
+            return Err(Failure::new(format!("--bidirectional needs --op send, not {}", args.op)));
+        }
+        wait.policy()?;
+        if args.mode == Mode::Latency {
+            let misplaced = [(args.bidirectional, "--bidirectional"), (args.tx_depth.is_some(), "--tx-depth")];
+            if let Some((_, flag)) = misplaced.iter().find(|(given, _)| *given) {
+                return Err(Failure::new(format!("{flag} needs --mode throughput")));
+            }
+        } else if args.svg.is_some() {
+            return Err(Failure::new("--svg draws latency: leave it out, or use --mode latency"));
+        }
+        let security = args.device.security.security()?;
+        let sizes =
+            if args.all { (0..=ALL_UP_TO).map(|power| 1 << power).collect() } else { vec![Self::selected_size(args)] };
+        Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, (provider, &security))).collect())
+    }
+
+    /// The size for which a histogram is shown.
+    #[must_use]
+    pub fn selected_size(args: &RunArgs) -> u32 {
+        args.size.unwrap_or(64)
+    }
+
+    fn of_size(args: &RunArgs, size: u32, wait: WaitMode, (provider, security): (ProviderChoice, &Security)) -> Self {
+        let job = Job {
+            mode: args.mode,
+            op: args.op,
+            wait,
+            bidirectional: args.bidirectional,
+            crc: !args.no_crc,
+            size,
+            depth: match args.mode {
+                Mode::Latency => 1,
+                Mode::Throughput => args.tx_depth.unwrap_or(Job::suited_depth(size)),
+            },
+            connections: args.connections,
+        };
+        let usual = usual_iterations(args.mode, size);
+        let extent = match (args.duration, args.iters) {
+            (Some(time), _) => Extent::Time(time),
+            (None, iters) => Extent::Messages(iters.unwrap_or(usual)),
+        };
+        let warmup = args.warmup.unwrap_or_else(|| (args.iters.unwrap_or(usual) / 10).min(1000));
+        Self { job, extent, warmup, provider, security: security.clone(), interval: args.interval }
+    }
+}
+
+/// Number of messages that gives a stable figure in about a second at most.
+#[must_use]
+pub fn usual_iterations(mode: Mode, size: u32) -> u64 {
+    match mode {
+        Mode::Latency => ((40 << 20) / u64::from(size)).clamp(1000, 10_000),
+        Mode::Throughput => ((1 << 30) / u64::from(size)).clamp(8, 500_000),
+    }
+}

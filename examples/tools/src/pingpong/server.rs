@@ -1,0 +1,361 @@
+//! The server serves one client after another, each with the job that the client asks for, on all of its connections.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use rdma_reactor::transport;
+use rdma_reactor::{
+    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Error, Handler, Message, Outcome, Reactor,
+    Region, SendId,
+};
+
+use super::address;
+use super::cli::ServerArgs;
+use super::device::Carrier;
+use super::failure::{Ending, Failure};
+use super::frame::Frame;
+use super::interrupt::Interrupt;
+use super::job::{Job, Mode, Op, Reply};
+use super::outlet::{Outlet, Sent};
+use super::output::Output;
+use super::processor;
+use super::stream::Stream;
+use super::target::{self, Inbox, Target};
+use super::watch::{self, Watch};
+
+/// Time that clients get to hear that the server ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Number of tries to listen again after a listener was closed, and the pause between two tries.
+const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
+
+/// The text that a server prints before its address once it listens. A program that starts a server waits for this
+/// text.
+pub const LISTENING: &str = "listening on ";
+/// The text between the address and the name of the provider, which a closing parenthesis follows.
+pub const PROVIDER: &str = "(provider ";
+
+/// Runs `rdma-pingpong server`.
+///
+/// # Errors
+/// The address cannot be listened on, or the provider is not available.
+pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
+    let carrier = Carrier::new(&args.device)?;
+    let (provider, security) = (carrier.provider, args.device.security.security()?);
+    let mut address = match (&args.bind, carrier.address()) {
+        (Some(bind), _) => address::resolve(bind, args.port)?[0],
+        (None, own) => SocketAddr::new(own.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), args.port),
+    };
+    carrier.check_own(address)?;
+    let interrupt = Interrupt::on_signals()?;
+    if args.child {
+        end_with_stdin(interrupt.clone());
+    }
+    let mut job = Job::IDLE;
+    let mut output = Output::stdout();
+    let mut first = true;
+    // The settings of a reactor are fixed, so each kind of job gets a reactor of its own, on the same port.
+    loop {
+        let mut reactor = job.reactor(provider, &security)?;
+        interrupt.stops(reactor.handle());
+        address = listen(&mut reactor, address, first)?;
+        if first {
+            output.line(format_args!("{LISTENING}{address} {PROVIDER}{})", reactor.provider_name()));
+            first = false;
+        }
+        let mut server =
+            Server { job, next: None, client: Client::default(), sessions: BTreeMap::new(), output, quiet: args.child };
+        match job.is_watched() {
+            true => watch::run(&mut reactor, &mut server, |server| server.next.is_some() || interrupt.is_raised())?,
+            false => reactor.run(&mut server)?,
+        }
+        reactor.shutdown(&mut server, FAREWELL)?;
+        output = server.output;
+        match server.next {
+            Some(next) if !interrupt.is_raised() => job = next,
+            // A server has no other end than to be asked for it.
+            _ => return Ok(Ending::Complete),
+        }
+    }
+}
+
+/// Listens. If this is not the first time, the old listener may still have the address for a moment.
+fn listen(reactor: &mut Reactor, address: SocketAddr, first: bool) -> Result<SocketAddr, Failure> {
+    let mut tries = if first { 1 } else { RELISTEN.0 };
+    loop {
+        let mut cx = reactor.context();
+        let error = match cx.listen(address) {
+            Ok(listener) => return Ok(cx.local_address(listener).unwrap_or(address)),
+            Err(error) => error,
+        };
+        tries -= 1;
+        let in_use = matches!(&error, rdma_reactor::Error::Transport(transport::Error::Listen { source, .. })
+            if source.kind() == io::ErrorKind::AddrInUse);
+        match (in_use, tries) {
+            (false, _) => return Err(Failure::new(format!("{error}; check --bind and --port"))),
+            (true, 0) => {
+                let cure = "another program listens there: end it, or choose another --port";
+                return Err(Failure::new(format!("cannot listen on {address}: {cure}")));
+            }
+            (true, _) => thread::sleep(RELISTEN.1),
+        }
+    }
+}
+
+/// Ends the program when standard input ends, because then the program that started it is gone.
+fn end_with_stdin(interrupt: Interrupt) {
+    thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut bytes = [0; 64];
+        while !matches!(stdin.read(&mut bytes), Ok(0) | Err(_)) {}
+        interrupt.raise();
+        thread::sleep(2 * FAREWELL);
+        process::exit(1);
+    });
+}
+
+/// Serves jobs of one kind.
+#[derive(Debug)]
+struct Server {
+    job: Job,
+    /// Another kind of job that a client has asked for.
+    next: Option<Job>,
+    client: Client,
+    sessions: BTreeMap<ConnectionId, Session>,
+    output: Output,
+    quiet: bool,
+}
+
+/// The client that is served.
+#[derive(Debug, Default)]
+struct Client {
+    /// The number by which its connections are known.
+    number: u32,
+    peer: Option<SocketAddr>,
+    /// Number of data messages of the connections that have ended.
+    total: u64,
+    /// Processor time of this process when the first connection was up.
+    spent_before: Duration,
+}
+
+/// A connection of the client.
+#[derive(Debug)]
+struct Session {
+    connection: ConnectionId,
+    role: Role,
+    /// Number of data messages of this round, and below it of all rounds.
+    received: u64,
+    total: u64,
+}
+
+#[derive(Debug)]
+enum Role {
+    /// Answers each message with one. `owed`: number of answers still to send.
+    Echo { outlet: Outlet, owed: u64 },
+    /// Takes messages, and sends its own if the job asks for that.
+    Sink { stream: Stream },
+    /// Answers each write to its memory with a write.
+    Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
+    /// Lends memory, and waits for the client to say that it is done.
+    Lender { stream: Stream, _memory: Region },
+}
+
+impl Server {
+    fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
+        let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
+        // Connections in any phase count, because an accepted one that never comes up is not announced.
+        let served = cx.connections();
+        let is_another =
+            served > 0 && (job != self.job || number != self.client.number || served >= usize::from(job.connections));
+        if is_another || self.next.is_some() {
+            return Err(Reply::Busy);
+        }
+        if job == self.job {
+            self.client.number = number;
+            return Ok(());
+        }
+        if let Err(failure) = job.wait.policy() {
+            return Err(Reply::Refused(failure.to_string()));
+        }
+        self.next = Some(job);
+        cx.stop();
+        Err(Reply::Adapting)
+    }
+}
+
+impl Session {
+    fn new(cx: &mut Context<'_>, connection: ConnectionId, job: &Job) -> Result<Self, Error> {
+        let mut outlet = Outlet::new(job.size);
+        let stream = Stream::new(job.size, job.depth);
+        let role = match (job.mode, job.op) {
+            (Mode::Latency, Op::Send) => Role::Echo { outlet, owed: 0 },
+            (Mode::Throughput, Op::Send) => Role::Sink { stream },
+            (_, op) => {
+                let memory = target::lend(cx, connection, job.size, op)?;
+                // This is the first message, so there is room.
+                outlet.control(cx, connection, Frame::Lent(memory.remote()));
+                match job.is_watched() {
+                    true => Role::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
+                    false => Role::Lender { stream, _memory: memory },
+                }
+            }
+        };
+        Ok(Self { connection, role, received: 0, total: 0 })
+    }
+
+    /// Takes a message; `false` if the client does not keep to its job.
+    fn arrived(&mut self, cx: &mut Context<'_>, message: &[u8], job: &Job) -> bool {
+        match (Frame::read(message, job.size), &mut self.role) {
+            (Some(Frame::Data), role) => {
+                self.received += 1;
+                self.total += 1;
+                match role {
+                    Role::Echo { owed, .. } => *owed += 1,
+                    Role::Mirror { .. } | Role::Lender { .. } => return false,
+                    Role::Sink { stream } if job.bidirectional && self.received == 1 => stream.start(u64::MAX),
+                    Role::Sink { .. } => {}
+                }
+                true
+            }
+            (Some(Frame::Last(count)), Role::Sink { stream }) => {
+                let sent = if job.bidirectional { stream.sent() } else { self.received };
+                stream.end(Frame::Done(sent));
+                std::mem::take(&mut self.received) == count
+            }
+            (Some(Frame::Last(count)), Role::Lender { stream, .. }) => {
+                // Only the client knows the number of its operations.
+                stream.end(Frame::Done(count));
+                self.total += count;
+                true
+            }
+            (Some(Frame::Lent(memory)), Role::Mirror { outlet, aimed: aimed @ false, .. }) => {
+                let target = Target::new(cx, self.connection, job.size, job.op, memory);
+                match target.and_then(|target| target.counting(cx, self.connection)) {
+                    Ok(target) => outlet.aim(target),
+                    Err(failure) => {
+                        log::warn!("{}: {failure}", self.connection);
+                        return false;
+                    }
+                }
+                *aimed = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>) {
+        match &mut self.role {
+            Role::Echo { outlet, owed } | Role::Mirror { outlet, owed, .. } => {
+                while *owed > 0 && outlet.data(cx, self.connection) == Sent::Yes {
+                    *owed -= 1;
+                }
+            }
+            Role::Sink { stream } | Role::Lender { stream, .. } => stream.pump(cx, self.connection),
+        }
+    }
+}
+
+impl Handler for Server {
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
+        match self.decide(cx, request.private_data) {
+            Ok(()) => Decision::Accept,
+            Err(reply) => {
+                log::debug!("{}: {reply:?}", request.peer);
+                Decision::Reject(reply.encode())
+            }
+        }
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        log::info!("serving {connection}: {}", self.job);
+        if self.sessions.is_empty() {
+            let number = self.client.number;
+            self.client =
+                Client { number, peer: cx.peer_address(connection), total: 0, spent_before: processor::time() };
+        }
+        match Session::new(cx, connection, &self.job) {
+            Ok(session) => _ = self.sessions.insert(connection, session),
+            Err(error) => {
+                log::warn!("{connection}: {error}");
+                cx.close(connection);
+            }
+        }
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
+        if session.arrived(cx, &message, &self.job) {
+            session.proceed(cx);
+        } else if Frame::read(&message, self.job.size) == Some(Frame::Ask) {
+            let spent = processor::time().saturating_sub(self.client.spent_before);
+            let spent = Frame::Spent(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX));
+            // Nothing else is sent now, so there is room, or the client does without.
+            let _ = cx.send(connection, &spent.control());
+        } else {
+            log::warn!("{connection}: a message that is not part of its job");
+            cx.close(connection);
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, _: SendId, outcome: Outcome) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            if let Role::Sink { stream } | Role::Lender { stream, .. } = &mut session.role {
+                stream.completed();
+            }
+            if outcome.is_sent() {
+                session.proceed(cx);
+            }
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            match &mut session.role {
+                Role::Echo { outlet, .. } | Role::Mirror { outlet, .. } => outlet.unblock(),
+                Role::Sink { stream } | Role::Lender { stream, .. } => stream.unblock(),
+            }
+            session.proceed(cx);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, connection: ConnectionId, reason: DisconnectReason) {
+        log::info!("{connection}: {reason}");
+        let Some(session) = self.sessions.remove(&connection) else { return };
+        self.client.total += session.total;
+        if self.sessions.is_empty() && !self.quiet {
+            let peer = self.client.peer.map_or_else(|| "a client".into(), |peer| peer.to_string());
+            let (job, total) = (self.job, self.client.total);
+            self.output.line(format_args!("{peer}: {job}: {total} messages, warm-up included, {reason}"));
+        }
+    }
+}
+
+impl Watch for Server {
+    fn is_watching(&self) -> bool {
+        matches!(self.sessions.values().next(), Some(Session { role: Role::Mirror { aimed: true, .. }, .. }))
+    }
+
+    #[inline]
+    fn look(&mut self) -> bool {
+        let session = self.sessions.values_mut().next();
+        let Some(Session { role: Role::Mirror { inbox, owed, .. }, received, total, .. }) = session else {
+            return false;
+        };
+        let come = inbox.has_come();
+        if come {
+            (*owed, *received, *total) = (*owed + 1, *received + 1, *total + 1);
+        }
+        come
+    }
+
+    fn seen(&mut self, cx: &mut Context<'_>) {
+        if let Some(session) = self.sessions.values_mut().next() {
+            session.proceed(cx);
+            cx.flush(session.connection);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! One side's stream of messages or operations. As many operations are on their way as the depth allows, and as many messages
+//! as the send queue takes. A control message ends the stream.
+
+use rdma_reactor::{ConnectionId, Context};
+
+use super::frame::Frame;
+use super::outlet::{Outlet, Sent};
+use super::target::Target;
+
+/// The next step of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Flowing,
+    /// It sends this control message, and then nothing.
+    Closing(Frame),
+}
+
+/// One side's stream of messages.
+#[derive(Debug)]
+pub struct Stream {
+    outlet: Outlet,
+    depth: u32,
+    /// Number of operations that have not completed. The completions of messages are not told of.
+    outstanding: u32,
+    /// Number of data messages since [`Stream::start`].
+    sent: u64,
+    limit: u64,
+    state: State,
+}
+
+impl Stream {
+    /// Makes an idle stream of messages or operations of `size` bytes, with up to `depth` operations on their way at once.
+    #[must_use]
+    pub fn new(size: u32, depth: u32) -> Self {
+        Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
+    }
+
+    /// Reads or writes there from now on.
+    pub fn aim(&mut self, target: Target) {
+        self.outlet.aim(target);
+    }
+
+    /// Number of data messages since the start.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether the stream is between its start and its end.
+    #[must_use]
+    pub fn is_flowing(&self) -> bool {
+        self.state == State::Flowing
+    }
+
+    /// Starts over with at most `limit` messages. After them, the caller has to end the stream.
+    pub fn start(&mut self, limit: u64) {
+        (self.sent, self.limit, self.state) = (0, limit, State::Flowing);
+    }
+
+    /// Ends the stream with a control message.
+    pub fn end(&mut self, with: Frame) {
+        self.state = State::Closing(with);
+    }
+
+    /// Notes a completion of an operation.
+    pub fn completed(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
+    /// Notes that there is room again.
+    pub const fn unblock(&mut self) {
+        self.outlet.unblock();
+    }
+
+    /// Sends as much as there is room for. The caller calls this after everything that may have made room.
+    pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.outlet.is_blocked() {
+            return;
+        }
+        while self.state == State::Flowing && self.sent < self.limit && self.outstanding < self.depth {
+            if self.outlet.data(cx, conn) != Sent::Yes {
+                return;
+            }
+            self.sent += 1;
+            self.outstanding += u32::from(self.outlet.is_aimed());
+        }
+        if let State::Closing(frame) = self.state {
+            if self.outlet.control(cx, conn, frame) == Sent::Yes {
+                self.outstanding += u32::from(self.outlet.is_aimed());
+                self.state = State::Idle;
+            }
+        }
+    }
+}

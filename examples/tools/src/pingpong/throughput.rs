@@ -1,0 +1,170 @@
+//! The client's side of a throughput measurement. A round is a stream, its end, and the server's word that everything
+//! has arrived. The first round warms up, and the second counts.
+
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
+
+use super::client::Work;
+use super::failure::Failure;
+use super::figures::Measured;
+use super::frame::Frame;
+use super::job::Op;
+use super::plan::{Extent, Plan};
+use super::stream::Stream;
+use super::target::Target;
+
+/// Number of messages between two looks at the clock.
+const CLOCK_EVERY: u64 = 16;
+
+/// Rounds of a stream.
+#[derive(Debug)]
+pub struct Throughput {
+    size: u32,
+    op: Op,
+    bidirectional: bool,
+    extent: Extent,
+    stream: Stream,
+    /// Number of messages of the first round; 0 once it is over.
+    warmup: u64,
+    /// Number of data messages from the server in this round.
+    received: u64,
+    looked_at: u64,
+    started: Instant,
+    elapsed: Duration,
+    /// Number of messages both ways, once the server has answered.
+    counted: Option<u64>,
+}
+
+impl Throughput {
+    /// As planned.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        Self {
+            size: plan.job.size,
+            op: plan.job.op,
+            bidirectional: plan.job.bidirectional,
+            extent: plan.extent,
+            stream: Stream::new(plan.job.size, plan.job.depth),
+            warmup: plan.warmup,
+            received: 0,
+            looked_at: 0,
+            started: Instant::now(),
+            elapsed: Duration::ZERO,
+            counted: None,
+        }
+    }
+
+    /// Ends the round when it is long enough.
+    fn look_at_the_clock(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let sent = self.stream.sent();
+        if !self.stream.is_flowing() {
+            return;
+        }
+        let enough = match (self.warmup, self.extent) {
+            (0, Extent::Messages(count)) => sent >= count,
+            (0, Extent::Time(_)) if sent < self.looked_at + CLOCK_EVERY => false,
+            (0, Extent::Time(time)) => {
+                self.looked_at = sent;
+                self.elapsed = self.started.elapsed();
+                self.elapsed >= time
+            }
+            (warmup, _) => sent >= warmup,
+        };
+        if enough {
+            self.stream.end(Frame::Last(sent));
+            self.stream.pump(cx, conn);
+        }
+    }
+}
+
+impl Work for Throughput {
+    fn begin(&mut self) {
+        let limit = match (self.warmup, self.extent) {
+            (0, Extent::Messages(count)) => count,
+            (0, Extent::Time(_)) => u64::MAX,
+            (warmup, _) => warmup,
+        };
+        (self.received, self.looked_at) = (0, 0);
+        self.started = Instant::now();
+        self.stream.start(limit);
+    }
+
+    fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
+        self.stream.aim(Target::new(cx, conn, self.size, self.op, memory)?);
+        Ok(())
+    }
+
+    fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
+        match Frame::read(message, self.size) {
+            Some(Frame::Data) if self.bidirectional => self.received += 1,
+            Some(Frame::Done(count)) if !self.stream.is_flowing() && self.counted.is_none() => {
+                self.elapsed = self.started.elapsed();
+                let (expected, counted) = match self.bidirectional {
+                    true => (self.received, self.received + self.stream.sent()),
+                    false => (self.stream.sent(), self.stream.sent()),
+                };
+                if count != expected {
+                    return Err(format!("it counted {count} messages where there were {expected}"));
+                }
+                if self.warmup == 0 {
+                    self.counted = Some(counted);
+                } else {
+                    self.warmup = 0;
+                    self.begin();
+                }
+            }
+            _ => return Err(format!("an unexpected message of {} bytes", message.len())),
+        }
+        Ok(())
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.stream.pump(cx, conn);
+        self.look_at_the_clock(cx, conn);
+    }
+
+    fn unblock(&mut self) {
+        self.stream.unblock();
+    }
+
+    fn completed(&mut self, _: SendKind) {
+        self.stream.completed();
+    }
+
+    fn wind_down(&mut self) {
+        // Nothing of a warm-up counts, so its end ends the measurement.
+        if self.warmup > 0 {
+            self.counted = Some(0);
+            self.elapsed = Duration::ZERO;
+        } else if self.stream.is_flowing() {
+            self.stream.end(Frame::Last(self.stream.sent()));
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.counted.is_some()
+    }
+
+    fn done(&self) -> u64 {
+        if self.warmup > 0 { 0 } else { self.stream.sent() }
+    }
+
+    fn progress(&self) -> f64 {
+        self.extent.share(self.done(), self.elapsed)
+    }
+
+    fn so_far(&self) -> Measured {
+        if self.warmup > 0 {
+            return Measured::none();
+        }
+        let (sent, elapsed) = (self.stream.sent(), self.started.elapsed());
+        Measured { iterations: sent, messages: sent + self.received, elapsed, latency: None }
+    }
+
+    fn measured(&self) -> Measured {
+        let messages = self.counted.unwrap_or(0);
+        let iterations = if messages > 0 { self.stream.sent() } else { 0 };
+        Measured { iterations, messages, elapsed: self.elapsed, latency: None }
+    }
+}

@@ -1,0 +1,111 @@
+//! A file that is read or written once from its beginning, with a hash of the bytes so far.
+//!
+//! The hash is BLAKE3. It notices things that the checksums on the way do not: another file, a disk that errs, a bug in
+//! this program. At several bytes a nanosecond on one processor it does not slow down a copy.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use super::wire::Hash;
+
+/// Bytes hashed in one turn of the reactor. Other connections wait for a few milliseconds only.
+const SLICE: u64 = 8 << 20;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Hashed {
+    file: File,
+    hasher: blake3::Hasher,
+    at: u64,
+}
+
+impl Hashed {
+    /// Wraps a file that is at its beginning.
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self { file, hasher: blake3::Hasher::new(), at: 0 }
+    }
+
+    /// What the system knows of the file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Position in the file, bytes.
+    #[must_use]
+    pub const fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The hash of everything up to the position.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        self.hasher.finalize().into()
+    }
+
+    /// Reads the next `len` bytes.
+    ///
+    /// # Errors
+    /// The system's error; `UnexpectedEof` if there are fewer.
+    pub fn read(&mut self, len: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(len as usize);
+        (&self.file).take(len).read_to_end(&mut bytes)?;
+        if (bytes.len() as u64) < len {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter meanwhile"));
+        }
+        self.pass(&bytes);
+        Ok(bytes)
+    }
+
+    /// Writes `bytes` at the position, which is the end of the file.
+    ///
+    /// # Errors
+    /// The system's error. Nothing was written then, and the caller may try again.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(bytes) {
+            self.file.set_len(self.at)?;
+            self.file.seek(SeekFrom::Start(self.at))?;
+            return Err(error);
+        }
+        self.pass(bytes);
+        Ok(())
+    }
+
+    /// Hashes some more bytes of the file, up to `end`; returns whether `end` is reached.
+    ///
+    /// # Errors
+    /// As [`Hashed::read`].
+    pub fn skim(&mut self, end: u64) -> io::Result<bool> {
+        let len = (end - self.at).min(SLICE);
+        self.read(len)?;
+        Ok(self.at == end)
+    }
+
+    /// Goes back to the beginning.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn rewind(&mut self) -> io::Result<()> {
+        self.file.rewind()?;
+        self.hasher.reset();
+        self.at = 0;
+        Ok(())
+    }
+
+    /// Empties the file, and begins anew.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.rewind()
+    }
+
+    fn pass(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+        self.at += bytes.len() as u64;
+    }
+}

@@ -1,0 +1,70 @@
+//! Names of files: those that a peer may say, and how they are printed.
+
+use super::parts::PART;
+use crate::pingpong::failure::Failure;
+use crate::text::{self, is_hidden};
+
+/// Longest name of a copy with its directories, bytes.
+const LONGEST: usize = 1024;
+/// Longest name of one file or directory, bytes: that of Linux.
+const LONGEST_PART: usize = 255;
+
+/// Escapes what is hidden in a name. One that begins with `-` gets `./`, so that it is no option of a program that it is pasted
+/// behind.
+#[must_use]
+pub fn shown(name: &str) -> String {
+    let name = text::shown(name);
+    if name.starts_with('-') { format!("./{name}") } else { name }
+}
+
+/// Checks that a peer's name is that of a file below one directory, and of no partial copy.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(name: &str) -> Result<(), Failure> {
+    if name.len() > LONGEST {
+        return Err(Failure::new(format!("a name of {} bytes: say at most {LONGEST}", name.len())));
+    }
+    if let Some(hidden) = name.chars().find(|&c| is_hidden(c)) {
+        let code = hidden.escape_unicode();
+        return Err(Failure::new(format!("{name:?} is no name of a file: it has the hidden character {code}")));
+    }
+    for part in name.split('/') {
+        if part.trim().is_empty() || matches!(part, "." | "..") || part.contains('\\') {
+            return Err(Failure::new(format!("{name:?} is no name of a file: say one below the server's directory")));
+        }
+        if part.ends_with(PART) {
+            return Err(Failure::new(format!("{name:?} ends as the name of a partial copy: choose another")));
+        }
+        if part.len() + PART.len() > LONGEST_PART {
+            let most = LONGEST_PART - PART.len();
+            return Err(Failure::new(format!("a name of {} bytes: say at most {most}", part.len())));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_that_of_a_file_below_the_directory() {
+        for name in ["a", "a b", "..a", "a.tar.gz", "ä", ".hidden", "-", "-rf", "a/b", "a/-b/...", "\u{200d}x"] {
+            assert!(check(name).is_ok(), "{name:?}");
+        }
+        let (long, longer) = ("x".repeat(247), "x/".repeat(512) + "x");
+        let bad =
+            ["", ".", "..", "/", "/etc/passwd", "../a", "a/", "./a", "a/..", "a/../b", "a//b", "a\\b", " ", "\u{a0}"];
+        let hidden =
+            ["a\0b", "a\nb", "a\u{1b}[2J", "a\u{85}", "a\u{202e}gpj.exe", "\u{2066}a", "a\u{200f}", "\u{feff}a"];
+        for name in bad.into_iter().chain(hidden).chain(["x.rcp-part", "x.rcp-part/a", &long, &longer]) {
+            assert!(check(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_shown_is_no_option() {
+        assert_eq!((shown("-rf"), shown("a-\u{7}")), ("./-rf".to_owned(), "a-\\u{7}".to_owned()));
+    }
+}

@@ -1,0 +1,223 @@
+//! Partial copies that nobody is copying now. They are kept so that a copy can go on later, and there is an end to that:
+//! those that are old go, the oldest when there are many, and all when the disk is full.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::PIECE;
+
+/// The ending of the name of a file that is not whole.
+pub const PART: &str = ".rcp-part";
+
+/// Largest number of partial copies that are kept.
+const MOST: usize = 100;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Parts {
+    directory: PathBuf,
+    keep: Duration,
+    /// Names of copies, and when they were cut off; the oldest first.
+    idle: VecDeque<(SystemTime, String)>,
+}
+
+impl Parts {
+    /// Finds the partial copies below a directory, and removes those that are older than `keep`.
+    #[must_use]
+    pub fn find(directory: &Path, keep: Duration) -> Self {
+        let mut found = Vec::new();
+        let mut folders = vec![directory.to_owned()];
+        while let Some(folder) = folders.pop() {
+            // What cannot be read is not this program's.
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                // This does not follow links.
+                let Ok(metadata) = entry.metadata() else { continue };
+                let path = entry.path();
+                if metadata.is_dir() {
+                    folders.push(path);
+                } else if let (true, Some(name), Ok(since)) =
+                    (metadata.is_file(), name_of_part(directory, &path), metadata.modified())
+                {
+                    found.push((since, name));
+                }
+            }
+        }
+        found.sort();
+        let mut parts = Self { directory: directory.to_owned(), keep, idle: found.into() };
+        parts.tidy();
+        parts
+    }
+
+    /// The file of a partial copy.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}{PART}"))
+    }
+
+    /// Somebody goes on with a copy.
+    pub fn take(&mut self, name: &str) {
+        self.idle.retain(|(_, other)| other != name);
+    }
+
+    /// Nobody goes on with a copy now. A part of less than one piece is not worth keeping; returns whether it is kept.
+    #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
+    pub fn leave(&mut self, name: &str) -> bool {
+        let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
+        if len < PIECE.into() {
+            self.remove(name);
+            return false;
+        }
+        self.idle.push_back((SystemTime::now(), name.to_owned()));
+        self.tidy();
+        self.idle.iter().any(|(_, other)| other == name)
+    }
+
+    /// Removes what is old, and what is too much.
+    #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
+    pub fn tidy(&mut self) {
+        let (now, keep) = (SystemTime::now(), self.keep);
+        let is_old = |since: SystemTime| now.duration_since(since).is_ok_and(|age| age >= keep);
+        while self.idle.len() > MOST || self.idle.front().is_some_and(|&(since, _)| is_old(since)) {
+            self.remove_oldest();
+        }
+    }
+
+    /// Removes a partial copy.
+    pub fn remove(&self, name: &str) {
+        if let Err(error) = fs::remove_file(self.path(name)) {
+            log::debug!("{name:?}: {error}");
+        }
+    }
+
+    /// Removes the oldest; `false` if there is none.
+    fn remove_oldest(&mut self) -> bool {
+        let Some((_, name)) = self.idle.pop_front() else { return false };
+        log::info!("the partial copy of {name:?} is removed");
+        self.remove(&name);
+        true
+    }
+
+    /// Does something that needs room on the disk. If there is none, the oldest partial copy gives way.
+    ///
+    /// # Errors
+    /// The error of the last try.
+    pub fn making_room<T>(&mut self, mut wanted: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match wanted() {
+                Err(error) if is_full(&error) && self.remove_oldest() => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Whether the disk is full.
+#[must_use]
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// The name of the copy, if this is the file of a partial one.
+fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
+    let name = path.strip_prefix(directory).ok()?.to_str()?;
+    name.strip_suffix(PART).filter(|name| super::name::check(name).is_ok()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that goes with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rcp-parts-{test}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(path.join("sub")).unwrap();
+            Self(path)
+        }
+
+        /// Makes a part of this age in days, one piece long.
+        fn part(&self, name: &str, days: u64) {
+            let file = fs::File::create(self.0.join(format!("{name}{PART}"))).unwrap();
+            file.set_len(PIECE.into()).unwrap();
+            file.set_modified(SystemTime::now() - DAY * days as u32).unwrap();
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.0.join(format!("{name}{PART}")).exists()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    #[test]
+    fn what_is_old_goes_and_nothing_else() {
+        let folder = Folder::new("old");
+        folder.part("old", 8);
+        folder.part("sub/old", 9);
+        folder.part("new", 6);
+        let others = ["file", "sub/file", "-rcp-part", "old.rcp-part.txt"];
+        others.iter().for_each(|name| fs::write(folder.0.join(name), "kept").unwrap());
+        fs::create_dir(folder.0.join("folder.rcp-part")).unwrap();
+        std::os::unix::fs::symlink("/etc", folder.0.join("link")).unwrap();
+        std::os::unix::fs::symlink("file", folder.0.join("link.rcp-part")).unwrap();
+        let parts = Parts::find(&folder.0, DAY * 7);
+        assert_eq!(
+            ["old", "sub/old", "new", "folder", "link"].map(|name| folder.has(name)),
+            [false, false, true, true, true]
+        );
+        assert!(others.iter().all(|name| folder.0.join(name).exists()));
+        assert_eq!(parts.idle.len(), 1);
+        drop(Parts::find(&folder.0, Duration::ZERO));
+        assert!(!folder.has("new"));
+    }
+
+    #[test]
+    fn no_more_are_kept_than_the_limit_and_none_that_is_short() {
+        let folder = Folder::new("many");
+        let mut parts = Parts::find(&folder.0, DAY);
+        for nth in 0..300 {
+            let name = format!("{nth}");
+            fs::write(parts.path(&name), "short").unwrap();
+            assert!(!parts.leave(&name) && !folder.has(&name), "five bytes");
+        }
+        for nth in 0..=MOST {
+            folder.part(&format!("{nth}"), 0);
+            assert!(parts.leave(&format!("{nth}")));
+        }
+        assert!(!folder.has("0") && folder.has("1") && parts.idle.len() == MOST);
+        // One that goes on is nobody's to remove.
+        parts.take("1");
+        while parts.remove_oldest() {}
+        assert!(folder.has("1") && !folder.has("2"));
+    }
+
+    #[test]
+    fn the_oldest_gives_way_when_the_disk_is_full() {
+        let folder = Folder::new("full");
+        (0..4).for_each(|nth| folder.part(&format!("{nth}"), 4 - nth));
+        let mut parts = Parts::find(&folder.0, DAY * 7);
+        let full = || io::Error::from(ErrorKind::StorageFull);
+        let mut tries = 0;
+        let mut third = || {
+            tries += 1;
+            if tries < 3 { Err(full()) } else { Ok(tries) }
+        };
+        assert_eq!(parts.making_room(&mut third).unwrap(), 3);
+        assert_eq!(["0", "1", "2", "3"].map(|name| folder.has(name)), [false, false, true, true]);
+        let other = parts.making_room(|| Err::<(), _>(ErrorKind::PermissionDenied.into())).unwrap_err();
+        assert!(!is_full(&other) && folder.has("2"));
+        assert!(is_full(&parts.making_room(|| Err::<(), _>(full())).unwrap_err()) && !folder.has("3"));
+    }
+}

@@ -1,0 +1,426 @@
+//! The end that gets the files.
+//!
+//! The received part of `NAME` is in `NAME.rcp-part` until the file is whole. So a copy can go on later, and nobody
+//! takes the part for the file. A name always means a file below the one directory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::{
+    Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, SendErrorKind, TimerId,
+};
+
+use super::hashed::Hashed;
+use super::name;
+use super::parts::{Parts, is_full};
+use super::wire::{Hash, Say};
+use super::{PIECE, WINDOW};
+use crate::pingpong::failure::Failure;
+use crate::pingpong::interrupt::Interrupt;
+use crate::pingpong::output::Output;
+
+/// A disk that a sender hashes a file from is at least so fast, bytes per second.
+const SLOW_DISK: u64 = 16 << 20;
+/// Time between two looks at the senders, and between two looks at the age of partial copies.
+const LOOK: Duration = Duration::from_secs(1);
+const TIDY: Duration = Duration::from_secs(3600);
+
+/// The tokens of timers.
+const TO_HASH: u64 = 0;
+const TO_LOOK: u64 = 1;
+const TO_TIDY: u64 = 2;
+
+/// What the server does and does not.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory that the files are put into.
+    pub directory: PathBuf,
+    /// Peers may replace files.
+    pub overwrite: bool,
+    /// Longest time in which a sender does not get on.
+    pub patience: Duration,
+    /// Time for which the part of a copy that was cut off is kept.
+    pub keep_parts: Duration,
+}
+
+/// The next step on a connection.
+#[derive(Debug)]
+enum Step {
+    /// The part that is there from before is being hashed, up to this length.
+    Hashing(u64),
+    /// The peer is to say from where it goes on.
+    Answered,
+    /// Pieces are to come, and the end behind them.
+    Receiving,
+    /// The file is there already, and the peer is to say the hash of its own.
+    Exists,
+    /// The file that is there is being hashed, to be compared with this.
+    Comparing(Hash),
+}
+
+/// A file that is being received, or compared with one that is there.
+#[derive(Debug)]
+struct Incoming {
+    name: String,
+    len: u64,
+    file: Hashed,
+    step: Step,
+    /// The position when the sender's time began anew.
+    counted: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Sender {
+    /// The end of its time, `None` while this side has something to do.
+    until: Option<Instant>,
+    incoming: Option<Incoming>,
+}
+
+#[derive(Debug)]
+struct Server {
+    options: Options,
+    parts: Parts,
+    senders: BTreeMap<ConnectionId, Sender>,
+    /// The timer of the next look at them.
+    looking: Option<TimerId>,
+    /// Connections with something to hash; each gets a slice in turn.
+    hashing: VecDeque<ConnectionId>,
+}
+
+impl Server {
+    fn path(&self, name: &str) -> PathBuf {
+        self.options.directory.join(name)
+    }
+
+    /// Begins the time of a sender anew, which has `len` bytes to hash.
+    fn renew(&mut self, cx: &Context<'_>, conn: ConnectionId, len: u64) {
+        if let Some(sender) = self.senders.get_mut(&conn) {
+            sender.until = cx.now().checked_add(self.options.patience + Duration::from_secs(len / SLOW_DISK));
+        }
+    }
+
+    /// Handles a message of the peer.
+    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+        let Some(sender) = self.senders.get_mut(&conn) else { return Ok(()) };
+        let Some(incoming) = &mut sender.incoming else {
+            return match Say::decode(message) {
+                Some(Say::Offer { len, name }) => self.begin(cx, conn, len, name),
+                Some(Say::Folder(name)) => self.folder(cx, conn, name),
+                _ => Err(Failure::new("the peer is not an rcp of this version")),
+            };
+        };
+        let left = incoming.len - incoming.file.at();
+        match (&incoming.step, Say::decode(message)) {
+            (Step::Answered, Some(Say::From(at))) if at == 0 || at == incoming.file.at() => {
+                if at < incoming.file.at() {
+                    incoming.file.clear().map_err(|error| failed("writing", &incoming.name, &error))?;
+                }
+                incoming.step = Step::Receiving;
+                incoming.counted = at;
+                self.renew(cx, conn, 0);
+                Ok(())
+            }
+            (Step::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
+                let written = self.parts.making_room(|| incoming.file.write(message));
+                if written.as_ref().is_err_and(is_full) {
+                    // What is kept of this one would leave no room for anybody.
+                    self.parts.remove(&incoming.name);
+                }
+                written.map_err(|error| failed("writing", &incoming.name, &error))?;
+                let (at, left) = (incoming.file.at(), left - message.len() as u64);
+                if left == 0 || at - incoming.counted >= PIECE.into() {
+                    incoming.counted = at;
+                    self.renew(cx, conn, 0);
+                }
+                Ok(())
+            }
+            (Step::Receiving, Some(Say::End(hash))) if left == 0 => self.finish(cx, conn, hash),
+            (Step::Exists, Some(Say::End(hash))) => {
+                incoming.step = Step::Comparing(hash);
+                self.queue_to_hash(cx, conn);
+                Ok(())
+            }
+            _ => Err(Failure::new("the peer said something out of place")),
+        }
+    }
+
+    /// Answers the offer of a file with the part that is here, maybe after some hashing.
+    fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, len: u64, name: &str) -> Result<(), Failure> {
+        name::check(name)?;
+        if self.senders.values().filter_map(|sender| sender.incoming.as_ref()).any(|other| other.name == name) {
+            return Err(Failure::new(format!("{name:?} is being copied by another peer: choose another name")));
+        }
+        self.check_folders(name)?;
+        let exists = match fs::symlink_metadata(self.path(name)) {
+            Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory there"))),
+            Ok(_) if self.options.overwrite => false,
+            // It may be the same file.
+            Ok(found) if found.is_file() && found.len() == len => true,
+            Ok(_) => return Err(taken(name)),
+            Err(_) => false,
+        };
+        let (file, step) = match exists {
+            true => (Hashed::new(File::open(self.path(name)).map_err(|_| taken(name))?), Step::Exists),
+            false => self.open_part(name, len)?,
+        };
+        if let Some(sender) = self.senders.get_mut(&conn) {
+            sender.incoming = Some(Incoming { name: name.to_owned(), len, file, step, counted: 0 });
+        }
+        if exists {
+            self.renew(cx, conn, len);
+            say(cx, conn, Say::Exists);
+        } else {
+            self.queue_to_hash(cx, conn);
+        }
+        Ok(())
+    }
+
+    /// Opens the partial copy of a file, or makes one.
+    fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, Step), Failure> {
+        let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
+        // This program does not write to anything else of that name, such as a link to elsewhere.
+        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(Failure::new(format!("{name:?}: what should be its partial copy is no file")));
+        }
+        self.make_folders(name)?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = self.parts.making_room(|| options.open(&path)).map_err(broken)?;
+        self.parts.take(name);
+        let mut have = file.metadata().map_err(broken)?.len();
+        let mut part = Hashed::new(file);
+        if have > len {
+            part.clear().map_err(broken)?;
+            have = 0;
+        }
+        Ok((part, Step::Hashing(have)))
+    }
+
+    /// Makes a directory that the peer wants.
+    fn folder(&mut self, cx: &mut Context<'_>, conn: ConnectionId, name: &str) -> Result<(), Failure> {
+        name::check(name)?;
+        self.make_folders(&format!("{name}/."))?;
+        self.renew(cx, conn, 0);
+        say(cx, conn, Say::Done);
+        Ok(())
+    }
+
+    /// Checks that nothing but directories of this side leads to a file. A link could lead to elsewhere.
+    fn check_folders(&self, name: &str) -> Result<(), Failure> {
+        for (at, _) in name.match_indices('/') {
+            let folder = &name[..at];
+            match fs::symlink_metadata(self.path(folder)) {
+                Ok(found) if !found.is_dir() => {
+                    return Err(Failure::new(format!("{folder:?} is no directory there: choose another name")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the directories that lead to a file.
+    fn make_folders(&mut self, name: &str) -> Result<(), Failure> {
+        self.check_folders(name)?;
+        for (at, _) in name.match_indices('/') {
+            let path = self.path(&name[..at]);
+            let made = self.parts.making_room(|| fs::create_dir(&path));
+            match made {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return Err(failed("creating", &name[..at], &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_to_hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // This side is the one that takes time now.
+        self.senders.entry(conn).and_modify(|sender| sender.until = None);
+        if self.hashing.is_empty() {
+            cx.set_timer(Duration::ZERO, TO_HASH);
+        }
+        self.hashing.push_back(conn);
+    }
+
+    /// Hashes a slice, and goes on after the last one; returns whether it was the last.
+    fn hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<bool, Failure> {
+        let Some(incoming) = self.senders.get_mut(&conn).and_then(|sender| sender.incoming.as_mut()) else {
+            return Ok(true);
+        };
+        let len = match incoming.step {
+            Step::Hashing(len) => len,
+            Step::Comparing(_) => incoming.len,
+            _ => return Ok(true),
+        };
+        let broken = |error: io::Error| failed("reading what is there of", &incoming.name, &error);
+        if !incoming.file.skim(len).map_err(broken)? {
+            return Ok(false);
+        }
+        let hash = incoming.file.hash();
+        match incoming.step {
+            Step::Comparing(other) if other != hash => return Err(taken(&incoming.name)),
+            Step::Comparing(_) => self.done(cx, conn),
+            _ => {
+                incoming.step = Step::Answered;
+                self.renew(cx, conn, len);
+                say(cx, conn, Say::Have { len, hash });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts a file that has arrived in full into its place, if its hash is that of the sender.
+    fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId, hash: Hash) -> Result<(), Failure> {
+        let Some(incoming) = self.senders.get(&conn).and_then(|sender| sender.incoming.as_ref()) else {
+            return Ok(());
+        };
+        let (name, path) = (&incoming.name, self.path(&incoming.name));
+        if incoming.file.hash() != hash {
+            self.parts.remove(name);
+            return Err(Failure::new(format!("{name:?} arrived with another hash than it was sent with: try again")));
+        }
+        // The names may have been given to something else meanwhile.
+        self.check_folders(name)?;
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() || !self.options.overwrite => return Err(taken(name)),
+            _ => {}
+        }
+        fs::rename(self.parts.path(name), &path).map_err(|error| failed("creating", name, &error))?;
+        Output::stdout().line(format!("{}: {} bytes", name::shown(name), incoming.len));
+        self.done(cx, conn);
+        Ok(())
+    }
+
+    /// Tells the peer that the copy is in its place.
+    fn done(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.senders.entry(conn).and_modify(|sender| sender.incoming = None);
+        self.renew(cx, conn, 0);
+        say(cx, conn, Say::Done);
+    }
+
+    /// Ends a copy that is not complete. Returns it, and whether what is there of it is kept.
+    fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
+        let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
+        let is_part = !matches!(incoming.step, Step::Exists | Step::Comparing(_));
+        let kept = is_part && self.parts.leave(&incoming.name);
+        Some((incoming, kept))
+    }
+
+    fn refuse(&mut self, cx: &mut Context<'_>, conn: ConnectionId, failure: &Failure) {
+        eprintln!("rcp: {conn}: {failure}");
+        self.cut_off(conn);
+        say(cx, conn, Say::Refuse(&failure.to_string()));
+        // The answer is sent before the connection closes.
+        cx.close(conn);
+        self.senders.remove(&conn);
+    }
+
+    fn check<T: Default>(&mut self, cx: &mut Context<'_>, conn: ConnectionId, result: Result<T, Failure>) -> T {
+        result.unwrap_or_else(|failure| {
+            self.refuse(cx, conn, &failure);
+            T::default()
+        })
+    }
+
+    /// Ends the connections of senders whose time is over.
+    fn look(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        let is_late = |sender: &Sender| sender.until.is_some_and(|until| until <= now);
+        let late: Vec<_> = self.senders.iter().filter(|(_, sender)| is_late(sender)).map(|(&conn, _)| conn).collect();
+        for conn in late {
+            let failure =
+                format!("no progress for {} s: --patience of the server", self.options.patience.as_secs_f64());
+            self.refuse(cx, conn, &Failure::new(failure));
+        }
+        self.looking = (!self.senders.is_empty()).then(|| cx.set_timer(LOOK, TO_LOOK));
+    }
+}
+
+fn failed(doing: &str, name: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("{doing} {name:?}: {error}"))
+}
+
+fn taken(name: &str) -> Failure {
+    Failure::new(format!("{name:?} exists there: choose another name, or rcp server --overwrite"))
+}
+
+/// Answers the peer. A peer that takes no answers gets none.
+fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) {
+    match cx.send(conn, &what.encode()) {
+        Ok(_) | Err(SendErrorKind::Closed) => {}
+        Err(_) => cx.close(conn),
+    }
+}
+
+impl Handler for Server {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.looking.get_or_insert_with(|| cx.set_timer(LOOK, TO_LOOK));
+        self.senders.insert(conn, Sender { until: None, incoming: None });
+        self.renew(cx, conn, 0);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let heard = self.heard(cx, conn, &message);
+        self.check(cx, conn, heard);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+        match token {
+            TO_LOOK => return self.look(cx),
+            TO_TIDY => {
+                self.parts.tidy();
+                cx.set_timer(TIDY, TO_TIDY);
+                return;
+            }
+            _ => {}
+        }
+        if let Some(conn) = self.hashing.pop_front() {
+            let hashed = self.hash(cx, conn).map(|done| !done);
+            if self.check(cx, conn, hashed) {
+                self.hashing.push_back(conn);
+            }
+        }
+        if !self.hashing.is_empty() {
+            cx.set_timer(Duration::ZERO, TO_HASH);
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if let Some((Incoming { name, len, file, .. }, kept)) = self.cut_off(conn) {
+            let at = file.at();
+            let kept = if kept { format!("{at} of {len} bytes are kept") } else { "nothing of it is kept".to_owned() };
+            eprintln!("rcp: {conn}: {name:?} is not complete: {reason}; {kept}");
+        }
+        self.senders.remove(&conn);
+    }
+}
+
+/// Puts files that peers send into a directory, until the program is asked to end.
+///
+/// # Errors
+/// There is no such directory, the address cannot be had, or the reactor fails.
+pub fn run(options: Options, address: SocketAddr, config: Config) -> Result<(), Failure> {
+    let directory = &options.directory;
+    if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
+        return Err(Failure::new(format!("{} is no directory: make it, or name another", directory.display())));
+    }
+    let config = config
+        .large_messages(|l| l.max_message = PIECE.into())
+        .large_messages(|l| l.memory = WINDOW * 4 * PIECE as usize);
+    let mut reactor = Reactor::new(config)?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    let listener = reactor.context().listen(address)?;
+    let address = reactor.context().local_address(listener).unwrap_or(address);
+    let parts = Parts::find(directory, options.keep_parts);
+    reactor.context().set_timer(TIDY, TO_TIDY);
+    Output::stdout().line(format!("listening on {address}"));
+    let mut server = Server { options, parts, senders: BTreeMap::new(), looking: None, hashing: VecDeque::new() };
+    Ok(reactor.run(&mut server)?)
+}

@@ -1,0 +1,352 @@
+//! The end that has the files.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rdma_reactor::{
+    Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, Region,
+    RegionOptions, SendErrorKind, SendId, TimerId,
+};
+
+use super::hashed::Hashed;
+use super::name::shown;
+use super::tree::Item;
+use super::wire::{Hash, Say};
+use super::{PIECE, WINDOW};
+use crate::pingpong::failure::Failure;
+use crate::pingpong::interrupt::Interrupt;
+use crate::pingpong::output::Output;
+use crate::text;
+
+/// The result of copying one file, or several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Number of files.
+    pub files: usize,
+    /// Their bytes.
+    pub len: u64,
+    /// Number of those bytes that the peer had from before.
+    pub resumed: u64,
+    /// Time that it took.
+    pub time: Duration,
+    /// Files that were not copied, or changed meanwhile, and why.
+    pub problems: Vec<String>,
+}
+
+impl Copied {
+    /// The figures of a line: bytes, time and rate.
+    #[must_use]
+    pub fn figures(&self) -> String {
+        let resumed = match self.resumed {
+            0 => String::new(),
+            resumed => format!(", {resumed} of them from before"),
+        };
+        let seconds = self.time.as_secs_f64();
+        let rate = (self.len - self.resumed) as f64 / f64::from(1 << 20) / seconds.max(1e-9);
+        format!("{} bytes{resumed}, {seconds:.3} s, {rate:.1} MiB/s", self.len)
+    }
+}
+
+/// The next step.
+#[derive(Debug)]
+enum Step {
+    /// The peer is to say how much of the file it has, or that the directory is there.
+    Asked,
+    /// The beginning of the file is being compared with the part that the peer has.
+    Comparing { len: u64, hash: Hash },
+    /// The peer has a file of that name, and the hash of this one is being made for it.
+    Hashing,
+    /// Pieces are being sent, and the end behind them.
+    Sending,
+    /// The peer is to report the result.
+    Told,
+}
+
+/// The file that is being copied.
+#[derive(Debug)]
+struct Current {
+    item: Item,
+    file: Hashed,
+    len: u64,
+    /// When it was last changed.
+    modified: Option<SystemTime>,
+    resumed: u64,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Sender {
+    items: VecDeque<Item>,
+    step: Step,
+    /// `None` if it is a directory.
+    current: Option<Current>,
+    conn: Option<ConnectionId>,
+    /// Pieces that the peer is fetching, and their lengths.
+    flying: Vec<(SendId, u64)>,
+    /// A piece for which there was no room.
+    waiting: Option<Region>,
+    bar: ProgressBar,
+    copied: Copied,
+    result: Option<Result<(), Failure>>,
+}
+
+fn unreadable(item: &Item, error: &dyn std::fmt::Display) -> String {
+    format!("{}: {error}", shown(&item.path.to_string_lossy()))
+}
+
+impl Sender {
+    /// Begins with the next file or directory, or ends.
+    #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
+    fn next(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        self.step = Step::Asked;
+        while let Some(item) = self.items.pop_front() {
+            let name = item.name.clone();
+            if item.len.is_none() {
+                self.current = None;
+                return say(cx, conn, Say::Folder(&name));
+            }
+            let opened = File::open(&item.path).and_then(|file| Ok((file.metadata()?, file)));
+            match opened {
+                Ok((metadata, file)) => {
+                    let (len, modified) = (metadata.len(), metadata.modified().ok());
+                    let file = Hashed::new(file);
+                    let since = Instant::now();
+                    self.current = Some(Current { item, file, len, modified, resumed: 0, since });
+                    return say(cx, conn, Say::Offer { len, name: &name });
+                }
+                Err(error) => self.copied.problems.push(unreadable(&item, &error)),
+            }
+        }
+        self.end(cx, Ok(()));
+        Ok(())
+    }
+
+    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+        match (Say::decode(message), &self.step, &self.current) {
+            (Some(Say::Have { len, hash }), Step::Asked, Some(current)) => {
+                // A part that is longer than this file is not its beginning.
+                let len = if len > current.len { 0 } else { len };
+                self.step = Step::Comparing { len, hash };
+                cx.set_timer(Duration::ZERO, 0);
+                Ok(())
+            }
+            (Some(Say::Exists), Step::Asked, Some(_)) => {
+                self.step = Step::Hashing;
+                cx.set_timer(Duration::ZERO, 0);
+                Ok(())
+            }
+            (Some(Say::Done), Step::Asked, None) => self.next(cx, conn),
+            (Some(Say::Done), Step::Told, Some(_)) => {
+                self.done();
+                self.next(cx, conn)
+            }
+            // The text comes from a peer, so it must not command this terminal.
+            (Some(Say::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
+            _ => Err(Failure::new("the peer is not an rcp server of this version")),
+        }
+    }
+
+    /// Notes that a file is copied, and whether it is still the one that was offered.
+    fn done(&mut self) {
+        let Some(Current { item, file, len, modified, resumed, since }) = self.current.take() else { return };
+        let one = Copied { files: 1, len, resumed, time: since.elapsed(), problems: Vec::new() };
+        self.bar.suspend(|| Output::stdout().line(format!("{}: {}", shown(&item.name), one.figures())));
+        self.copied.files += 1;
+        self.copied.len += len;
+        self.copied.resumed += resumed;
+        let changed = match file.metadata() {
+            Ok(now) if now.len() > len => Some(format!("it grew while it was copied: the copy has {len} bytes of it")),
+            Ok(now) if now.modified().ok() != modified => Some("it changed while it was copied".to_owned()),
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        self.copied.problems.extend(changed.map(|changed| unreadable(&item, &changed)));
+    }
+
+    /// Hashes a slice of the file that the peer has a part of, or all of. Goes on after the last one.
+    fn compare(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let len = match self.step {
+            Step::Comparing { len, .. } => len,
+            Step::Hashing => current.len,
+            _ => return Ok(()),
+        };
+        if !current.file.skim(len).map_err(|error| Failure::new(unreadable(&current.item, &error)))? {
+            cx.set_timer(Duration::ZERO, 0);
+            return Ok(());
+        }
+        let own = current.file.hash();
+        let Step::Comparing { hash, .. } = self.step else {
+            current.resumed = len;
+            self.bar.inc(len);
+            self.step = Step::Told;
+            return say(cx, conn, Say::End(own));
+        };
+        if len > 0 && own != hash {
+            let name = shown(&current.item.name);
+            self.bar.suspend(|| eprintln!("rcp: what the peer had of {name} is damaged or of another file: anew"));
+            current.file.rewind().map_err(Failure::new)?;
+        }
+        current.resumed = current.file.at();
+        self.bar.inc(current.resumed);
+        self.bar.reset_eta();
+        say(cx, conn, Say::From(current.resumed))?;
+        self.step = Step::Sending;
+        self.pump(cx, conn)
+    }
+
+    /// Sends as many pieces as there is room for.
+    fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let Step::Sending = self.step else { return Ok(()) };
+        while self.flying.len() < WINDOW {
+            let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
+            match cx.send_region(conn, &piece, 0..piece.len()) {
+                // The region is dropped here; its memory is freed when the peer has fetched it.
+                Ok(send) => self.flying.push((send, piece.len() as u64)),
+                Err(SendErrorKind::WouldBlock(_)) => {
+                    self.waiting = Some(piece);
+                    break;
+                }
+                Err(error) => return Err(Failure::new(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the next piece into memory that the peer may read; `None` at the end of the file.
+    fn next_piece(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Region>, Failure> {
+        if let Some(piece) = self.waiting.take() {
+            return Ok(Some(piece));
+        }
+        let Some(Current { item, file, len, .. }) = &mut self.current else { return Ok(None) };
+        let most = cx.max_message(conn).unwrap_or(0).clamp(1, PIECE.into());
+        let len = (*len - file.at()).min(most);
+        if len == 0 {
+            return Ok(None);
+        }
+        let bytes = file.read(len).map_err(|error| Failure::new(unreadable(item, &error)))?;
+        // Registering takes the bytes as they are, so nothing copies them between the file and the wire.
+        // The peer fetches a part from the region, or a sealed copy of it, which needs no right.
+        let secured = cx.identity(conn).is_some();
+        let access = if secured { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
+        Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
+    }
+
+    /// Sends the hash of the whole file behind the last piece.
+    fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
+        let Some(current) = &self.current else { return Ok(()) };
+        match cx.send(conn, &Say::End(current.file.hash()).encode()) {
+            Ok(_) => self.step = Step::Told,
+            Err(SendErrorKind::WouldBlock(_)) => {}
+            Err(error) => return Err(Failure::new(error)),
+        }
+        Ok(())
+    }
+
+    /// Notes the result; the first one counts.
+    fn end(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
+        self.result.get_or_insert(result);
+        match self.conn {
+            Some(conn) => cx.close(conn),
+            None => cx.stop(),
+        }
+    }
+
+    fn check(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
+        if let Err(failure) = result {
+            self.end(cx, Err(failure));
+        }
+    }
+}
+
+fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) -> Result<(), Failure> {
+    cx.send(conn, &what.encode()).map(drop).map_err(Failure::new)
+}
+
+impl Handler for Sender {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        let offered = self.next(cx, conn);
+        self.check(cx, offered);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let heard = self.heard(cx, conn, &message);
+        self.check(cx, heard);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some(conn) = self.conn {
+            let compared = self.compare(cx, conn);
+            self.check(cx, compared);
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        let Some(at) = self.flying.iter().position(|&(piece, _)| piece == send) else { return };
+        let (_, len) = self.flying.swap_remove(at);
+        if outcome.is_sent() {
+            self.bar.inc(len);
+            let pumped = self.pump(cx, conn);
+            self.check(cx, pumped);
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let pumped = self.pump(cx, conn);
+        self.check(cx, pumped);
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.conn = None;
+        self.end(
+            cx,
+            Err(Failure::new(format!("the connection has ended: {reason}; say it again to go on from there"))),
+        );
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.end(cx, Err(Failure::new(format!("no connection: {error}; is `rcp server` there?"))));
+    }
+}
+
+fn progress_bar(len: u64) -> ProgressBar {
+    // The bar is drawn on standard error, and only if that is a terminal.
+    let bar = ProgressBar::new(len);
+    let style = "{bar:40} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4}";
+    match ProgressStyle::with_template(style) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// Copies files and directories to a peer; `None` if the user interrupted it.
+///
+/// # Errors
+/// The peer refuses one, or the connection ends too early.
+#[allow(clippy::disallowed_methods, reason = "a program, not the library")]
+pub fn run(items: Vec<Item>, peer: SocketAddr, config: Config) -> Result<Option<Copied>, Failure> {
+    let mut reactor = Reactor::new(config)?;
+    Interrupt::on_signals()?.stops(reactor.handle());
+    reactor.context().connect(peer)?;
+    let bar = progress_bar(items.iter().filter_map(|item| item.len).sum());
+    let mut sender = Sender {
+        items: items.into(),
+        step: Step::Asked,
+        current: None,
+        conn: None,
+        flying: Vec::new(),
+        waiting: None,
+        bar,
+        copied: Copied::default(),
+        result: None,
+    };
+    let since = Instant::now();
+    reactor.run(&mut sender)?;
+    sender.bar.finish_and_clear();
+    let copied = Copied { time: since.elapsed(), ..sender.copied };
+    Ok(sender.result.transpose()?.map(|()| copied))
+}

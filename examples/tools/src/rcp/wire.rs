@@ -1,0 +1,121 @@
+//! The messages of the two ends, around the bytes of the file.
+//!
+//! ```text
+//! sender                               receiver
+//! Offer: length and name          ->
+//!                                 <-   Have: length and hash of what is there of it, or Refuse
+//! From: that length, or 0         ->
+//! the bytes, in any pieces        ->
+//! End: the hash of all of it      ->
+//!                                 <-   Done, or Refuse
+//! ```
+//!
+//! The receiver answers with Exists instead of Have if it has a file of that name and length. The sender says End with the hash of
+//! its own, and the receiver says whether it is the same. So nobody learns the hash of a file that was there before.
+//!
+//! Folder has the name of a directory, and Done or Refuse answers it. A connection carries one copy after another.
+
+/// A BLAKE3 hash.
+pub type Hash = [u8; 32];
+
+/// The first bytes of an offer, so that another program or version is not mistaken for this one.
+const MAGIC: &[u8; 4] = b"RCP2";
+
+/// A message: a tag, little-endian numbers, and text to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Say<'a> {
+    /// The sender offers a file.
+    Offer {
+        /// Its length, bytes.
+        len: u64,
+        /// Name of the copy.
+        name: &'a str,
+    },
+    /// The sender wants a directory of this name.
+    Folder(&'a str),
+    /// The receiver has a file of that name and length.
+    Exists,
+    /// The receiver has a part of the file.
+    Have {
+        /// Length of the part, bytes.
+        len: u64,
+        /// Hash of the part.
+        hash: Hash,
+    },
+    /// The bytes of the file from this offset on follow.
+    From(u64),
+    /// The file is complete, with this hash.
+    End(Hash),
+    /// The copy is whole and in its place.
+    Done,
+    /// The receiver refuses, for this reason.
+    Refuse(&'a str),
+}
+
+impl<'a> Say<'a> {
+    /// Writes a message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Offer { len, name } => [b"O", &MAGIC[..], &len.to_le_bytes(), name.as_bytes()].concat(),
+            Self::Folder(name) => [b"M", &MAGIC[..], name.as_bytes()].concat(),
+            Self::Exists => b"X".to_vec(),
+            Self::Have { len, hash } => [b"H", &len.to_le_bytes()[..], hash].concat(),
+            Self::From(offset) => [b"F", &offset.to_le_bytes()[..]].concat(),
+            Self::End(hash) => [b"E", &hash[..]].concat(),
+            Self::Done => b"D".to_vec(),
+            Self::Refuse(why) => [b"R", why.as_bytes()].concat(),
+        }
+    }
+
+    /// Reads a message; `None` if it is none of these.
+    #[must_use]
+    pub fn decode(message: &'a [u8]) -> Option<Self> {
+        let (tag, rest) = message.split_first()?;
+        let number = |bytes: &'a [u8]| bytes.split_first_chunk().map(|(n, rest)| (u64::from_le_bytes(*n), rest));
+        match tag {
+            b'O' => {
+                let (len, name) = number(rest.strip_prefix(MAGIC)?)?;
+                Some(Self::Offer { len, name: std::str::from_utf8(name).ok()? })
+            }
+            b'M' => Some(Self::Folder(std::str::from_utf8(rest.strip_prefix(MAGIC)?).ok()?)),
+            b'X' => rest.is_empty().then_some(Self::Exists),
+            b'H' => {
+                let (len, hash) = number(rest)?;
+                Some(Self::Have { len, hash: hash.try_into().ok()? })
+            }
+            b'F' => number(rest).filter(|(_, rest)| rest.is_empty()).map(|(offset, _)| Self::From(offset)),
+            b'E' => Some(Self::End(rest.try_into().ok()?)),
+            b'D' => rest.is_empty().then_some(Self::Done),
+            b'R' => Some(Self::Refuse(std::str::from_utf8(rest).ok()?)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let all = [
+            Say::Offer { len: 7, name: "a file" },
+            Say::Folder("a/b"),
+            Say::Exists,
+            Say::Have { len: u64::MAX, hash: [3; 32] },
+            Say::From(9),
+            Say::End([4; 32]),
+            Say::Done,
+            Say::Refuse("no"),
+        ];
+        for say in all {
+            let bytes = say.encode();
+            assert_eq!(Say::decode(&bytes), Some(say));
+            let cut = Say::decode(&bytes[..bytes.len() - 1]);
+            assert!(cut.is_none() || matches!(say, Say::Offer { .. } | Say::Folder(_) | Say::Refuse(_)), "{cut:?}");
+        }
+        assert_eq!(Say::decode(b"ORCP1\0\0\0\0\0\0\0\0x"), None);
+        assert_eq!(Say::decode(b""), None);
+    }
+}

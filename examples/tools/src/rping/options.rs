@@ -1,0 +1,73 @@
+//! The flags that both programs have, with the letters of `rping`.
+
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use rdma_reactor::transport::iwarp::CrcPolicy;
+use rdma_reactor::{Config, Reactor};
+
+use super::advert;
+use crate::pingpong::cli::Provider;
+use crate::pingpong::failure::Failure;
+use crate::pingpong::interrupt::Interrupt;
+use crate::pingpong::output::Output;
+
+/// The flags of both programs.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// The port
+    #[arg(short, long, default_value_t = 7174)]
+    pub port: u16,
+    /// Rounds on each connection; others are an error [default: any number]
+    #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Compare every byte with what was sent
+    #[arg(short = 'V', long)]
+    pub verify: bool,
+    /// Show each ping
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Write a summary to standard output, one JSON object, and all else to standard error
+    #[arg(long)]
+    pub json: bool,
+    /// Fail when it takes longer
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: Option<u64>,
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    pub provider: Provider,
+    /// Without the embedded provider's CRC32C
+    #[arg(long)]
+    pub no_crc: bool,
+    /// Print version
+    // The flag has no letter, because -V is taken.
+    #[arg(long, action = ArgAction::Version)]
+    version: Option<bool>,
+}
+
+impl Options {
+    /// Makes a reactor that Ctrl-C stops, and sets its timer.
+    ///
+    /// # Errors
+    /// There is no such provider here.
+    pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
+        // A message of any other length must fit, so that the program can complain about it.
+        let config = Config::default()
+            .provider(self.provider.into())
+            .buffer_size(4 * advert::LEN as u32)
+            .iwarp(|i| i.crc = if self.no_crc { CrcPolicy::Off } else { CrcPolicy::default() });
+        let mut reactor = Reactor::new(config.receive_depth(5).send_depth(4))?;
+        let interrupt = Interrupt::on_signals()?;
+        interrupt.stops(reactor.handle());
+        if let Some(seconds) = self.timeout {
+            reactor.context().set_timer(Duration::from_secs(seconds), 0);
+        }
+        Ok((reactor, interrupt))
+    }
+
+    /// The destination of everything but the summary.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        if self.json { Output::stderr() } else { Output::stdout() }
+    }
+}

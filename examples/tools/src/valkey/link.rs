@@ -1,0 +1,156 @@
+//! The transfer of bytes on one connection: both directions, each with one buffer of the receiver.
+
+use std::collections::VecDeque;
+
+use rdma_reactor::{
+    Access, ConnectionId, Context, Immediate, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
+};
+
+use super::command::Command;
+
+/// Bytes of the memory that writes are taken from, which is the most that one write carries.
+const SOURCE: usize = 1 << 20;
+
+/// The transfer of one connection.
+#[derive(Debug)]
+pub struct Link {
+    conn: ConnectionId,
+    /// Bytes for the server that were not written yet.
+    out: VecDeque<u8>,
+    source: Region,
+    /// The write that the source is lent to. Meanwhile `out` collects what the next write takes along.
+    writing: Option<SendId>,
+    /// The part of the server's buffer that is still free.
+    room: RemoteRegion,
+    /// The buffer that the server writes to, and how many of its bytes have come.
+    sink: Region,
+    filled: usize,
+    offers: u64,
+}
+
+impl Link {
+    /// Begins the transfer on a connection that is up. `buffer`: the bytes that the server may write before it waits for this side.
+    ///
+    /// # Errors
+    /// There is no memory, or the connection is gone.
+    pub fn open(cx: &mut Context<'_>, conn: ConnectionId, buffer: usize) -> Result<Self, String> {
+        let mut region =
+            |len, options: &RegionOptions| cx.register(conn, len, options).map_err(|error| error.to_string());
+        let source = region(SOURCE, &RegionOptions::new())?;
+        let sink = region(buffer, &RegionOptions::new().allow(Access::REMOTE_WRITE))?;
+        let room = RemoteRegion { address: 0, len: 0, key: 0 };
+        let mut link = Self { conn, out: VecDeque::new(), source, writing: None, room, sink, filled: 0, offers: 0 };
+        link.command(cx, Command::ServerFeatures(0))?;
+        link.command(cx, Command::ClientFeatures(0))?;
+        link.offer(cx)?;
+        Ok(link)
+    }
+
+    /// The bytes that are to be written: what is added goes out with the next [`Link::flush`].
+    pub fn out(&mut self) -> &mut VecDeque<u8> {
+        &mut self.out
+    }
+
+    /// How often the buffer was offered.
+    #[must_use]
+    pub fn offers(&self) -> u64 {
+        self.offers
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn conn(&self) -> ConnectionId {
+        self.conn
+    }
+
+    /// Sends a command.
+    ///
+    /// # Errors
+    /// The connection is gone, or the send queue is full: the server has the buffer offered again and again, and takes no offer.
+    pub fn command(&self, cx: &mut Context<'_>, command: Command) -> Result<(), String> {
+        cx.send(self.conn, &command.encode()).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Offers the whole buffer.
+    fn offer(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        self.filled = 0;
+        self.offers += 1;
+        self.command(cx, Command::Buffer(self.sink.remote()))
+    }
+
+    /// Handles a command of the server.
+    ///
+    /// # Errors
+    /// It is not one that a server sends.
+    pub fn on_command(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
+        match Command::decode(message).map_err(|why| format!("the server sends {why}"))? {
+            Command::Buffer(region) => self.room = region,
+            // Features are used if both sides know them; this side knows none.
+            Command::ServerFeatures(_) | Command::Keepalive => {}
+            Command::ClientFeatures(_) => return Err("the server sends a command that only clients send".into()),
+        }
+        self.flush(cx)
+    }
+
+    /// Appends what the server has written to `input`.
+    ///
+    /// # Errors
+    /// The server says that it has written more than there was room for, or the connection is gone.
+    pub fn on_immediate(
+        &mut self,
+        cx: &mut Context<'_>,
+        immediate: Immediate,
+        input: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let (len, room) = (immediate.value as usize, self.sink.len() - self.filled);
+        if len > room {
+            return Err(format!("the server says that it has written {len} bytes where there was room for {room}"));
+        }
+        let old = input.len();
+        input.resize(old + len, 0);
+        // The server may write to the rest of the buffer, so the bytes are copied and not borrowed.
+        self.sink.copy_to(self.filled, &mut input[old..]);
+        self.filled += len;
+        if self.filled == self.sink.len() { self.offer(cx) } else { Ok(()) }
+    }
+
+    /// Handles the end of a send or write.
+    ///
+    /// # Errors
+    /// As [`Link::flush`].
+    pub fn on_send_complete(&mut self, cx: &mut Context<'_>, id: SendId, outcome: Outcome) -> Result<(), String> {
+        if self.writing != Some(id) {
+            return Ok(());
+        }
+        self.writing = None;
+        // Of a write that failed, `on_disconnect` has the reason.
+        if outcome.is_sent() { self.flush(cx) } else { Ok(()) }
+    }
+
+    /// Writes what can be written now.
+    ///
+    /// # Errors
+    /// The device lacks writes with immediate data, the server's buffer cannot be written to, or the connection is gone.
+    pub fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        let room = usize::try_from(self.room.len).unwrap_or(usize::MAX);
+        let len = self.out.len().min(room).min(self.source.len());
+        if len == 0 || self.writing.is_some() {
+            return Ok(());
+        }
+        let (front, back) = self.out.as_slices();
+        let front = &front[..len.min(front.len())];
+        for (at, part) in [(0, front), (front.len(), &back[..len - front.len()])] {
+            self.source.copy_from(at, part).map_err(|error| error.to_string())?;
+        }
+        match cx.write_with_immediate(self.conn, self.room, &self.source, 0..len, len as u32) {
+            Ok(id) => self.writing = Some(id),
+            // `on_writable` follows.
+            Err(SendErrorKind::WouldBlock(_)) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+        self.out.drain(..len);
+        let RemoteRegion { address, len: left, key } = self.room;
+        self.room = RemoteRegion { address: address + len as u64, len: left - len as u64, key };
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! `rdma-doctor` on machines that are made up of files, see `data/doctor`.
+#![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A machine to look at: a changed copy of one of the two in `data/doctor`.
+struct Machine(PathBuf);
+
+impl Machine {
+    fn new(kind: &str, name: &str) -> Self {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/doctor").join(kind);
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor").join(name);
+        let _ = fs::remove_dir_all(&to);
+        copy(&from, &to);
+        Self(to)
+    }
+
+    fn write(&self, path: &str, text: &str) -> &Self {
+        fs::write(self.0.join(path), text).unwrap();
+        self
+    }
+
+    /// Makes the user an ordinary one without any privilege.
+    fn ordinary(&self) -> &Self {
+        let status = "Uid:\t4242 4242 4242 4242\nGid:\t4242 4242 4242 4242\nGroups:\t\nCapEff:\t0000000000000000\n";
+        self.write("proc/self/status", &status.replace(' ', "\t"))
+    }
+
+    fn mode(&self, path: &str, mode: u32) -> &Self {
+        fs::set_permissions(self.0.join(path), fs::Permissions::from_mode(mode)).unwrap();
+        self
+    }
+
+    fn open_to_all(&self) -> &Self {
+        for node in ["rdma_cm", "uverbs0", "uverbs1"] {
+            self.mode(&format!("dev/infiniband/{node}"), 0o666);
+        }
+        self
+    }
+
+    fn doctor(&self, args: &[&str]) -> Output {
+        run(&[&["--root", self.0.to_str().unwrap()], args].concat())
+    }
+
+    fn lines(&self, args: &[&str]) -> Vec<String> {
+        let output = self.doctor(args);
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rdma-doctor")).args(args).env_remove("RUST_LOG").output().unwrap()
+}
+
+/// Checks that exactly one line has this level and topic and these words.
+#[track_caller]
+fn one(lines: &[String], level: &str, topic: &str, words: &[&str]) {
+    let start = format!("{level:<7}  {topic:<10}  ");
+    let matches = |line: &&String| line.starts_with(&start) && words.iter().all(|word| line.contains(word));
+    assert_eq!(lines.iter().filter(matches).count(), 1, "{level} {topic} {words:?} in {lines:#?}");
+}
+
+#[track_caller]
+fn problems(lines: &[String], expected: usize) {
+    assert_eq!(lines.iter().filter(|line| line.starts_with("problem ")).count(), expected, "{lines:#?}");
+}
+
+#[test]
+fn a_machine_without_rdma_has_no_problem() {
+    let lines = Machine::new("none", "none").lines(&["192.0.2.7", "198.51.100.1"]);
+    problems(&lines, 0);
+    one(&lines, "ok", "embedded", &["works"]);
+    one(&lines, "ok", "shm", &["auto takes shared memory with processes of this host and this user"]);
+    one(&lines, "note", "device", &["modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0"]);
+    one(
+        &lines,
+        "note",
+        "module",
+        &["not loaded: ib_core, ib_uverbs", "modprobe -a ib_core ib_uverbs rdma_cm rdma_ucm"],
+    );
+    one(&lines, "note", "module", &["there, not loaded: rdma_rxe", "modprobe -a rdma_rxe"]);
+    one(&lines, "note", "module", &["the kernel 6.1.0-9-amd64 has no siw", "linux-modules-extra"]);
+    one(&lines, "note", "library", &["libibverbs, librdmacm", "apt-get install"]);
+    one(&lines, "ok", "address", &["auto takes iwarp for 192.0.2.7 (own address, on eth0)"]);
+    one(&lines, "ok", "address", &["auto takes iwarp for 198.51.100.1: no RDMA device leads there"]);
+    assert!(lines.last().unwrap().starts_with("0 problems, "));
+}
+
+#[test]
+fn software_devices_are_described() {
+    let machine = Machine::new("software", "software");
+    let lines = machine.lines(&["10.77.1.1"]);
+    problems(&lines, 0);
+    one(&lines, "ok", "device", &["siw0 port 1: iWARP in software, ACTIVE, 10 Gb/sec", "w0 with 10.77.1.1, fd77:1::1"]);
+    one(&lines, "ok", "device", &["rxe0 port 1: RoCE in software", "GID fe80:", "and 1 more; v0 with 10.77.2.1"]);
+    one(&lines, "ok", "module", &["loaded: ib_core, ib_uverbs, rdma_cm, rdma_ucm, siw, rdma_rxe"]);
+    one(&lines, "ok", "permission", &["rdma_cm", "uverbs0", "uverbs1"]);
+    one(&lines, "ok", "memlock", &["not limited"]);
+    one(&lines, "ok", "library", &["libibverbs 1.14.44.0, librdmacm 1.3.44.0"]);
+    if cfg!(feature = "verbs") {
+        one(&lines, "ok", "address", &["auto takes verbs for 10.77.1.1", "siw0"]);
+    } else {
+        one(&lines, "note", "address", &["auto takes iwarp for 10.77.1.1", "siw0", "cargo build --release"]);
+    }
+}
+
+#[test]
+fn json_says_the_same() {
+    let output = Machine::new("software", "json").doctor(&["--json", "10.77.2.1"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["embedded"], true);
+    assert_eq!(report["verbs"], cfg!(feature = "verbs"));
+    assert_eq!(report["devices"][0]["name"], "rxe0");
+    assert_eq!(report["devices"][0]["ports"][0]["gids"][1]["kind"], "RoCE v2");
+    assert_eq!(report["devices"][1]["ports"][0]["netdev"], "w0");
+    assert_eq!(report["devices"][1]["node"], "uverbs0");
+    assert_eq!(report["addresses"][0]["device"], "rxe0");
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.iter().all(|finding| finding["level"] != "problem"), "{findings:#?}");
+}
+
+#[test]
+fn device_files_without_permission_are_a_problem_each() {
+    let machine = Machine::new("software", "denied");
+    machine.ordinary().open_to_all().mode("dev/infiniband/uverbs1", 0o600).mode("dev/infiniband/rdma_cm", 0o644);
+    let lines = machine.lines(&[]);
+    problems(&lines, 2);
+    one(&lines, "ok", "permission", &["uverbs0 can be read and written"]);
+    one(&lines, "problem", "permission", &["/dev/infiniband/uverbs1 (mode 600", "mend: chmod 666", "uverbs1"]);
+    one(&lines, "problem", "permission", &["/dev/infiniband/rdma_cm (mode 644", "mend: "]);
+    fs::remove_file(machine.0.join("dev/infiniband/uverbs0")).unwrap();
+    one(&machine.lines(&[]), "problem", "permission", &["uverbs0 (for siw0) is missing", "modprobe ib_uverbs"]);
+}
+
+#[test]
+fn little_lockable_memory_is_a_problem_unless_privileged() {
+    let machine = Machine::new("software", "memlock");
+    machine.open_to_all().write("proc/self/limits", "Max locked memory         8388608   8388608   bytes\n");
+    one(&machine.lines(&[]), "ok", "memlock", &["ulimit -l is 8192 KiB", "CAP_IPC_LOCK"]);
+    let lines = machine.ordinary().lines(&[]);
+    problems(&lines, 1);
+    one(&lines, "problem", "memlock", &["ulimit -l is 8192 KiB: at most 8 connections", "mend: ulimit -l unlimited"]);
+    machine.write("proc/self/limits", "Max locked memory         1073741824   unlimited   bytes\n");
+    one(&machine.lines(&[]), "ok", "memlock", &["1048576 KiB", "1024 connections"]);
+}
+
+#[test]
+fn what_is_down_or_unfinished_is_a_problem() {
+    let machine = Machine::new("software", "down");
+    machine.write("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN\n");
+    machine.write("addresses", "lo 127.0.0.1\n").write("proc/modules", "ib_core 1 0\nib_uverbs 1 0\nsiw 1 0\n");
+    fs::remove_file(machine.0.join("etc/libibverbs.d/siw.driver")).unwrap();
+    let lines = machine.lines(&["10.77.2.1"]);
+    problems(&lines, 4);
+    one(&lines, "problem", "device", &["rxe0 port 1 is DOWN", "mend: ip link set v0 up"]);
+    one(&lines, "problem", "device", &["siw0 port 1", "w0 has no address", "ip addr add ADDRESS/24 dev w0"]);
+    one(&lines, "problem", "module", &["not loaded: rdma_cm, rdma_ucm", "modprobe"]);
+    one(&lines, "problem", "library", &["libibverbs has no driver siw: it does not see siw0", "apt-get install"]);
+    one(&lines, "ok", "address", &["auto takes iwarp for 10.77.2.1"]);
+}
+
+#[test]
+fn adapters_are_described_and_nonsense_is_data() {
+    let machine = Machine::new("software", "adapter");
+    let rxe = machine.0.join("sys/class/infiniband/rxe0");
+    fs::create_dir(rxe.join("device")).unwrap();
+    std::os::unix::fs::symlink("../../bus/pci/drivers/mlx5_core", rxe.join("device/driver")).unwrap();
+    machine.write("sys/class/infiniband/rxe0/fw_ver", "16.35.2000\n");
+    machine.write("sys/class/infiniband/rxe0/ports/1/link_layer", "InfiniBand\n");
+    machine.write("sys/class/infiniband/rxe0/ports/1/state", "2: INIT\n");
+    machine.write("sys/class/infiniband/siw0/node_type", "9: \u{1b}[31mTOASTER\n");
+    machine.write("sys/class/infiniband/siw0/ports/1/rate", "");
+    let lines = machine.lines(&[]);
+    one(
+        &lines,
+        "problem",
+        "device",
+        &["rxe0 port 1 is INIT (InfiniBand (mlx5_core, firmware 16.35.2000) on InfiniBand)", "opensm"],
+    );
+    one(&lines, "ok", "device", &["siw0 port 1:  [31mTOASTER in software"]);
+    one(&lines, "problem", "library", &["no driver mlx5"]);
+}
+
+#[test]
+fn this_machine_can_be_looked_at() {
+    let output = run(&["--json", "127.0.0.1", "0.0.0.0", "::1"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["addresses"].as_array().map(Vec::len), Some(3), "{report:#}");
+}
+
+#[test]
+fn bad_usage_is_one_line_and_status_1() {
+    for args in [&["--jsn"][..], &["127.0.0.1:x"], &["--root"]] {
+        let output = run(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("rdma-doctor: ") && stderr.lines().count() == 1, "{stderr}");
+    }
+}

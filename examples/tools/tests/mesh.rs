@@ -1,0 +1,308 @@
+//! `rdma-mesh` as a user runs it by hand, on the embedded provider.
+#![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
+
+mod patience;
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice,
+    Reactor,
+};
+use rdma_reactor_tools::mesh::control::{Entry, Heard, Order, Report, write};
+use rdma_reactor_tools::mesh::hello::{Hello, Purpose};
+use serde_json::Value;
+
+use patience::PATIENCE;
+
+const MESH: &str = env!("CARGO_BIN_EXE_rdma-mesh");
+/// Little work, on a machine that all ranks share: no factor between two figures is a fault.
+const QUICK: &[&str] =
+    &["-n", "50", "--bandwidth", "0.02", "--all-to-all", "0.2", "--tolerance", "1e6", "--at-once", "1"];
+/// Seconds for which a rank is waited for that never comes, or that is stopped: the others of a busy machine are there and answer
+/// within that time.
+const AWAY: &str = "10";
+
+/// The processes of a run. They are killed when it takes too long.
+struct Ranks {
+    ranks: Vec<Child>,
+    port: String,
+    until: Instant,
+}
+
+/// The output of rank 0.
+struct Told {
+    code: Option<i32>,
+    stdout: String,
+    json: Value,
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(MESH);
+    command.args(args).args(["--provider", "iwarp"]).env_remove("RUST_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Returns a port that nobody has. It is below those that the system chooses, so no other test gets it until it is used.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + std::process::id() % 10_000;
+    loop {
+        let port = first as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Ranks {
+    /// Starts `count` ranks of `of`.
+    fn start(count: usize, of: usize, args: &[&str], json: &std::path::Path) -> Self {
+        let (hosts, port) = (vec!["127.0.0.1"; of].join(","), free_port().to_string());
+        let start = |rank: usize| {
+            let rank_arg = rank.to_string();
+            let mut command = command(&["--hosts", &hosts, "--rank", &rank_arg, "-p", &port, "--patience", "300"]);
+            if rank == 0 {
+                command.arg("--json").arg(json);
+            }
+            command.args(args).spawn().expect("it starts")
+        };
+        Self { ranks: (0..count).map(start).collect(), port: port.clone(), until: Instant::now() + PATIENCE }
+    }
+
+    /// Waits until rank 0 says that a stage has begun.
+    fn wait_for(&mut self, stage: &str) {
+        let mut lines = BufReader::new(self.ranks[0].stderr.take().expect("piped"));
+        let mut line = String::new();
+        while !line.contains(stage) {
+            line.clear();
+            assert!(lines.read_line(&mut line).expect("text") > 0, "it ended before {stage:?}");
+        }
+        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill(Pid::from_raw(self.ranks[rank].id() as i32), signal).expect("it runs");
+    }
+
+    /// Waits for the end of a rank.
+    fn ends(&mut self, rank: usize) -> Output {
+        loop {
+            match self.ranks[rank].try_wait().expect("a child") {
+                Some(_) => break,
+                None if Instant::now() > self.until => panic!("rank {rank} does not end"),
+                None => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        let child = &mut self.ranks[rank];
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        child.stdout.take().expect("piped").read_to_end(&mut stdout).expect("bytes");
+        if let Some(mut stream) = child.stderr.take() {
+            stream.read_to_end(&mut stderr).expect("bytes");
+        }
+        Output { status: child.wait().expect("a child"), stdout, stderr }
+    }
+
+    fn rank_0(&mut self, json: &std::path::Path) -> Told {
+        let output = self.ends(0);
+        let stdout = String::from_utf8(output.stdout).expect("text");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = std::fs::read_to_string(json).unwrap_or_else(|error| panic!("{error}: {stdout}{errors}"));
+        Told { code: output.status.code(), stdout, json: serde_json::from_str(&text).expect("JSON") }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.ranks {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn json_file(name: &str) -> std::path::PathBuf {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mesh-{name}.json"));
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn pairs(told: &Told) -> &[Value] {
+    told.json["pairs"].as_array().expect("a list")
+}
+
+/// Checks the pairs without a rank: they have all figures.
+#[track_caller]
+fn all_but(told: &Told, rank: usize) {
+    for pair in pairs(told).iter().filter(|pair| pair["a"] != rank && pair["b"] != rank) {
+        assert!(pair["broken"].is_null(), "{pair}");
+        assert!(pair["latency"]["p50_us"].as_f64() > Some(0.0), "{pair}");
+        for way in ["a_to_b", "b_to_a"] {
+            assert!(pair[way]["gbit"].as_f64() > Some(0.0) && pair[way]["messages"].as_u64() > Some(0), "{pair}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_ranks_by_hand_fill_the_matrix() {
+    let json = json_file("by-hand");
+    let mut ranks = Ranks::start(16, 16, QUICK, &json);
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, &told.json["good"]), (Some(0), &Value::Bool(true)), "{}", told.stdout);
+    assert_eq!(pairs(&told).len(), 120);
+    all_but(&told, usize::MAX);
+    assert!(told.stdout.contains("16 ranks, 120 pairs: 0 do not work"), "{}", told.stdout);
+    for rank in 1..16 {
+        let output = ranks.ends(rank);
+        assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(0), 0, 0), "rank {rank}");
+    }
+}
+
+/// With a key of their own, ranks measure as usual; a rank with another key is a row, and measures nothing.
+#[test]
+fn ranks_with_a_key_let_nobody_else_in() {
+    let (json, dir) = (json_file("key"), std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let key = |name: &str, digits: &str| {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("mesh:{}\n", digits.repeat(16))).expect("a file");
+        path.to_str().expect("text").to_owned()
+    };
+    let (ours, theirs) = (key("mesh-key-ours", "1f2e"), key("mesh-key-theirs", "2e1f"));
+    let mut ranks = Ranks::start(3, 3, &[QUICK, &["--psk-file", &ours]].concat(), &json);
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, &told.json["good"]), (Some(0), &Value::Bool(true)), "{}", told.stdout);
+    all_but(&told, usize::MAX);
+
+    let few = [QUICK, &["--patience", AWAY]].concat();
+    let mut ranks = Ranks::start(2, 3, &[&few[..], &["--psk-file", &ours]].concat(), &json);
+    let port = ranks.port.clone();
+    let mut other = command(&["--hosts", "127.0.0.1,127.0.0.1,127.0.0.1", "--rank", "2", "-p", &port]);
+    let other = other.args(&few).args(["--psk-file", &theirs]).output().expect("it ran");
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, other.status.code()), (Some(1), Some(1)), "{}", told.stdout);
+    all_but(&told, 2);
+    assert!(!told.json["ranks"][2]["gone"].is_null(), "{}", told.stdout);
+}
+
+#[test]
+fn a_rank_that_is_killed_and_one_that_is_stopped_are_rows_and_the_others_finish() {
+    for (signal, reason) in [(Signal::SIGKILL, "its process has ended"), (Signal::SIGSTOP, "it does not answer")] {
+        let json = json_file(signal.as_str());
+        // A second of latency per pair: there is time for the signal.
+        let args = [QUICK, &["-n", "10000000", "--silence", AWAY]].concat();
+        let args: Vec<_> = args.iter().enumerate().filter(|(i, _)| *i > 1).map(|(_, arg)| *arg).collect();
+        let mut ranks = Ranks::start(5, 5, &args, &json);
+        ranks.wait_for("latency");
+        ranks.signal(3, signal);
+        let told = ranks.rank_0(&json);
+        assert_eq!(told.code, Some(1), "{}", told.stdout);
+        let gone = told.json["ranks"][3]["gone"].as_str().expect("a reason");
+        assert!(gone.contains(reason) && gone.contains("of latency"), "{gone}");
+        assert!(told.stdout.contains(&format!("rank 3 on 127.0.0.1 is gone: {reason}")), "{}", told.stdout);
+        all_but(&told, 3);
+        for rank in [1, 2, 4] {
+            assert_eq!(ranks.ends(rank).status.code(), Some(0), "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_a_row() {
+    let json = json_file("missing");
+    let args = [QUICK, &["--patience", AWAY]].concat();
+    let mut ranks = Ranks::start(3, 4, &args, &json);
+    let told = ranks.rank_0(&json);
+    assert_eq!(told.code, Some(1));
+    assert_eq!(told.json["ranks"][3]["gone"], "it never came");
+    all_but(&told, 3);
+}
+
+#[test]
+fn ranks_that_do_not_find_their_place_say_so_in_one_line() {
+    let fails = |args: &[&str], words: &str| {
+        let output = command(args).output().expect("it runs");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+        assert!(stderr.starts_with("rdma-mesh: ") && stderr.contains(words), "no {words:?} in {stderr}");
+    };
+    fails(&[], "say --rank with --hosts or --count");
+    fails(&["--rank", "4", "--hosts", "a,b"], "rank 4 of 2: the last one is 1");
+    fails(&["--rank", "1", "--ranks", "/nowhere"], "--ranks /nowhere");
+    let port = free_port().to_string();
+    let alone = ["--rank", "1", "--hosts", "127.0.0.1,b", "-p", &port, "--patience", "1"];
+    fails(&alone, "no rank 0 at 127.0.0.1");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    fails(&["--rank", "0", "--hosts", "127.0.0.1,b", "--bind", "127.0.0.1", "-p", &port], "choose another with --port");
+}
+
+#[test]
+fn the_ranks_of_another_run_are_refused() {
+    let json = json_file("another");
+    let (port, args) = (free_port().to_string(), ["--patience", AWAY, "--json"]);
+    let hosts = |count| vec!["127.0.0.1"; count].join(",");
+    let mut first = command(&["--hosts", &hosts(2), "--rank", "0", "-p", &port]);
+    let mut first = first.args(args).arg(&json).spawn().expect("it starts");
+    let output = command(&["--hosts", &hosts(3), "--rank", "1", "-p", &port]).output().expect("it runs");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && stderr.contains("this run has 2 ranks"), "{stderr}");
+    assert_eq!(first.wait().expect("a child").code(), Some(1));
+}
+
+/// Rank 1, which has figures that nobody has measured.
+struct Liar {
+    to: std::net::SocketAddr,
+}
+
+impl Liar {
+    fn join(&self, cx: &mut Context<'_>) {
+        let hello = Hello { rank: 1, ranks: 2, purpose: Purpose::Control };
+        cx.connect_with(self.to, ConnectOptions::new().private_data(hello.encode())).expect("it connects");
+    }
+}
+
+impl Handler for Liar {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let (host, provider, device) = ("liar".to_owned(), "iwarp".to_owned(), String::new());
+        let entry = Entry { host, address: None, port: 1, provider, device };
+        cx.send(conn, &write(&Report::Joined(entry))).expect("room");
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Ok(Order::Connect { .. }) = serde_json::from_slice(&message) {
+            let heard = vec![Heard { from: 0, messages: 1, gbit: 1e308, errors: 0, complete: true }];
+            cx.send(conn, &write(&Report::Loaded { heard, memory_kib: 1 })).expect("room");
+        }
+    }
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
+        // Rank 0 does not listen yet.
+        thread::sleep(Duration::from_millis(50));
+        self.join(cx);
+    }
+}
+
+#[test]
+fn a_rank_with_figures_that_cannot_be_is_a_row() {
+    let json = json_file("liar");
+    let args = [QUICK, &["--patience", "10"]].concat();
+    let mut ranks = Ranks::start(1, 2, &args, &json);
+    let to = format!("127.0.0.1:{}", ranks.port).parse().expect("an address");
+    let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+    let mut liar = Liar { to };
+    liar.join(&mut reactor.context());
+    reactor.run(&mut liar).expect("it runs");
+    let told = ranks.rank_0(&json);
+    assert_eq!(told.code, Some(1), "{}", told.stdout);
+    assert!(told.stdout.contains("rank 1 on liar is gone: it reports 1e308 Gbit/s"), "{}", told.stdout);
+    assert!(!told.json.to_string().contains("00000000"), "{}", told.json);
+}

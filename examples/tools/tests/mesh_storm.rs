@@ -1,0 +1,193 @@
+//! The connects of a whole cluster on virtual time: the pace of `rdma-mesh` (`mesh::storm`) over a model of hosts that
+//! take one connection after another, have a bounded queue of requests, and lose packets.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use rdma_reactor_tools::mesh::storm::{Next, Storm};
+
+/// Time of a packet between two hosts.
+const WAY: Duration = Duration::from_micros(20);
+/// Time that a host takes for one connection that comes in: a queue pair on an adapter is made in about that time.
+const SERVICE: Duration = Duration::from_micros(200);
+/// Time after which a connect that nobody answers has failed.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The extent and the faults of a world.
+#[derive(Clone, Copy, Debug)]
+struct World {
+    ranks: usize,
+    at_once: usize,
+    /// Per thousand: a request or its answer is lost.
+    loss: u64,
+    /// Requests that a host keeps while it is busy.
+    backlog: usize,
+    /// Longest time between the first rank's start and the last one's.
+    spread: Duration,
+    patience: Duration,
+}
+
+/// What happens at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A rank has something to do.
+    Turn(usize),
+    /// A request reaches its host.
+    Request { from: usize, to: usize },
+    /// A host is done with a request.
+    Served { from: usize, to: usize },
+    /// The side that connects knows the outcome.
+    Answer { from: usize, to: usize, up: bool },
+}
+
+/// The figures of a world.
+#[derive(Debug, Default)]
+struct Seen {
+    up: BTreeSet<(usize, usize)>,
+    given_up: usize,
+    attempts: u64,
+    refused: u64,
+    lost: u64,
+    /// Largest number of requests that waited at one host.
+    queue: usize,
+    time: Duration,
+}
+
+/// Splitmix64: a stream of numbers from a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn live(world: World, seed: u64) -> Seen {
+    let World { ranks, at_once, loss, backlog, spread, patience } = world;
+    let (mut random, mut seen) = (Random(seed), Seen::default());
+    let mut storms: Vec<_> = (0..ranks).map(|rank| Storm::new(rank, ranks, at_once, patience)).collect();
+    let starts: Vec<_> = (0..ranks).map(|_| spread.mul_f64(random.next() as f64 / u64::MAX as f64)).collect();
+    let mut waiting = vec![0_usize; ranks];
+    let mut free_at = vec![Duration::ZERO; ranks];
+    // The next time at which each rank looks on its own.
+    let mut looks: Vec<Option<Duration>> = starts.iter().copied().map(Some).collect();
+    let mut events: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((starts[rank], Event::Turn(rank)))).collect();
+    while let Some(Reverse((now, event))) = events.pop() {
+        // Ranks look again at times at which nothing is left to do.
+        if !matches!(event, Event::Turn(_)) {
+            seen.time = now;
+        }
+        let turn = match event {
+            Event::Turn(rank) => {
+                looks[rank] = looks[rank].filter(|&at| at > now);
+                rank
+            }
+            Event::Request { from, to } => {
+                if waiting[to] >= backlog {
+                    seen.refused += 1;
+                    events.push(Reverse((now + WAY, Event::Answer { from, to, up: false })));
+                } else {
+                    waiting[to] += 1;
+                    seen.queue = seen.queue.max(waiting[to]);
+                    free_at[to] = free_at[to].max(now) + SERVICE;
+                    events.push(Reverse((free_at[to], Event::Served { from, to })));
+                }
+                continue;
+            }
+            Event::Served { from, to } => {
+                waiting[to] -= 1;
+                let lost = random.next() % 1000 < loss;
+                seen.lost += u64::from(lost);
+                let answer = if lost { now + TIMEOUT } else { now + WAY };
+                events.push(Reverse((answer, Event::Answer { from, to, up: !lost })));
+                continue;
+            }
+            Event::Answer { from, to, up } => {
+                if up {
+                    assert!(seen.up.insert((from.min(to), from.max(to))), "{from} and {to} are connected twice");
+                    storms[from].succeeded();
+                } else if storms[from].failed(to, now - starts[from], random.next()) == Next::GiveUp {
+                    seen.given_up += 1;
+                }
+                from
+            }
+        };
+        let since = now - starts[turn];
+        while let Some(to) = storms[turn].next(since) {
+            let lost = random.next() % 1000 < loss;
+            seen.lost += u64::from(lost);
+            events.push(Reverse(match lost {
+                true => (now + TIMEOUT, Event::Answer { from: turn, to, up: false }),
+                false => (now + WAY, Event::Request { from: turn, to }),
+            }));
+        }
+        if let Some(at) = storms[turn].wake_at() {
+            let at = starts[turn] + at.max(since + Duration::from_millis(1));
+            if looks[turn].is_none_or(|earlier| at < earlier) {
+                looks[turn] = Some(at);
+                events.push(Reverse((at, Event::Turn(turn))));
+            }
+        }
+    }
+    seen.attempts = storms.iter().map(Storm::attempts).sum();
+    assert!(storms.iter().all(Storm::is_over));
+    seen
+}
+
+const CLUSTER: World = World {
+    ranks: 1000,
+    at_once: 32,
+    loss: 20,
+    backlog: 128,
+    spread: Duration::from_millis(500),
+    patience: Duration::from_secs(120),
+};
+
+fn tell(what: &str, seen: &Seen) {
+    let Seen { up, attempts, refused, lost, queue, time, .. } = seen;
+    let pairs = up.len();
+    println!(
+        "{what}: {pairs} pairs in {time:.2?}; {attempts} connects, {refused} refused, {lost} lost, up to {queue} waiting at a host"
+    );
+}
+
+#[test]
+fn a_thousand_ranks_are_all_connected_in_spite_of_losses() {
+    let pairs = CLUSTER.ranks * (CLUSTER.ranks - 1) / 2;
+    for seed in 0..3 {
+        let seen = live(CLUSTER, seed);
+        tell("paced", &seen);
+        assert_eq!((seen.up.len(), seen.given_up), (pairs, 0), "seed {seed}: {} connects", seen.attempts);
+        assert!(seen.lost > 10_000, "seed {seed}: {} losses", seen.lost);
+        // A connect that is repeated is one that was lost or refused, and no more.
+        assert_eq!(seen.attempts, pairs as u64 + seen.lost + seen.refused, "seed {seed}");
+        assert!(seen.time < Duration::from_secs(60), "seed {seed}: {:?}", seen.time);
+    }
+}
+
+#[test]
+fn the_bound_keeps_the_queues_of_hosts_short() {
+    let quiet = World { loss: 0, spread: Duration::ZERO, ..CLUSTER };
+    let paced = live(quiet, 1);
+    tell("32 at once", &paced);
+    assert_eq!((paced.refused, paced.given_up), (0, 0));
+    assert!(paced.queue <= 2 * quiet.at_once, "{}", paced.queue);
+    let all = live(World { at_once: 1000, ..quiet }, 1);
+    tell("all at once", &all);
+    assert!(all.refused > 10_000, "{}", all.refused);
+    assert_eq!(all.up.len(), paced.up.len(), "refusals are repeated");
+    assert!(paced.time < all.time, "{:?} and {:?}", paced.time, all.time);
+}
+
+#[test]
+fn a_cluster_that_cannot_be_connected_ends_in_time() {
+    let world = World { ranks: 20, loss: 1000, patience: Duration::from_secs(20), ..CLUSTER };
+    let seen = live(world, 1);
+    assert_eq!((seen.up.len(), seen.given_up), (0, 190));
+    assert!(seen.time < world.patience + TIMEOUT + world.spread, "{:?}", seen.time);
+}

@@ -1,0 +1,6 @@
+//! The limit of everything that these tests wait for. It ends a hang; a busy machine never reaches it.
+
+use std::time::Duration;
+
+/// Longest life of a program under test, and longest wait for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);

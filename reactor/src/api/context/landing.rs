@@ -1,0 +1,110 @@
+//! Messages past one buffer in the program's own memory.
+
+use std::ops::Range;
+
+use super::Context;
+use crate::error::SendErrorKind;
+use crate::id::{ConnectionId, OfferId, SendId};
+use crate::memory::region::Region;
+
+impl Context<'_> {
+    /// Has an offered message read into a region, from `offset` on, with no copy by this library: within
+    /// [`Handler::on_offer`](crate::Handler::on_offer). [`Handler::on_landed`](crate::Handler::on_landed) follows once, and until then the
+    /// region is lent. A region that is dropped meanwhile is deregistered behind that. The memory counts in no budget of the
+    /// library.
+    ///
+    /// ```
+    /// use rdma_reactor::{
+    ///     Access, Config, ConnectionId, Context, Failure, Handler, Offered, ProviderChoice, Reactor, Region, RegionOptions,
+    /// };
+    ///
+    /// const BLOCK: usize = 1 << 20;
+    ///
+    /// /// The side that listens stores the other side's blocks where their tags say.
+    /// #[derive(Default)]
+    /// struct Store {
+    ///     blocks: Option<Region>,
+    /// }
+    ///
+    /// impl Handler for Store {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         if cx.listener(conn).is_some() {
+    ///             self.blocks = Some(cx.register(conn, 16 * BLOCK, &RegionOptions::new()).expect("memory"));
+    ///         } else {
+    ///             let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+    ///             let block = cx.register_vec(conn, vec![7; BLOCK], &readable).expect("memory");
+    ///             cx.offer(conn, &block, 0..BLOCK, 3).expect("a new connection has room");
+    ///         }
+    ///     }
+    ///
+    ///     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
+    ///         let (Some(blocks), Some(nth @ 0..16)) = (&mut self.blocks, offer.tag) else { return };
+    ///         if offer.len as usize > BLOCK || cx.land(conn, offer.id, blocks, nth as usize * BLOCK).is_err() {
+    ///             let _ = cx.refuse_offer(conn, offer.id);
+    ///         }
+    ///     }
+    ///
+    ///     fn on_landed(&mut self, cx: &mut Context<'_>, _: ConnectionId, offer: Offered, result: Result<(), Failure>) {
+    ///         assert_eq!((offer.tag, result), (Some(3), Ok(())));
+    ///         let bytes = self.blocks.as_ref().and_then(Region::bytes).expect("nobody writes them now");
+    ///         assert!(bytes[3 * BLOCK..4 * BLOCK] == [7; BLOCK]);
+    ///         cx.stop();
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut Store::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SendErrorKind::NoOffer`] outside of its `on_offer` and after another answer, [`SendErrorKind::OutOfBounds`] if the message has no
+    /// room behind `offset`, [`SendErrorKind::Unsupported`] on a secured connection, whose messages have to be opened first,
+    /// [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] as for a read. The offer is still to be answered then.
+    pub fn land(
+        &mut self,
+        conn: ConnectionId,
+        offer: OfferId,
+        region: &mut Region,
+        offset: usize,
+    ) -> Result<(), SendErrorKind> {
+        self.driver.land(conn, offer, region, offset)
+    }
+
+    /// Refuses an offered message, within [`Handler::on_offer`](crate::Handler::on_offer): it is not read, and its send ends as
+    /// [`Outcome::Refused`](crate::Outcome::Refused) at the peer.
+    ///
+    /// Example: [`Context::land`].
+    ///
+    /// # Errors
+    /// [`SendErrorKind::NoOffer`] as for [`Context::land`], and [`SendErrorKind::Unsupported`] if the peer's version does not understand
+    /// it.
+    pub fn refuse_offer(&mut self, conn: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
+        self.driver.refuse_offer(conn, offer)
+    }
+
+    /// Sends a part of a region as a message that the peer reads from there, however short it is, with a tag that the peer's
+    /// [`Handler::on_offer`](crate::Handler::on_offer) gets. `on_send_complete` follows when the peer has read it, and until then these bytes
+    /// are lent. A peer whose version does not know tags gets the message without one.
+    ///
+    /// Example: [`Context::land`].
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]: [`SendErrorKind::NotReadable`] without `Access::REMOTE_READ`, [`SendErrorKind::Empty`] for no bytes, and
+    /// [`SendErrorKind::Unsupported`] on a secured connection; after `WouldBlock`, `on_writable` follows once.
+    pub fn offer(
+        &mut self,
+        conn: ConnectionId,
+        region: &Region,
+        range: Range<usize>,
+        tag: u64,
+    ) -> Result<SendId, SendErrorKind> {
+        self.driver.offer(conn, region, range, tag)
+    }
+}

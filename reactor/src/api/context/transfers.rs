@@ -1,0 +1,111 @@
+//! Reads and writes of many pieces, with one end.
+
+use super::Context;
+use crate::error::SendErrorKind;
+use crate::id::{ConnectionId, TransferId};
+use crate::memory::list::{Piece, Transfer, TransferOptions};
+
+impl Context<'_> {
+    /// Reads or writes a list of pieces. [`Handler::on_transfer`](crate::Handler::on_transfer) follows once, within the time of the
+    /// options and `Timeouts::flush`, with the list and what is known of it; `on_send_complete` does not.
+    ///
+    /// The list waits beside the send queue, and takes no more of it than two thirds: so it is never refused for want of room, and messages
+    /// and lists of other connections go on meanwhile. Its memory is that of `pieces`, 40 bytes each. Lists of a connection are
+    /// posted in the order of these calls. Only the message of the options is in order with the pieces: other messages and operations
+    /// may overtake them. The regions are lent until the end. A program that closes the connection has the list finished first, within
+    /// `Timeouts::close`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_reactor::{
+    ///     Access, Config, ConnectionId, Context, DisconnectReason, Handler, Message, Piece, ProviderChoice, Reactor, Region,
+    ///     RegionOptions, RemoteRegion, Transfer, TransferEnd, TransferId, TransferOptions,
+    /// };
+    ///
+    /// const BLOCK: u64 = 4096;
+    ///
+    /// /// The side that listens has room for 1,000 blocks, and the other side fills it from the end.
+    /// #[derive(Default)]
+    /// struct Program {
+    ///     blocks: Option<Region>,
+    /// }
+    ///
+    /// impl Handler for Program {
+    ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+    ///         if cx.listener(conn).is_some() {
+    ///             let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
+    ///             let room = cx.register(conn, 1000 * BLOCK as usize, &options).expect("memory");
+    ///             cx.send(conn, &room.remote().to_bytes()).expect("room");
+    ///             self.blocks = Some(room);
+    ///         }
+    ///     }
+    ///
+    ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+    ///         if cx.listener(conn).is_some() {
+    ///             // Everything is there.
+    ///             return assert_eq!(&message[..], b"filled");
+    ///         }
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to write to");
+    ///         let blocks = cx.register(conn, remote.len as usize, &RegionOptions::new()).expect("memory");
+    ///         let piece = |nth: u64| {
+    ///             let to = remote.part(remote.len - (nth + 1) * BLOCK, BLOCK).expect("inside");
+    ///             Piece::new((nth * BLOCK) as usize, to)
+    ///         };
+    ///         let pieces = (0..1000).map(piece).collect();
+    ///         let options = TransferOptions::within(Duration::from_secs(10)).message(b"filled");
+    ///         cx.transfer(conn, Transfer::Write(&[&blocks]), pieces, &options).expect("an open connection");
+    ///         self.blocks = Some(blocks);
+    ///     }
+    ///
+    ///     fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: TransferId, end: TransferEnd) {
+    ///         assert!(end.is_done(), "{:?}: {} pieces are there", end.outcome, end.there);
+    ///         cx.close(conn);
+    ///     }
+    ///
+    ///     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
+    ///         // The side that listens is told after all messages.
+    ///         if cx.listener(conn).is_some() {
+    ///             cx.stop();
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// # let mut context = reactor.context();
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.local_address(listener).expect("it listens");
+    /// # context.connect(server)?;
+    /// # reactor.run(&mut Program::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`SendErrorKind`]; never `WouldBlock`. Each piece is checked here, and none is posted if one is wrong.
+    pub fn transfer(
+        &mut self,
+        conn: ConnectionId,
+        transfer: Transfer<'_>,
+        pieces: Vec<Piece>,
+        options: &TransferOptions,
+    ) -> Result<TransferId, SendErrorKind> {
+        self.driver.transfer(conn, transfer, pieces, options)
+    }
+
+    /// Posts nothing more of a transfer. Its one end follows when what is posted has ended, and is
+    /// [`Done`](crate::TransferOutcome::Done) if all was posted already. `false`: there is no such transfer, or it has ended.
+    ///
+    /// ```
+    /// use rdma_reactor::{ConnectionId, Context, TransferId};
+    ///
+    /// fn give_up(cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId) {
+    ///     // on_transfer follows in any case, unless it has been called.
+    ///     cx.cancel_transfer(conn, transfer);
+    /// }
+    /// ```
+    pub fn cancel_transfer(&mut self, conn: ConnectionId, transfer: TransferId) -> bool {
+        self.driver.cancel_transfer(conn, transfer)
+    }
+}

@@ -1,0 +1,272 @@
+//! The protocol as a table: which kinds of messages a peer may send in each stage of a connection.
+//!
+//! | stage | handshake | hello | credit | fragment | all others |
+//! |---|---|---|---|---|---|
+//! | `Requested` | violation | violation | violation | violation | violation |
+//! | `RequestedSecured` | violation | violation | ignored | violation | violation |
+//! | `Accepted` | violation | taken | violation | violation | violation |
+//! | `Proving` | taken | violation | ignored | violation | violation |
+//! | `PeerDone` | taken | taken | ignored | violation | violation |
+//! | `Proven` | violation | taken | ignored | violation | violation |
+//! | `Refusing` | ignored | ignored | ignored | ignored | ignored |
+//! | `Up` | violation | violation | taken | taken | taken |
+//! | `Joining` | violation | violation | violation | taken | violation |
+//! | `Ending` | taken | violation | taken | taken | taken |
+//! | `EndingJoining` | taken | violation | violation | taken | violation |
+//! | `Unopened` | taken | taken | violation | violation | violation |
+//! | `NeverUp` | taken | violation | violation | violation | violation |
+//!
+//! A stage follows from the state of the connection ([`Connection::stage`]) and is never stored. A message that is taken may still
+//! be a violation by its payload. Messages without a header are not in the table: see [`Connection::received`].
+
+use super::frame::Kind;
+use super::state::{Ending, State};
+use super::{Connection, Role};
+
+/// The stage of a connection, as far as it decides which messages the peer may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The local side connects without security and does not know yet that the peer has accepted.
+    Requested,
+    /// The same on a connection that is to be secured.
+    RequestedSecured,
+    /// The peer connects without security, and its hello is missing.
+    Accepted,
+    /// The connection is to be secured, and the peer's messages are not sealed yet, or the local side is the active one, or the
+    /// peer's hello has arrived and the local side is not done.
+    Proving,
+    /// The peer connects and is done: its messages are sealed, and its hello may arrive before the local side is done.
+    PeerDone,
+    /// The peer connects, both sides are done, and the peer's hello is missing.
+    Proven,
+    /// The two sides do not accept each other. The peer may continue as if it was accepted until the refusal arrives.
+    Refusing,
+    /// The connection is up.
+    Up,
+    /// The connection is up, and some fragments of a message have arrived. Nothing comes between the fragments of a message.
+    Joining,
+    /// The connection was up, and is ending.
+    Ending,
+    /// The connection was up, and is ending in the middle of a message in several buffers.
+    EndingJoining,
+    /// The connection is ending before the peer's hello was seen. The hello may have arrived before the transport ended.
+    Unopened,
+    /// The connection is ending and will not come up.
+    NeverUp,
+}
+
+/// The decision about a message by its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Take,
+    /// The message is dropped: an honest peer may send it, and it has no effect in this stage.
+    Ignore,
+    /// No honest peer sends the message in this stage.
+    Violation,
+}
+
+/// Decides about a message by its kind. See the [module](self) for the table.
+pub(super) const fn admit(stage: Stage, kind: Kind) -> Admission {
+    use Admission::{Ignore, Take, Violation};
+    use Stage::{
+        Accepted, Ending, EndingJoining, Joining, NeverUp, PeerDone, Proven, Proving, Refusing, Requested,
+        RequestedSecured, Unopened, Up,
+    };
+    match kind {
+        Kind::Handshake => match stage {
+            Proving | PeerDone | Ending | EndingJoining | Unopened | NeverUp => Take,
+            Refusing => Ignore,
+            Requested | RequestedSecured | Accepted | Proven | Up | Joining => Violation,
+        },
+        Kind::Hello => match stage {
+            Accepted | PeerDone | Proven | Unopened => Take,
+            Refusing => Ignore,
+            Requested | RequestedSecured | Proving | Up | Joining | Ending | EndingJoining | NeverUp => Violation,
+        },
+        Kind::Credit => match stage {
+            Up | Ending => Take,
+            // The grant itself is in the header, and was counted.
+            RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
+            Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
+        },
+        Kind::Fragment => match stage {
+            Up | Joining | Ending | EndingJoining => Take,
+            Refusing => Ignore,
+            Requested | RequestedSecured | Accepted | Proving | PeerDone | Proven | Unopened | NeverUp => Violation,
+        },
+        Kind::Data
+        | Kind::Ping
+        | Kind::Pong
+        | Kind::Immediate
+        | Kind::Offer
+        | Kind::Fetched
+        | Kind::Goodbye
+        | Kind::Progress
+        | Kind::Refused => match stage {
+            Up | Ending => Take,
+            Refusing => Ignore,
+            Requested | RequestedSecured | Accepted | Proving | PeerDone | Proven | Joining | EndingJoining
+            | Unopened | NeverUp => Violation,
+        },
+    }
+}
+
+impl Connection {
+    /// Returns the stage that the connection is in.
+    pub(super) fn stage(&self) -> Stage {
+        let seal = match (self.is_secured(), self.opener.is_some()) {
+            (false, _) => Seal::None,
+            (true, false) => Seal::Missing,
+            (true, true) => Seal::On,
+        };
+        Stage::of(&self.state, self.role, seal, self.transfers.joining().is_some())
+    }
+}
+
+/// Whether the peer's messages are sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seal {
+    /// The connection is not to be secured.
+    None,
+    /// Not yet.
+    Missing,
+    On,
+}
+
+impl Stage {
+    fn of(state: &State, role: Role, seal: Seal, joining: bool) -> Self {
+        let (secured, active) = (seal != Seal::None, role.is_active());
+        match state {
+            State::Resolving(_) | State::Connecting(_) if secured => Self::RequestedSecured,
+            State::Resolving(_) | State::Connecting(_) => Self::Requested,
+            State::Accepting(_) if secured => Self::Proving,
+            State::Greeting if secured => Self::Proven,
+            State::Accepting(_) | State::Greeting => Self::Accepted,
+            State::Securing(securing) if seal == Seal::On && !active && !securing.greeted => Self::PeerDone,
+            State::Securing(_) => Self::Proving,
+            State::Refusing(_) => Self::Refusing,
+            State::Open if joining => Self::Joining,
+            State::Open => Self::Up,
+            State::Draining | State::Leaving if joining => Self::EndingJoining,
+            State::Draining | State::Leaving => Self::Ending,
+            State::Closing(closing) => match closing.ending {
+                Ending::Disconnect { .. } if joining => Self::EndingJoining,
+                Ending::Disconnect { .. } => Self::Ending,
+                Ending::ConnectError(_) | Ending::Silent if !active && seal != Seal::Missing => Self::Unopened,
+                Ending::ConnectError(_) | Ending::Silent => Self::NeverUp,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::handshake::Securing;
+    use crate::error::ConnectError;
+    use crate::security::{Channel, Handshake, PeerIdentity, SecurityError};
+
+    /// The decisions in the order of `Kind::ALL`: data, hello, credit, ping, pong, immediate, offer, fetched, goodbye,
+    /// handshake, fragment, progress, refused.
+    const TABLE: [(Stage, &str); 13] = [
+        (Stage::Requested, "VVVVVVVVVVVVV"),
+        (Stage::RequestedSecured, "VVIVVVVVVVVVV"),
+        (Stage::Accepted, "VTVVVVVVVVVVV"),
+        (Stage::Proving, "VVIVVVVVVTVVV"),
+        (Stage::PeerDone, "VTIVVVVVVTVVV"),
+        (Stage::Proven, "VTIVVVVVVVVVV"),
+        (Stage::Refusing, "IIIIIIIIIIIII"),
+        (Stage::Up, "TVTTTTTTTVTTT"),
+        (Stage::Joining, "VVVVVVVVVVTVV"),
+        (Stage::Ending, "TVTTTTTTTTTTT"),
+        (Stage::EndingJoining, "VVVVVVVVVTTVV"),
+        (Stage::Unopened, "VTVVVVVVVTVVV"),
+        (Stage::NeverUp, "VVVVVVVVVTVVV"),
+    ];
+
+    #[derive(Debug)]
+    struct Endless;
+
+    impl Handshake for Endless {
+        fn begin(&mut self, _: &mut Vec<u8>) -> Result<(), SecurityError> {
+            Ok(())
+        }
+        fn read(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<(), SecurityError> {
+            Ok(())
+        }
+        fn finish(&mut self) -> Option<(Channel, PeerIdentity)> {
+            None
+        }
+        fn alert(&self, _: &SecurityError) -> String {
+            String::new()
+        }
+    }
+
+    fn securing(greeted: bool) -> State {
+        State::Securing(Box::new(Securing { greeted, ..Securing::new(Box::default(), Box::new(Endless), Vec::new()) }))
+    }
+
+    fn closing(ending: Ending) -> State {
+        let mut state = State::Greeting;
+        assert!(state.close(ending));
+        state
+    }
+
+    /// The stage of a connection by its state, for an active and a passive side without security, before the peer's messages are
+    /// sealed, and after.
+    fn stages() -> Vec<(State, [[Stage; 2]; 3])> {
+        use Stage::{
+            Accepted, Ending as End, NeverUp, PeerDone, Proven, Proving, Refusing, Requested, RequestedSecured,
+            Unopened, Up,
+        };
+        let plain_or = |plain, secured| [[plain; 2], [secured; 2], [secured; 2]];
+        let always = |stage| [[stage; 2]; 3];
+        let unopened = [[NeverUp, Unopened], [NeverUp, NeverUp], [NeverUp, Unopened]];
+        vec![
+            (State::Resolving(Box::default()), plain_or(Requested, RequestedSecured)),
+            (State::Connecting(Box::default()), plain_or(Requested, RequestedSecured)),
+            (State::Accepting(Box::default()), plain_or(Accepted, Proving)),
+            (State::Greeting, plain_or(Accepted, Proven)),
+            (securing(false), [[Proving; 2], [Proving; 2], [Proving, PeerDone]]),
+            (securing(true), always(Proving)),
+            (State::Refusing(Box::new(Ending::Silent)), always(Refusing)),
+            (State::Open, always(Up)),
+            (State::Draining, always(End)),
+            (State::Leaving, always(End)),
+            (closing(Ending::local(true)), always(End)),
+            (closing(Ending::ConnectError(ConnectError::Cancelled)), unopened),
+            (closing(Ending::Silent), unopened),
+        ]
+    }
+
+    #[test]
+    fn a_stage_follows_from_the_state() {
+        for (state, row) in stages() {
+            for (seal, by_role) in [Seal::None, Seal::Missing, Seal::On].into_iter().zip(row) {
+                for (role, stage) in [Role::Active, Role::Passive].into_iter().zip(by_role) {
+                    assert_eq!(Stage::of(&state, role, seal, false), stage, "{state:?}, {role:?}, {seal:?}");
+                    let joining = match stage {
+                        Stage::Up => Stage::Joining,
+                        Stage::Ending => Stage::EndingJoining,
+                        other => other,
+                    };
+                    assert_eq!(Stage::of(&state, role, seal, true), joining, "{state:?}, {role:?}, {seal:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_is_admitted_in_its_stages_only() {
+        for (at, (stage, row)) in TABLE.into_iter().enumerate() {
+            assert_eq!(stage as usize, at, "a row for each stage, in order");
+            let decided = Kind::ALL.map(|kind| match admit(stage, kind) {
+                Admission::Take => 'T',
+                Admission::Ignore => 'I',
+                Admission::Violation => 'V',
+            });
+            assert_eq!(String::from_iter(decided), row, "{stage:?}");
+        }
+        assert_eq!(TABLE.len(), Stage::NeverUp as usize + 1, "the last stage is the last row");
+    }
+}

@@ -1,0 +1,191 @@
+//! The evidence of why a connection ends, and which of two pieces counts.
+//!
+//! Devices, connection managers and peers report one end in several ways and in any order. The first piece of evidence counts,
+//! unless a later one is better:
+//!
+//! | held | gives way to | because |
+//! |---|---|---|
+//! | `Flushed` | `Disconnected`, `Truncated`, `Terminated`, `Transport`, `Removed`, `Goodbye` | a flushed work request is only a consequence |
+//! | `Unposted` | the same, except that it outlasts `Disconnected` | the peer is not to blame for work requests that could not be posted |
+//! | `Disconnected`, `Truncated` | `Goodbye` | the goodbye was sent before the transport ended |
+//! | `Terminated` | `Failed` | both are one fault, and the work request names it |
+//! | all others | nothing | |
+
+use rdma_transport::cm::DisconnectCause;
+use rdma_transport::wc::Failure;
+
+use crate::config::Framing;
+use crate::error::DisconnectReason;
+
+/// One piece of evidence of why a connection ends that the program knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// A work request was flushed. The connection manager may report the cause.
+    Flushed(Failure),
+    /// Work requests could not be posted. The connection manager may report the cause.
+    Unposted(String),
+    /// The transport ended in order. Only without credits, where there is no goodbye, does this mean that the peer has closed the
+    /// connection.
+    Disconnected(Framing),
+    /// The peer's stream ended in the middle of a message.
+    Truncated,
+    /// The peer's side reported that the local side has broken the protocol.
+    Terminated(String),
+    /// A work request failed.
+    Failed(Failure),
+    /// The transport failed in another way.
+    Transport(DisconnectCause),
+    /// The device was removed.
+    Removed,
+    /// The peer's program has closed the connection.
+    Goodbye,
+    /// The local side has ended the connection: its program, a limit, or a rule that the peer has broken.
+    Decided(DisconnectReason),
+}
+
+impl Evidence {
+    /// Whether the end waits for better evidence.
+    pub(super) const fn is_guess(&self) -> bool {
+        matches!(self, Self::Flushed(_) | Self::Unposted(_))
+    }
+
+    /// Whether the transport ended, and nothing else is known. The peer may have said more before.
+    pub(super) const fn is_loss(&self) -> bool {
+        matches!(self, Self::Disconnected(_) | Self::Truncated)
+    }
+
+    /// Whether the peer has closed the connection.
+    pub(super) const fn is_parting(&self) -> bool {
+        matches!(self, Self::Goodbye | Self::Disconnected(Framing::Raw))
+    }
+
+    /// The reason that the program is given.
+    pub(super) fn reason(self) -> DisconnectReason {
+        match self {
+            Self::Flushed(failure) | Self::Failed(failure) => {
+                DisconnectReason::Transport(DisconnectCause::WorkRequest(failure))
+            }
+            Self::Unposted(why) => DisconnectReason::Internal(why),
+            Self::Goodbye | Self::Disconnected(Framing::Raw) => DisconnectReason::Closed,
+            Self::Truncated | Self::Disconnected(Framing::Credits) => DisconnectReason::Lost,
+            Self::Terminated(what) => DisconnectReason::Transport(DisconnectCause::TerminatedByPeer(what)),
+            Self::Transport(cause) => DisconnectReason::Transport(cause),
+            Self::Removed => DisconnectReason::DeviceRemoved,
+            Self::Decided(reason) => reason,
+        }
+    }
+}
+
+/// Returns the evidence that counts of two pieces, of which `held` was found first. See the [module](self) for the table.
+pub(super) fn better(held: Evidence, found: Evidence) -> Evidence {
+    use Evidence::{
+        Decided, Disconnected, Failed, Flushed, Goodbye, Removed, Terminated, Transport, Truncated, Unposted,
+    };
+    match held {
+        Flushed(_) => match found {
+            Disconnected(_) | Truncated | Terminated(_) | Transport(_) | Removed | Goodbye => found,
+            Flushed(_) | Unposted(_) | Failed(_) | Decided(_) => held,
+        },
+        Unposted(why) => match found {
+            Truncated | Terminated(_) | Transport(_) | Removed | Goodbye => found,
+            Disconnected(_) => Decided(DisconnectReason::Internal(why)),
+            Flushed(_) | Unposted(_) | Failed(_) | Decided(_) => Unposted(why),
+        },
+        Disconnected(_) | Truncated => match found {
+            Goodbye => found,
+            Flushed(_) | Unposted(_) | Disconnected(_) | Truncated | Terminated(_) | Failed(_) | Transport(_)
+            | Removed | Decided(_) => held,
+        },
+        Terminated(_) => match found {
+            Failed(_) => found,
+            Flushed(_) | Unposted(_) | Disconnected(_) | Truncated | Terminated(_) | Transport(_) | Removed
+            | Goodbye | Decided(_) => held,
+        },
+        Failed(_) | Transport(_) | Removed | Goodbye | Decided(_) => held,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_transport::wc::WcStatus;
+
+    use super::*;
+
+    const KINDS: usize = 11;
+
+    /// The row of a piece. A new kind has no row before it has one here.
+    const fn row(evidence: &Evidence) -> usize {
+        match evidence {
+            Evidence::Flushed(_) => 0,
+            Evidence::Unposted(_) => 1,
+            Evidence::Disconnected(Framing::Credits) => 2,
+            Evidence::Disconnected(Framing::Raw) => 3,
+            Evidence::Truncated => 4,
+            Evidence::Terminated(_) => 5,
+            Evidence::Failed(_) => 6,
+            Evidence::Transport(_) => 7,
+            Evidence::Removed => 8,
+            Evidence::Goodbye => 9,
+            Evidence::Decided(_) => KINDS - 1,
+        }
+    }
+
+    /// One piece for each row.
+    fn each(nth: u32) -> [Evidence; KINDS] {
+        let failure = |status| Failure { status, vendor_error: nth };
+        let each = [
+            Evidence::Flushed(failure(WcStatus::Flushed)),
+            Evidence::Unposted(nth.to_string()),
+            Evidence::Disconnected(Framing::Credits),
+            Evidence::Disconnected(Framing::Raw),
+            Evidence::Truncated,
+            Evidence::Terminated(nth.to_string()),
+            Evidence::Failed(failure(WcStatus::RetryExceeded)),
+            Evidence::Transport(DisconnectCause::Path(nth.to_string())),
+            Evidence::Removed,
+            Evidence::Goodbye,
+            Evidence::Decided(DisconnectReason::Internal(nth.to_string())),
+        ];
+        assert_eq!(each.each_ref().map(row), std::array::from_fn(|at| at));
+        each
+    }
+
+    /// A row for each piece that is held, with a letter for each piece that is found afterwards: the one that is `h`eld or the one
+    /// that is `f`ound counts, or the one that is held becomes `c`ertain.
+    const TABLE: [&str; KINDS] = [
+        "hhffffhfffh",
+        "hhccffhfffh",
+        "hhhhhhhhhfh",
+        "hhhhhhhhhfh",
+        "hhhhhhhhhfh",
+        "hhhhhhfhhhh",
+        "hhhhhhhhhhh",
+        "hhhhhhhhhhh",
+        "hhhhhhhhhhh",
+        "hhhhhhhhhhh",
+        "hhhhhhhhhhh",
+    ];
+
+    #[test]
+    fn the_first_evidence_counts_unless_a_later_one_is_better() {
+        for (held, row) in each(1).into_iter().zip(TABLE) {
+            for (found, letter) in each(2).into_iter().zip(row.chars()) {
+                let counts = match letter {
+                    'h' => held.clone(),
+                    'f' => found.clone(),
+                    _ => Evidence::Decided(held.clone().reason()),
+                };
+                assert_eq!(better(held.clone(), found.clone()), counts, "{held:?}, then {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_end_waits_for_better_evidence_only_while_there_can_be_some() {
+        for (held, row) in each(1).into_iter().zip(TABLE) {
+            // The connection manager reports the end of each connection.
+            let corrected = row.chars().nth(2).is_some_and(|letter| letter != 'h');
+            assert_eq!(held.is_guess(), corrected, "{held:?}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The data of a connection that is needed only until it is up, or until another attempt to connect begins.
+
+use std::collections::VecDeque;
+
+use crate::device::pool::Buffer;
+
+/// See the [module](self). It moves with the connection from state to state.
+#[derive(Debug, Default)]
+pub(crate) struct Setup {
+    /// The name of the host that the local side connects to, if it was given by its name.
+    pub(super) host: Option<Box<str>>,
+    /// The private data that the local side connects with.
+    pub(super) private_data: Vec<u8>,
+    /// The greetings of the active and of the passive side, as they were sent, if the connection is to be secured.
+    pub(super) greetings: Vec<u8>,
+    /// Messages that arrived before this active side knew that the connection is up.
+    pub(super) early: VecDeque<Early>,
+}
+
+/// A message without a header that arrived.
+#[derive(Debug)]
+pub(super) struct Early {
+    pub(super) buffer: Buffer,
+    pub(super) len: u32,
+    pub(super) immediate: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use crate::config::{Config, Framing};
+    use crate::conn::greeting::Greeting;
+    use crate::conn::{Connection, Opening, Role};
+    use crate::error::RejectReason;
+    use crate::id::{ConnectionId, ReactorTag};
+    use crate::security::Security;
+
+    #[test]
+    fn another_attempt_sends_the_programs_private_data_and_not_the_peers() {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        let now = Instant::now();
+        let (id, config) = (ConnectionId::new(ReactorTag::next(), 0, 1), Config::default());
+        let opening = Opening {
+            framing: Framing::Credits,
+            peer: ([127, 0, 0, 1], 1).into(),
+            host: Some("host".into()),
+            private_data: b"ours".to_vec(),
+            security: Security::Plain,
+        };
+        let mut conn = Connection::new(id, Role::Active, opening, &config, now);
+        assert!(conn.resolved());
+        // A connection that is secured knows the greeting of its peer, and may still fail.
+        conn.agree(&Greeting::reject(RejectReason::Refused, b"theirs"), 64, false, &config);
+        assert_eq!(conn.private_data(), b"theirs");
+        let again = conn.reopening().expect("it is not up");
+        assert_eq!((&*again.private_data, again.host.as_deref()), (&b"ours"[..], Some("host")));
+    }
+}

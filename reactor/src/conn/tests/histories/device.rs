@@ -1,0 +1,309 @@
+//! A model of a device's queue pair, and the wire to its peer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rdma_transport::cm::DisconnectCause;
+use rdma_transport::mem::{Memory, Sge};
+use rdma_transport::wc::WcStatus;
+use rdma_transport::wr::{RecvWr, SendFlags, SendOp, SendWr};
+
+use crate::conn::recv_queue::Completed;
+use crate::id::Work;
+use crate::memory::region::RemoteRegion;
+
+/// Room for the longest message in one buffer.
+const LONGEST: usize = 64;
+
+/// Bytes of a message on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bytes {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Bytes {
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut copy = [0; LONGEST];
+        let len = bytes.len().min(LONGEST);
+        copy[..len].copy_from_slice(&bytes[..len]);
+        Self { bytes: copy, len }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// An item on the wire; items keep their order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Item {
+    Message(Bytes),
+    Write,
+    WriteWithImmediate {
+        value: u32,
+        len: u32,
+    },
+    /// A read or an atomic operation.
+    Request,
+    Response,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Posted,
+    OnTheWire,
+    /// The peer has answered, or no answer is needed.
+    Done,
+}
+
+#[derive(Debug)]
+struct Send {
+    sequence: u16,
+    op: SendOp,
+    signaled: bool,
+    fenced: bool,
+    progress: Progress,
+    sges: rdma_transport::wr::SgeList,
+}
+
+impl Send {
+    /// Whether it ends with the peer's answer.
+    const fn is_answered(&self) -> bool {
+        matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+}
+
+/// An entry of the completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Completion {
+    Send { sequence: u16, status: WcStatus },
+    Receive { place: u16, completed: Completed },
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Device {
+    /// The memory of the pool.
+    memory: Arc<Memory>,
+    /// All sends complete in order, reads included, as on InfiniBand. Otherwise a send may complete before a read that
+    /// was posted earlier, as on siw.
+    in_order: bool,
+    /// The receives are those of a shared queue.
+    shared: bool,
+    /// What is on its way to the peer is lost when this side disconnects.
+    pub(super) abrupt: bool,
+    /// The queue pair is ready to send and to receive.
+    pub(super) up: bool,
+    sends: VecDeque<Send>,
+    /// The posted receives: the place of each in the shared queue, and its memory.
+    receives: VecDeque<(u16, Sge)>,
+    pub(super) completions: VecDeque<Completion>,
+    /// Items on their way to the peer.
+    pub(super) wire: VecDeque<Item>,
+    /// The connection manager's news of the end. It is told once everything that the peer has sent before has arrived.
+    pub(super) news: Option<DisconnectCause>,
+    /// Number of the peer's writes that were placed.
+    pub(super) placed: u32,
+    /// This device answers the peer's reads.
+    pub(super) answers: bool,
+}
+
+impl Device {
+    pub(super) const fn new(memory: Arc<Memory>, in_order: bool, shared: bool) -> Self {
+        Self {
+            memory,
+            in_order,
+            shared,
+            abrupt: false,
+            up: true,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            completions: VecDeque::new(),
+            wire: VecDeque::new(),
+            news: None,
+            placed: 0,
+            answers: true,
+        }
+    }
+
+    pub(super) fn post_sends(&mut self, chain: &[SendWr]) {
+        for wr in chain {
+            let Work::Send { sequence, .. } = Work::of(wr.wr_id) else { panic!("{wr:?} is not a send") };
+            let (signaled, fenced) = (wr.flags.contains(SendFlags::SIGNALED), wr.flags.contains(SendFlags::FENCE));
+            let progress = Progress::Posted;
+            self.sends.push_back(Send { sequence, op: wr.op, signaled, fenced, progress, sges: wr.sges });
+        }
+    }
+
+    pub(super) fn post_receives(&mut self, chain: &[RecvWr]) {
+        for wr in chain {
+            let place = if let Work::SharedRecv { place } = Work::of(wr.wr_id) { place } else { 0 };
+            self.receives.push_back((place, wr.sges.as_slice()[0]));
+        }
+    }
+
+    pub(super) fn posted_receives(&self) -> usize {
+        self.receives.len()
+    }
+
+    /// Whether a send that is not done uses a part of a region.
+    pub(super) fn uses(&self, region: RemoteRegion) -> bool {
+        let inside = |sge: &Sge| (region.address..region.address + region.len).contains(&(sge.address().addr() as u64));
+        let busy = |send: &Send| send.progress != Progress::Done && send.sges.as_slice().iter().any(inside);
+        self.up && self.sends.iter().any(busy)
+    }
+
+    /// Whether a message that ends with its post can go out now: nothing is in front of it.
+    pub(super) fn sends_now(&self) -> bool {
+        self.up && self.sends.iter().all(|send| send.progress != Progress::Posted)
+    }
+
+    /// Puts a message on the wire that is no work request.
+    pub(super) fn send_now(&mut self, message: &[u8]) {
+        self.wire.push_back(Item::Message(Bytes::of(message)));
+    }
+
+    /// Puts the next posted send on the wire; `false` if there is none that may go.
+    pub(super) fn transmit(&mut self) -> bool {
+        let Some(at) = self.sends.iter().position(|send| send.progress == Progress::Posted) else { return false };
+        if !self.up || (self.sends[at].fenced && self.sends.iter().take(at).any(Send::is_answered)) {
+            return false;
+        }
+        let send = &self.sends[at];
+        let item = match send.op {
+            SendOp::Write(_) => Item::Write,
+            SendOp::WriteWithImmediate(_, value) => {
+                Item::WriteWithImmediate { value, len: send.sges.total_len() as u32 }
+            }
+            SendOp::Send => Item::Message(self.gather(send)),
+            _ => Item::Request,
+        };
+        self.wire.push_back(item);
+        self.sends[at].progress = if self.sends[at].is_answered() { Progress::OnTheWire } else { Progress::Done };
+        true
+    }
+
+    fn gather(&self, send: &Send) -> Bytes {
+        let mut message = Bytes { bytes: [0; LONGEST], len: 0 };
+        for sge in send.sges.as_slice() {
+            let len = sge.len();
+            let out = &mut message.bytes[message.len..message.len + len];
+            // Bytes of a region have no meaning here; those of the pool do.
+            if let Some(at) = self.offset(sge) {
+                assert!(self.memory.copy_out(at, out));
+            } else {
+                out.fill(0xaa);
+            }
+            message.len += len;
+        }
+        message
+    }
+
+    fn offset(&self, sge: &Sge) -> Option<usize> {
+        sge.address().addr().checked_sub(self.memory.as_ptr().addr()).filter(|&at| at + sge.len() <= self.memory.len())
+    }
+
+    /// Completes the next send that may complete; sends of a queue pair that is not up are flushed. `false`: there is
+    /// none.
+    pub(super) fn complete(&mut self) -> bool {
+        if !self.up {
+            let Some(send) = self.sends.pop_front() else { return self.flush_receive() };
+            self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
+            return true;
+        }
+        // Reads complete in order among themselves, and so do the other sends. Another send may overtake a read that
+        // waits for its answer.
+        let done = |send: &Send| send.progress == Progress::Done;
+        let at = if self.in_order {
+            self.sends.front().is_some_and(done).then_some(0)
+        } else {
+            let first = |answered| self.sends.iter().position(|send| send.is_answered() == answered);
+            [first(false), first(true)].into_iter().flatten().find(|&at| done(&self.sends[at]))
+        };
+        let Some(send) = at.and_then(|at| self.sends.remove(at)) else { return false };
+        if send.signaled {
+            self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Success });
+        }
+        true
+    }
+
+    fn flush_receive(&mut self) -> bool {
+        // Receives of a shared queue stay there.
+        if self.shared {
+            return false;
+        }
+        let Some((place, _)) = self.receives.pop_front() else { return false };
+        self.receive(place, WcStatus::Flushed, 0, None);
+        true
+    }
+
+    fn receive(&mut self, place: u16, status: WcStatus, len: u32, immediate: Option<u32>) {
+        let result = if status.is_success() { Ok(()) } else { Err(status.into()) };
+        let completed = Completed { result, len, immediate, invalidated: None };
+        self.completions.push_back(Completion::Receive { place, completed });
+    }
+
+    /// Lets the first send that has not completed fail, and the queue pair with it.
+    pub(super) fn fail(&mut self, status: WcStatus) {
+        if !self.up {
+            return;
+        }
+        if let Some(send) = self.sends.pop_front() {
+            self.completions.push_back(Completion::Send { sequence: send.sequence, status });
+        }
+        self.go_down(DisconnectCause::Path("lost".to_owned()));
+    }
+
+    pub(super) fn go_down(&mut self, cause: DisconnectCause) {
+        if std::mem::take(&mut self.up) {
+            self.news = Some(cause);
+        }
+    }
+
+    /// Takes the next item that the peer has put on the wire; `false` if there is none, or it has to wait for a receive.
+    /// `honest`: a message that finds no receive is an error.
+    pub(super) fn arrive(&mut self, peer: &mut Self, honest: bool) -> bool {
+        let Some(&item) = peer.wire.front() else { return false };
+        if self.up && matches!(item, Item::Message(_) | Item::WriteWithImmediate { .. }) && self.receives.is_empty() {
+            assert!(!honest, "a message came for which no receive is posted");
+            return false;
+        }
+        if self.up && !self.answers && matches!(item, Item::Request) {
+            return false;
+        }
+        peer.wire.pop_front();
+        if !self.up {
+            return true;
+        }
+        match item {
+            Item::Message(bytes) => {
+                if let Some((place, sge)) = self.receives.pop_front() {
+                    let at = self.offset(&sge).expect("receives are of the pool");
+                    let fits = bytes.len <= sge.len();
+                    let status = if fits { WcStatus::Success } else { WcStatus::LocalLengthError };
+                    assert!(!fits || self.memory.copy_in(at, bytes.as_slice()));
+                    self.receive(place, status, bytes.len as u32, None);
+                    if !fits {
+                        self.go_down(DisconnectCause::WorkRequest(status.into()));
+                    }
+                }
+            }
+            Item::Write => self.placed += 1,
+            Item::WriteWithImmediate { value, len } => {
+                self.placed += 1;
+                if let Some((place, _)) = self.receives.pop_front() {
+                    self.receive(place, WcStatus::Success, len, Some(value));
+                }
+            }
+            Item::Request => self.wire.push_back(Item::Response),
+            Item::Response => {
+                let waits = |send: &&mut Send| send.is_answered() && send.progress == Progress::OnTheWire;
+                if let Some(send) = self.sends.iter_mut().find(waits) {
+                    send.progress = Progress::Done;
+                }
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,776 @@
+//! Histories of two connections, without reactor, provider and clock. The promises of this library hold whatever
+//! happens, and in any order.
+//!
+//! A history is a list of steps, drawn by proptest: acts of the two programs, of their devices and of the wire, time
+//! that passes, and messages of a peer that keeps to no rule. Each step ends with [`Side::check`], and each history
+//! with an end of both connections.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `side.rs` | a connection with what the reactor does for it, and what must hold of it |
+//! | `program.rs` | the program that uses it and checks what it is told |
+//! | `device.rs` | a queue pair as devices have them, and the wire |
+
+mod device;
+mod program;
+mod side;
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rdma_transport::cm::{ConnectFailure, DisconnectCause};
+use rdma_transport::wc::WcStatus;
+
+use self::device::{Bytes, Item};
+use self::side::{BUFFER, Manner, Side, Terms};
+use crate::config::{Config, Framing};
+use crate::conn::frame::{Header, Kind, MAX_FOLLOWING, Offer, Progress};
+use crate::conn::{Connection, Role};
+use crate::error::DisconnectReason;
+use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
+use crate::memory::region::RemoteRegion;
+
+/// Turns in which two sides that have nothing new to do must come to rest.
+const PATIENCE: usize = 20_000;
+
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    Send(usize),
+    SendFilled(usize),
+    Append(usize),
+    SendFrom(usize),
+    SendCut { len: usize, copy: bool },
+    Offer { len: usize, copy: bool },
+    Read(usize),
+    FetchAdd,
+    Write,
+    WriteAndTell { native: bool },
+    Fence,
+    Tell(bool),
+    Cork,
+    Flush,
+    Close,
+    Abort,
+    Behave(Manner),
+    Release(usize),
+    Starve,
+    Feed,
+    Ask,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum World {
+    /// The connection manager says that the connection is up.
+    Established,
+    Transmit(usize),
+    Complete(usize),
+    Arrive(usize),
+    Poll(usize),
+    /// Posts what was gathered.
+    Post,
+    Turn,
+    News,
+    Fail(WcStatus),
+    PostingFails,
+    /// Everything on its way to this side is lost, and the connection with it.
+    Cut,
+    DeviceRemoved,
+    ConnectFails,
+    Time(Duration),
+    /// Reads of the peer's memory are not answered any more.
+    NoAnswers,
+    /// The peer sends something that no honest peer sends.
+    Hostile(Bytes),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Program(usize, Program),
+    World(usize, World),
+}
+
+impl Step {
+    /// The step that a number stands for. Small numbers are steps that do little, for proptest to shrink to.
+    fn of(word: u64) -> Self {
+        let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
+        let len = n % (BUFFER + 1);
+        let program = |what| Self::Program(end, what);
+        let world = |what| Self::World(end, what);
+        match (word >> 1) & 0x7f {
+            0..8 => world(World::Turn),
+            8..14 => world(World::Transmit(1 + n % 4)),
+            14..20 => world(World::Complete(1 + n % 4)),
+            20..30 => world(World::Arrive(1 + n % 4)),
+            30..40 => world(World::Poll(1 + n % 4)),
+            40..52 => world(World::Post),
+            52..61 => program(Program::Send(len)),
+            61..66 => program(Program::SendCut { len: BUFFER + 1 + n % (9 * BUFFER), copy: m & 3 != 0 }),
+            66..68 => program(Program::SendFilled(len)),
+            68..72 => program(Program::Append(len)),
+            72..74 => program(Program::SendFrom(len)),
+            74..79 => {
+                let len = if n == 0 { 5 << 20 } else { BUFFER + n };
+                program(Program::Offer { len, copy: m & 1 == 0 })
+            }
+            79..82 => program(Program::Read(1 + n % 4)),
+            82 => program(Program::FetchAdd),
+            83..85 => program(Program::Write),
+            85..88 => program(Program::WriteAndTell { native: m & 1 == 0 }),
+            88 => program(if n & 3 == 0 { Program::Tell(m & 1 == 0) } else { Program::Fence }),
+            89 => program(Program::Cork),
+            90..92 => program(Program::Flush),
+            92..96 => program(Program::Behave(match n & 3 {
+                0 => Manner::LetGo,
+                1 | 2 => Manner::Keep,
+                _ => Manner::GiveBackInside,
+            })),
+            96..102 => program(Program::Release(1 + n % 8)),
+            102 => program(Program::Starve),
+            103..105 => program(Program::Feed),
+            105 => program(Program::Ask),
+            106..112 => world(World::Established),
+            112..116 => world(World::Time(Duration::from_millis(1 << (n % 15)))),
+            116 => world(World::NoAnswers),
+            117 => match n {
+                0..64 => program(Program::Close),
+                64..96 => program(Program::Abort),
+                96..128 => program(Program::Behave(Manner::Close)),
+                _ => world(World::Turn),
+            },
+            118 => match n {
+                0..20 => world(World::Fail(WcStatus::RetryExceeded)),
+                20..30 => world(World::Fail(WcStatus::Flushed)),
+                30..40 => world(World::PostingFails),
+                40..60 => world(World::Cut),
+                60..65 => world(World::DeviceRemoved),
+                65..75 => world(World::ConnectFails),
+                _ => world(World::News),
+            },
+            119..122 if n < 27 => world(World::Hostile(hostile(n, m))),
+            _ => world(World::Turn),
+        }
+    }
+}
+
+/// A message of a peer that keeps to no rule.
+fn hostile(n: usize, m: u64) -> Bytes {
+    let grant = (m >> 8) as u32;
+    let near = grant % 64;
+    let message = |kind, grant| Header { kind, grant }.emit();
+    match n % 9 {
+        0 => Bytes::of(&m.to_le_bytes()[..(m & 7) as usize]),
+        1 => Bytes::of(&m.to_le_bytes()),
+        2 => Bytes::of(&message(Kind::Data, near)),
+        3 => Bytes::of(&message([Kind::Hello, Kind::Ping, Kind::Pong, Kind::Credit][(m & 3) as usize], near)),
+        4 => Bytes::of(&message(Kind::Credit, grant)),
+        5 => {
+            let len = if m & 1 == 0 { 100 } else { m };
+            let region = RemoteRegion { address: 0, len: len >> 1, key: 1 };
+            let offer = Offer { number: grant % 8, region, tag: (m & 2 == 0).then_some(m) };
+            Bytes::of(&[&message(Kind::Offer, near)[..], offer.emit(&mut [0; MAX_CONTROL])].concat())
+        }
+        6 => {
+            let following = if m & 1 == 0 { (m >> 1) as u32 & 7 } else { (m >> 1) as u32 & MAX_FOLLOWING };
+            let header = Header { kind: Kind::Fragment, grant: near }.emit_before(following);
+            Bytes::of(&[&header[..], &m.to_le_bytes()[..(grant & 7) as usize]].concat())
+        }
+        7 if m & 1 == 0 => Bytes::of(
+            &[&message([Kind::Fetched, Kind::Refused][(m >> 1 & 1) as usize], near)[..], &(grant % 4).to_le_bytes()]
+                .concat(),
+        ),
+        7 => {
+            let progress = Progress { number: grant % 4, done: if m & 2 == 0 { 4 << 20 } else { m } };
+            Bytes::of(&[&message(Kind::Progress, near)[..], &progress.emit()].concat())
+        }
+        _ => Bytes::of(&[&message(Kind::Immediate, near)[..], &m.to_le_bytes()].concat()),
+    }
+}
+
+#[derive(Debug)]
+struct History {
+    terms: Terms,
+    sides: [Side; 2],
+    /// Whether each side was told that the transport is up, or that it will not be.
+    established: [bool; 2],
+    /// The private data of the passive side's reply.
+    reply: Vec<u8>,
+    /// Nothing was lost on the wire, and nothing has failed.
+    intact: bool,
+}
+
+impl History {
+    fn new(terms: &[Terms; 2], now: Instant) -> Self {
+        let mut sides = [Side::new(Role::Active, &terms[0], now), Side::new(Role::Passive, &terms[1], now)];
+        let request = sides[0].greeting();
+        sides[1].agree(&request);
+        let reply = sides[1].greeting();
+        Self { terms: terms[0].clone(), sides, established: [false; 2], reply, intact: true }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Program(end, what) => self.program(end, what),
+            Step::World(end, what) => self.world(end, what),
+        }
+        self.check();
+    }
+
+    fn program(&mut self, end: usize, what: Program) {
+        let side = &mut self.sides[end];
+        if !side.is_known() {
+            return;
+        }
+        let raw = self.terms.framing == Framing::Raw;
+        match what {
+            Program::Send(len) => side.send(len),
+            Program::SendFilled(len) => side.send_filled(len),
+            Program::Append(len) => side.append(len),
+            Program::SendFrom(len) => side.send_from(len),
+            Program::SendCut { len, copy } => side.send_cut(len, copy),
+            Program::Offer { len, copy } => side.offer(len, copy),
+            Program::Read(ranges) => side.read(ranges),
+            Program::FetchAdd => side.fetch_add(),
+            Program::Write => side.write(),
+            Program::WriteAndTell { native } => side.write_and_tell(native || raw),
+            Program::Fence => side.fence(),
+            Program::Tell(telling) => side.tell_of_next(telling),
+            Program::Cork => side.cork(),
+            Program::Flush => side.flush_now(),
+            Program::Close => side.close(),
+            Program::Abort => {
+                self.intact = false;
+                side.close();
+                side.tell(Connection::abort);
+            }
+            Program::Behave(manner) => side.manner = manner,
+            Program::Release(count) => side.release(count),
+            Program::Starve => side.starved = true,
+            Program::Feed => side.feed(),
+            Program::Ask => side.ask_peer(),
+        }
+    }
+
+    fn world(&mut self, end: usize, what: World) {
+        let honest = self.asserts_receives();
+        let [side, peer] = pair(&mut self.sides, end);
+        match what {
+            World::Established => self.establish(end),
+            World::Transmit(count) => times(count, || side.device.transmit()),
+            World::Complete(count) => times(count, || side.device.complete()),
+            World::Arrive(count) => times(count, || side.device.arrive(&mut peer.device, honest)),
+            World::Poll(count) => times(count, || side.poll()),
+            World::Post => times(1, || side.post()),
+            World::Turn => times(1, || self.turn(end)),
+            World::News => times(1, || self.news(end)),
+            World::Time(time) => self.sides.iter_mut().for_each(|side| side.advance(time)),
+            World::NoAnswers => side.device.answers = false,
+            World::Hostile(bytes) => {
+                peer.device.wire.push_back(Item::Message(bytes));
+                self.sides.iter_mut().for_each(|side| side.trusts = false);
+            }
+            fault => {
+                self.fault(end, fault);
+                self.intact = false;
+            }
+        }
+    }
+
+    /// Lets something of this side fail.
+    fn fault(&mut self, end: usize, fault: World) {
+        let [side, peer] = pair(&mut self.sides, end);
+        match fault {
+            World::Fail(status) => side.device.fail(status),
+            World::PostingFails => {
+                side.device.go_down(DisconnectCause::Path("cut".to_owned()));
+                side.tell(|conn, env| conn.posting_failed("no".to_owned(), env));
+            }
+            World::Cut => {
+                peer.device.wire.clear();
+                side.device.go_down(DisconnectCause::Truncated);
+            }
+            World::DeviceRemoved => _ = side.tell(Connection::device_removed),
+            World::ConnectFails if end == 0 && !std::mem::replace(&mut self.established[0], true) => {
+                side.device.up = false;
+                side.tell(|conn, env| conn.connect_failed(ConnectFailure::Timeout, env));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether all messages so far were those of honest peers.
+    fn is_honest(&self) -> bool {
+        self.sides[0].trusts
+    }
+
+    /// Whether each message must find a receive.
+    fn asserts_receives(&self) -> bool {
+        self.is_honest() && self.terms.framing == Framing::Credits
+    }
+
+    /// The connection manager says that the transport is up.
+    fn establish(&mut self, end: usize) {
+        if !std::mem::replace(&mut self.established[end], true) {
+            let private_data = if end == 0 { self.reply.as_slice() } else { &[] };
+            self.sides[end].tell(|conn, env| conn.established(private_data, BUFFER as u32, env));
+        }
+    }
+
+    /// Lets the connection manager tell of the end, once everything that the peer has sent before has arrived.
+    fn news(&mut self, end: usize) -> bool {
+        let [side, peer] = pair(&mut self.sides, end);
+        if side.hear_news() {
+            return true;
+        }
+        let gone = !peer.device.up && peer.device.wire.is_empty() && side.device.up;
+        if gone {
+            side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+        }
+        gone && side.ended.is_none()
+    }
+
+    /// A turn of the reactor, in which its device does all that it can; `false` if there was nothing to do.
+    fn turn(&mut self, end: usize) -> bool {
+        let honest = self.asserts_receives();
+        let [side, peer] = pair(&mut self.sides, end);
+        let mut moved = false;
+        while side.device.transmit() || side.device.arrive(&mut peer.device, honest) || side.device.complete() {
+            moved = true;
+        }
+        moved |= self.news(end);
+        let side = &mut self.sides[end];
+        while side.poll() {
+            moved = true;
+        }
+        moved |= side.post();
+        moved | side.end()
+    }
+
+    /// Lets both sides go on until there is nothing left to do.
+    fn settle(&mut self) {
+        for _ in 0..PATIENCE {
+            let moved = [self.turn(0), self.turn(1)];
+            self.check();
+            if moved == [false; 2] {
+                return;
+            }
+        }
+        panic!("they never come to rest: {:?}", self.sides);
+    }
+
+    /// Checks the promises that hold after every step.
+    fn check(&mut self) {
+        for end in 0..2 {
+            self.sides[end].check();
+            let [side, peer] = pair(&mut self.sides, end);
+            while let Some(heard) = side.heard.pop_front() {
+                let said = peer.said.pop_front();
+                let matches = said.is_some_and(|said| said.matches(heard));
+                assert!(matches, "{heard:?} was heard, {said:?} was said");
+            }
+        }
+    }
+
+    /// Ends the history: nothing is stuck, both connections end, and everything comes home.
+    fn end(mut self) {
+        for end in 0..2 {
+            self.establish(end);
+            let side = &mut self.sides[end];
+            if side.manner == Manner::Close {
+                side.manner = Manner::Keep;
+            }
+        }
+        self.settle();
+        let up = |history: &Self| history.intact && history.is_honest() && history.sides.iter().all(Side::is_open);
+        let answers = self.sides.iter().all(|side| side.device.answers);
+        if up(&self) && answers && self.terms.framing == Framing::Credits {
+            self.check_windows();
+        }
+        for side in &mut self.sides {
+            side.manner = Manner::LetGo;
+            side.release(usize::MAX);
+            side.feed();
+            side.flush_now();
+            side.device.answers = true;
+        }
+        self.settle();
+        if up(&self) {
+            for side in &self.sides {
+                side.check_quiet("both are open and idle");
+                assert!(side.said.is_empty(), "never heard: {:?}", side.said);
+            }
+            self.idle();
+            assert!(
+                up(&self),
+                "a peer that is there was given up: {:?}",
+                self.sides.each_ref().map(|side| &side.ended)
+            );
+        }
+        self.part();
+        for side in &mut self.sides {
+            side.check_home();
+        }
+    }
+
+    /// Checks the windows of two sides at rest, whatever the programs keep and cork. Every offered message is fetched,
+    /// a side may send unless the program of its peer keeps nearly all receives, and pings are answered.
+    fn check_windows(&mut self) {
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            let fetched = side.offers.is_empty() || side.is_corked() || peer.starved || !side.must_let_peer_send();
+            assert!(fetched, "{:?} were never fetched", side.offers);
+        }
+        self.sides.iter_mut().for_each(Side::flush_now);
+        self.settle();
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            assert!(
+                !peer.must_let_peer_send() || side.credits() > CONTROL_CREDITS,
+                "a grant that is due was never given: {side:?} {peer:?}"
+            );
+            let before = side.arrivals;
+            side.ask_peer();
+            self.settle();
+            assert!(self.sides[end].arrivals > before, "a question was not answered");
+        }
+    }
+
+    /// Lets twice the time pass after which a silent peer is given up. Both sides look often enough to answer.
+    fn idle(&mut self) {
+        for _ in 0..10 {
+            self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
+            self.settle();
+        }
+    }
+
+    /// Ends both connections.
+    fn part(&mut self) {
+        let closer = usize::from(self.sides[0].ended.is_some());
+        if self.sides[closer].is_known() {
+            self.sides[closer].close();
+        }
+        for _ in 0..100 {
+            self.settle();
+            if self.sides.iter().all(|side| side.ended.is_some()) {
+                break;
+            }
+            self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(1)));
+        }
+        let honest = self.is_honest();
+        for end in 0..2 {
+            let [side, peer] = pair(&mut self.sides, end);
+            let ended = side.ended.as_ref().expect("every connection ends");
+            if let Some(DisconnectReason::PeerViolation(what)) = ended.reason {
+                assert!(!honest, "an honest peer was accused: {what}");
+            }
+            // The sends that the one side accepted before it closed were delivered to the other.
+            let orderly = matches!(ended.reason, Some(DisconnectReason::Closed | DisconnectReason::Lost));
+            if honest && self.intact && orderly && !side.closed && peer.drained {
+                assert!(peer.said.is_empty(), "lost at the end: {:?}", peer.said);
+            }
+        }
+    }
+}
+
+fn pair(sides: &mut [Side; 2], end: usize) -> [&mut Side; 2] {
+    let [first, second] = sides;
+    if end == 0 { [first, second] } else { [second, first] }
+}
+
+/// Takes a step `count` times, or until it cannot be taken.
+fn times(count: usize, mut step: impl FnMut() -> bool) {
+    for _ in 0..count {
+        if !step() {
+            return;
+        }
+    }
+}
+
+fn start() -> Instant {
+    #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+    Instant::now()
+}
+
+fn terms() -> impl Strategy<Value = [Terms; 2]> {
+    let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>(), any::<bool>());
+    (depths(), depths(), 0..8_u8, any::<bool>()).prop_map(|(a, b, raw, in_order)| {
+        let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
+        [a, b].map(|(receive_depth, send_depth, shared, quiet, abrupt)| Terms {
+            receive_depth,
+            send_depth,
+            framing,
+            shared: shared == 5 && framing == Framing::Credits,
+            in_order,
+            quiet,
+            abrupt: abrupt && framing == Framing::Credits,
+        })
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    proptest::collection::vec(any::<u64>().prop_map(Step::of), 0..150)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    /// The promises hold over any history: no message goes without a receive or a credit, each send ends once, each
+    /// connection ends once and is silent then, nothing is stuck, everything is delivered in order or its connection
+    /// has failed, an honest peer is never accused, and every buffer comes home.
+    #[test]
+    fn every_promise_holds_in_every_history(terms in terms(), steps in steps()) {
+        let mut history = History::new(&terms, start());
+        for step in steps {
+            history.step(step);
+        }
+        history.end();
+    }
+}
+
+/// Number of histories to try: `PROPTEST_CASES`, or 2,000.
+fn cases() -> u32 {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    asked.unwrap_or(2000)
+}
+
+/// Two sides that are up, of these depths.
+fn connected(receive_depth: u32, send_depth: u32) -> History {
+    let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
+    let terms = Terms { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
+    let mut history = History::new(&[terms.clone(), terms], start());
+    (0..2).for_each(|end| history.establish(end));
+    history.settle();
+    history
+}
+
+/// A disconnect that loses what is on its way, as those of iWARP devices do, waits until the peer has everything. A peer of an older
+/// version is not waited for, because it does not end the connection.
+#[test]
+fn an_end_does_not_overtake_what_was_sent() {
+    for (parting, lost) in [(true, 0), (false, 3)] {
+        let mut history = connected(16, 8);
+        let side = &mut history.sides[0];
+        side.device.abrupt = true;
+        side.conn.as_mut().expect("it is up").terms.parting = parting;
+        (0..3).for_each(|_| side.send(4));
+        side.close();
+        // It is done with everything, the goodbye too, before any of that has arrived.
+        for _ in 0..2 {
+            while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
+            side.end();
+        }
+        assert_eq!(side.device.up, parting);
+        history.intact = parting;
+        history.part();
+        assert_eq!(history.sides[0].said.len(), lost);
+        let ended = history.sides.each_ref().map(|side| side.ended.as_ref().and_then(|ended| ended.reason.clone()));
+        let told = if parting { DisconnectReason::Closed } else { DisconnectReason::Lost };
+        assert_eq!(ended, [Some(DisconnectReason::Local { complete: true }), Some(told)]);
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
+}
+
+/// The peer gets its credits back even if a program lets some messages go, one in a turn, and keeps the next ones. The
+/// peer stalls when all but four receives are kept, and not before.
+#[test]
+fn kept_messages_withhold_no_grant_that_is_due() {
+    for depth in 5..40 {
+        for gone in 0..depth {
+            let mut history = connected(depth, 8);
+            for nth in 0..gone + depth - 4 {
+                history.sides[1].manner = if nth < gone { Manner::LetGo } else { Manner::Keep };
+                assert!(history.sides[0].credits() > CONTROL_CREDITS, "{nth} of depth {depth}, {gone} of them gone");
+                history.sides[0].send(4);
+                history.settle();
+            }
+            history.part();
+        }
+    }
+}
+
+/// A message of the reactor's own that found no place in the send queue is sent when a place is free.
+#[test]
+fn a_control_message_that_found_no_place_is_tried_again() {
+    let mut history = connected(16, 1);
+    let side = &mut history.sides[0];
+    side.send(4);
+    for _ in 0..3 {
+        side.ask_peer();
+        side.post();
+    }
+    assert_eq!(
+        (0..9).take_while(|_| side.device.transmit()).count(),
+        3,
+        "one place of the program, and two for control"
+    );
+    while side.device.complete() || side.poll() {}
+    assert!(side.post() && side.device.transmit(), "the third question was forgotten");
+}
+
+impl History {
+    /// Sends a message from the peer of the passive side, if there is a receive for the message.
+    fn attack(&mut self, kind: Kind, grant: u32, payload: &[u8]) {
+        let message = Bytes::of(&[&Header { kind, grant }.emit()[..], payload].concat());
+        self.step(Step::World(1, World::Hostile(message)));
+        let [victim, attacker] = pair(&mut self.sides, 1);
+        while victim.device.transmit() || victim.device.arrive(&mut attacker.device, false) || victim.device.complete()
+        {
+        }
+        while victim.poll() {}
+        victim.post();
+        self.sides[0].device.wire.clear();
+        self.check();
+    }
+}
+
+/// Messages that wait behind one that can never be fetched take receives, and with them the peer's credits.
+#[test]
+fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
+    let mut history = connected(16, 8);
+    let offer = Offer { number: 0, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
+    history.attack(Kind::Offer, 17, offer.emit(&mut [0; MAX_CONTROL]));
+    for nth in 0..1000 {
+        history.attack(Kind::Immediate, 18 + nth, &[0; 8]);
+    }
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A message whose last part never comes takes receives of its own, and ends its connection when the time is over.
+#[test]
+fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
+    let mut history = connected(16, 8);
+    history.sides[1].config = Config::default().timeouts(|t| t.transfer = Duration::from_secs(2));
+    let part = |following: u32| {
+        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
+        Step::World(1, World::Hostile(Bytes::of(&[&header[..], &[1; 8]].concat())))
+    };
+    for nth in 0..10 {
+        history.step(part(12 - nth));
+        history.settle();
+        assert!(history.sides[1].is_open(), "part {nth}");
+    }
+    for _ in 0..4 {
+        history.sides[1].advance(Duration::from_secs(1));
+        history.settle();
+    }
+    let ended = history.sides[1].ended.as_ref().expect("the transfer timeout");
+    assert!(matches!(ended.reason, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A message may take longer than the transfer timeout, as long as its parts move.
+#[test]
+fn a_message_that_moves_slowly_is_not_given_up() {
+    for wants_progress in [true, false] {
+        let mut history = connected(16, 8);
+        for side in &mut history.sides {
+            side.config = side.config.clone().timeouts(|t| t.transfer = Duration::from_secs(2));
+        }
+        history.sides[1].conn.as_mut().expect("it is up").terms.progress &= wants_progress;
+        history.sides[0].offer(20 << 20, false);
+        for _ in 0..30 {
+            history.sides[0].device.answers = true;
+            history.step(Step::World(0, World::Arrive(1)));
+            history.sides[0].device.answers = false;
+            history.settle();
+            history.sides.iter_mut().for_each(|side| side.advance(Duration::from_millis(200)));
+        }
+        let ended = history.sides[0].ended.as_ref().and_then(|ended| ended.reason.as_ref());
+        if wants_progress {
+            assert!(ended.is_none() && history.sides[0].offers.is_empty(), "{ended:?}");
+        } else {
+            assert!(matches!(ended, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
+        }
+        history.part();
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
+}
+
+/// A peer cannot claim for ever that it fetches a message.
+#[test]
+fn news_of_parts_that_cannot_be_is_refused() {
+    const STRIDE: u64 = 4 << 20;
+    let progress = |number, done| (Kind::Progress, Progress { number, done }.emit());
+    for (what, news) in [
+        ("too small a part", &[progress(0, STRIDE - 1)][..]),
+        ("the same part twice", &[progress(0, STRIDE), progress(0, STRIDE)]),
+        ("the whole message, and more", &[progress(0, STRIDE), progress(0, 4 * STRIDE)]),
+        ("an unknown message", &[progress(1, STRIDE)]),
+    ] {
+        let mut history = connected(16, 8);
+        // What the peer sends here is told to the side that offers.
+        history.sides[1].offer(2 * STRIDE as usize, false);
+        for (kind, payload) in news {
+            assert!(history.sides[1].is_open(), "{what}");
+            history.attack(*kind, 17, payload);
+        }
+        assert!(!history.sides[1].is_open(), "{what}");
+        history.part();
+        let ended = history.sides[1].ended.as_ref().expect(what);
+        assert!(matches!(ended.reason, Some(DisconnectReason::PeerViolation(_))), "{what}: {ended:?}");
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
+}
+
+/// A peer that does not say in its greeting that it joins messages gets none in several buffers.
+#[test]
+fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
+    let mut request = connected(16, 8).sides[0].greeting();
+    for (features, parts) in [(2, Some(2)), (0, None)] {
+        request[7] = features;
+        let mut side = Side::new(Role::Passive, &connected(16, 8).terms, start());
+        side.agree(&request);
+        let conn = side.conn.as_ref().expect("it is new");
+        assert_eq!((conn.parts(BUFFER), conn.parts(BUFFER + 1)), (None, parts));
+    }
+}
+
+/// Parts that no honest peer sends end the connection.
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let fragment = |following: u32, payload: &[u8]| {
+        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
+        Bytes::of(&[&header[..], payload].concat())
+    };
+    let data = Bytes::of(&Header { kind: Kind::Data, grant: 17 }.emit());
+    let ping = Bytes::of(&Header { kind: Kind::Ping, grant: 17 }.emit());
+    for (what, messages) in [
+        ("a last part alone", &[fragment(0, &[1])][..]),
+        ("an empty part", &[fragment(1, &[])]),
+        ("a part is missing", &[fragment(3, &[1]), fragment(1, &[1])]),
+        ("a part came twice", &[fragment(3, &[1]), fragment(3, &[1])]),
+        ("more parts than credits", &[fragment(16, &[1])]),
+        ("data between parts", &[fragment(1, &[1]), data]),
+        ("a ping between parts", &[fragment(1, &[1]), ping]),
+    ] {
+        let mut history = connected(16, 8);
+        for &message in messages {
+            assert!(history.sides[1].is_open(), "{what}");
+            history.step(Step::World(1, World::Hostile(message)));
+            history.settle();
+        }
+        let ended = history.sides[1].ended.as_ref().expect(what);
+        assert!(matches!(ended.reason, Some(DisconnectReason::PeerViolation(_))), "{what}: {ended:?}");
+        history.part();
+        history.sides.iter_mut().for_each(Side::check_home);
+    }
+}
+
+/// A peer that gives no credit to be told that its messages were fetched cannot have more of them than may be under
+/// way.
+#[test]
+fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
+    let mut history = connected(16, 8);
+    let mut limit = 16;
+    for number in 0..1000 {
+        let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
+        let [victim, attacker] = pair(&mut history.sides, 1);
+        // The reads are answered, and there is credit only for messages of the reactor's own.
+        attacker.device.wire.push_back(Item::Response);
+        limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
+        history.attack(Kind::Offer, limit, offer.emit(&mut [0; MAX_CONTROL]));
+    }
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
+}

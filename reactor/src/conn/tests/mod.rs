@@ -1,0 +1,3 @@
+//! Tests of connections as a whole.
+
+mod histories;

@@ -1,0 +1,91 @@
+//! Transfers of lists: the checks before one begins, and the timer of their deadlines.
+
+use std::time::Instant;
+
+use rdma_transport::caps::Features;
+use rdma_transport::wr::Sge;
+
+use super::stages::Stages;
+use super::{Driver, Due};
+use crate::config::Framing;
+use crate::conn::list::{Order, QUESTION, Way};
+use crate::error::SendErrorKind;
+use crate::id::{ConnectionId, TransferId};
+use crate::memory::budget::Account;
+use crate::memory::list::{News, Piece, Transfer, TransferOptions};
+
+impl Driver {
+    /// Begins a transfer of a list.
+    pub(crate) fn transfer(
+        &mut self,
+        id: ConnectionId,
+        mut transfer: Transfer<'_>,
+        pieces: Vec<Piece>,
+        options: &TransferOptions,
+    ) -> Result<TransferId, SendErrorKind> {
+        let conn = &self.open_seat(id)?.conn;
+        let (raw, max) = (conn.framing() == Framing::Raw, conn.terms().buffer_size);
+        match &options.news {
+            Some(News::Message(payload)) if payload.len() > max => {
+                return Err(SendErrorKind::TooLong { len: payload.len(), max });
+            }
+            Some(News::Immediate(_)) if raw => return Err(self.lacks(id, "immediate data behind a list")),
+            _ => {}
+        }
+        if self.hides_memory(id) {
+            return Err(SendErrorKind::PlainRemoteMemory);
+        }
+        let sinks = transfer.is_read() && self.has(id, Features::OPEN_READ_SINKS);
+        for region in (0..transfer.len()).filter_map(|index| transfer.region(index)) {
+            self.check_local(id, region, &(0..region.len()))?;
+            if sinks && !self.registry.is_sink(region.key()) {
+                return Err(SendErrorKind::NotASink);
+            }
+        }
+        let longest = self.capabilities(id).map_or(0, |capabilities| capabilities.max_message);
+        let longest = usize::try_from(longest.min(Sge::MAX_LEN.into())).unwrap_or(usize::MAX);
+        let way = match transfer {
+            Transfer::Read(_) => Way::Read,
+            Transfer::Write(_) if self.has(id, Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
+            Transfer::Write(_) => Way::Write,
+        };
+        let question = if way == Way::Write && options.confirm {
+            Some(Box::new(self.block(id, QUESTION, Account::Program).map_err(|error| {
+                log::warn!("{id}: memory for a read of {QUESTION} bytes: {error}");
+                SendErrorKind::NoMemory { len: QUESTION }
+            })?))
+        } else {
+            None
+        };
+        let leases = transfer.lease(&pieces, longest)?;
+        self.look_at_clock();
+        let deadline = self.now.checked_add(options.within);
+        let order = Order { pieces, leases, way, deadline, news: options.news.clone(), question };
+        self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
+    }
+
+    /// Posts nothing more of a list. `false`: there is no such list.
+    pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
+        // A close may have waited for the list.
+        self.note(Stages::ENDS);
+        self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
+    }
+
+    /// Has the deadlines of a connection's lists looked at then.
+    pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
+        let Some(seat) = self.table.get_mut(id) else { return };
+        if let Some(timer) = seat.link.lists.take() {
+            self.timers.cancel(timer);
+        }
+        seat.link.lists = Some(self.timers.insert(at, Due::Lists(id)));
+    }
+
+    /// The deadline of a list has passed.
+    pub(super) fn lists_due(&mut self, id: ConnectionId) {
+        let Some(seat) = self.table.get_mut(id) else { return };
+        seat.link.lists = None;
+        self.input(id, |conn, env| conn.lists_due(env));
+        // A close may have waited for the list.
+        self.note(Stages::ENDS);
+    }
+}

@@ -1,0 +1,59 @@
+//! The owners of connection-manager ids.
+
+use std::time::Instant;
+
+use rdma_transport::cm::CmId;
+use rdma_transport::slab::Key;
+
+use crate::id::ConnectionId;
+use crate::providers::{Handle, Providers};
+
+/// The owner of a connection-manager id.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner {
+    Connection(ConnectionId),
+    Listener(Key),
+    /// Something else than a connection, which has numbered it itself.
+    Guest(u64),
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Owners {
+    /// By provider, and by the slot of the id there.
+    all: Vec<Vec<Option<(CmId, Owner)>>>,
+}
+
+impl Owners {
+    pub(crate) fn own(&mut self, cm: Handle<CmId>, owner: Owner) {
+        let (provider, slot) = (cm.provider, cm.id.0.slot() as usize);
+        if self.all.len() <= provider {
+            self.all.resize(provider + 1, Vec::new());
+        }
+        let owners = &mut self.all[provider];
+        if owners.len() <= slot {
+            owners.resize(slot + 1, None);
+        }
+        owners[slot] = Some((cm.id, owner));
+    }
+
+    pub(crate) fn disown(&mut self, cm: Handle<CmId>) {
+        if self.owner(cm).is_some() {
+            self.all[cm.provider][cm.id.0.slot() as usize] = None;
+        }
+    }
+
+    pub(crate) fn owner(&self, cm: Handle<CmId>) -> Option<Owner> {
+        let owners = self.all.get(cm.provider)?;
+        owners.get(cm.id.0.slot() as usize)?.filter(|(id, _)| *id == cm.id).map(|(_, owner)| owner)
+    }
+
+    /// Destroys an id that has no queue pair.
+    pub(crate) fn discard(&mut self, providers: &mut Providers, cm: Handle<CmId>, now: Instant) {
+        self.disown(cm);
+        let (provider, id) = providers.of(cm);
+        if let Err(error) = provider.destroy_id(id, now) {
+            log::error!("destroying an id: {error}");
+        }
+    }
+}

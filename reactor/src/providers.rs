@@ -1,0 +1,301 @@
+//! The providers of a reactor, in the order in which they are asked for an address.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use rdma_transport::cm::{CmEvent, CmId, Detached};
+use rdma_transport::event::DeviceEvent;
+use rdma_transport::provider::{DeviceId, Drive, Provider};
+use rdma_transport::qp::QpId;
+use rdma_transport::slab::Key;
+
+use crate::error::Error;
+
+/// Largest number of providers of one reactor.
+pub(crate) const MAX_PROVIDERS: usize = 8;
+
+/// The name of what is in shared memory.
+pub(crate) const SHARED_MEMORY: &str = "shm";
+
+/// The feature that is missing where connect requests cannot be handed over.
+pub(crate) const HANDOVER: &str = "connect requests to hand over";
+
+/// A handle, and the number of the provider that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle<T> {
+    pub(crate) provider: usize,
+    pub(crate) id: T,
+}
+
+impl Handle<CmId> {
+    /// The id of a connection whose address is not known yet: it names nothing.
+    pub(crate) const NONE: Self = Self { provider: 0, id: CmId(Key::NONE) };
+}
+
+/// Returns the index of a device in the reactor, which names the device's provider, too.
+pub(crate) const fn device_index(provider: usize, device: DeviceId) -> usize {
+    device.0 as usize * MAX_PROVIDERS + provider
+}
+
+/// Returns the number of a device's provider, and its name there.
+pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
+    (index % MAX_PROVIDERS, DeviceId((index / MAX_PROVIDERS) as u32))
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Providers {
+    all: Vec<Box<dyn Provider>>,
+    /// The provider that is asked first for the next event, so that none waits for another for ever.
+    first: usize,
+    /// The providers that carry something, or have: one bit each.
+    used: u8,
+    /// Those that have carried a connection in shared memory, and those that have carried another one.
+    in_memory: u8,
+    on_wire: u8,
+    /// Number of providers whose connection-manager channel is watched, from the first on.
+    watched: usize,
+}
+
+impl Providers {
+    /// # Errors
+    /// [`Error::NoProvider`] if there is none, or more than [`MAX_PROVIDERS`].
+    pub(crate) fn new(all: Vec<Box<dyn Provider>>) -> Result<Self, Error> {
+        if (1..=MAX_PROVIDERS).contains(&all.len()) {
+            return Ok(Self { all, first: 0, used: 0, in_memory: 0, on_wire: 0, watched: 0 });
+        }
+        let reason = format!("a reactor has 1 to {MAX_PROVIDERS} providers, not {}", all.len());
+        Err(Error::NoProvider { provider: "any", reason })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Provider> {
+        self.all.iter().map(|provider| &**provider)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, provider: usize) -> &dyn Provider {
+        &*self.all[provider]
+    }
+
+    #[inline]
+    pub(crate) fn numbered(&mut self, provider: usize) -> &mut dyn Provider {
+        &mut *self.all[provider]
+    }
+
+    /// Returns a handle's provider, and the handle there.
+    pub(crate) fn of<T>(&mut self, handle: Handle<T>) -> (&mut dyn Provider, T) {
+        (self.numbered(handle.provider), handle.id)
+    }
+
+    /// Returns the provider of a device.
+    #[inline]
+    pub(crate) fn of_device(&mut self, index: usize) -> &mut dyn Provider {
+        self.numbered(device_of(index).0)
+    }
+
+    /// As [`Providers::of_device`], to read.
+    pub(crate) fn get_of_device(&self, index: usize) -> &dyn Provider {
+        self.get(device_of(index).0)
+    }
+
+    /// Notes that a provider carries something.
+    pub(crate) const fn note_use(&mut self, provider: usize) {
+        self.used |= 1 << provider;
+    }
+
+    /// The next provider whose connection-manager channel is not watched yet.
+    #[inline]
+    pub(crate) fn unwatched(&self) -> Option<usize> {
+        (self.watched < self.len()).then_some(self.watched)
+    }
+
+    /// Notes that the channel of that provider is watched.
+    pub(crate) const fn note_watched(&mut self) {
+        self.watched += 1;
+    }
+
+    /// Notes how a provider carries a connection that is up; returns whether it does so in shared memory.
+    pub(crate) fn note_carried(&mut self, provider: usize, qp: QpId) -> bool {
+        let in_memory = self.is_in_memory(provider, qp);
+        if in_memory && self.in_memory & 1 << provider == 0 {
+            log::info!("provider {SHARED_MEMORY}: for peers of this host and this user");
+        }
+        *(if in_memory { &mut self.in_memory } else { &mut self.on_wire }) |= 1 << provider;
+        in_memory
+    }
+
+    /// Whether a connection that is up is in shared memory.
+    pub(crate) fn is_in_memory(&mut self, provider: usize, qp: QpId) -> bool {
+        self.numbered(provider).shared_memory().is_some_and(|role| role.is_shared(qp))
+    }
+
+    /// The names of the providers that were used so far, or of all if none was, with `+` between them. [`SHARED_MEMORY`] stands for what
+    /// was in shared memory, and for its provider as well if that has carried nothing else.
+    pub(crate) fn name(&self) -> String {
+        let has = |bits: u8, index: usize| bits & 1 << index != 0;
+        let counts = |&index: &usize| self.used == 0 || has(self.used, index);
+        let mut names: Vec<&str> = Vec::new();
+        for index in (0..self.len()).filter(counts) {
+            if !has(self.in_memory, index) || has(self.on_wire, index) {
+                names.push(self.get(index).name());
+            }
+            if has(self.in_memory, index) {
+                names.push(SHARED_MEMORY);
+            }
+        }
+        names.join("+")
+    }
+
+    /// The number of the `nth` provider to ask for a way to a peer. Connections within the host are left to the last provider first,
+    /// which needs no device.
+    pub(crate) fn nth_for(&self, peer: IpAddr, nth: usize) -> usize {
+        if peer.is_loopback() { self.len() - 1 - nth } else { nth }
+    }
+
+    /// The number of the first provider that has a device with a local address; of the last one if none has.
+    pub(crate) fn serving(&mut self, local: IpAddr) -> usize {
+        let last = self.len() - 1;
+        for (index, provider) in self.all[..last].iter_mut().enumerate() {
+            match provider.device_at(local) {
+                Ok(_) => return index,
+                Err(error) => log::info!("provider {}: not for {local}: {error}", provider.name()),
+            }
+        }
+        last
+    }
+
+    /// When [`Providers::progress`] must be called at the latest.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        match &self.all[..] {
+            // Asked several times in each turn.
+            [only] => only.next_deadline(),
+            all => all.iter().filter_map(|provider| provider.next_deadline()).min(),
+        }
+    }
+
+    /// Moves bytes and runs timers. Returns `true` if a provider stopped at its budget with work left.
+    pub(crate) fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        let mut more = false;
+        for provider in &mut self.all {
+            more |= provider.progress(now, drive);
+        }
+        more
+    }
+
+    /// The next event of a connection manager, and the number of its provider.
+    pub(crate) fn next_cm_event(&mut self, now: Instant) -> rdma_transport::Result<Option<(usize, CmEvent)>> {
+        let first = self.first;
+        self.first = (first + 1) % self.len();
+        for nth in 0..self.len() {
+            let index = (first + nth) % self.len();
+            if let Some(event) = self.numbered(index).next_cm_event(now)? {
+                return Ok(Some((index, event)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next event of a device, and the number of its provider.
+    pub(crate) fn next_device_event(&mut self) -> Option<(usize, DeviceEvent)> {
+        let next = |provider: &mut Box<dyn Provider>| provider.device_events()?.next_device_event();
+        self.all.iter_mut().enumerate().find_map(|(index, provider)| Some((index, next(provider)?)))
+    }
+
+    /// Takes in a connect request that another reactor has detached; returns its id, and the index of its device. Of several
+    /// providers of the request's kind it is for the one with the same number as there, or nobody's.
+    pub(crate) fn attach(
+        &mut self,
+        request: Handle<Detached>,
+        now: Instant,
+    ) -> rdma_transport::Result<(Handle<CmId>, usize)> {
+        let Handle { provider: number, id: request } = request;
+        let name = request.provider();
+        let of_kind: Vec<usize> = (0..self.len()).filter(|&index| self.get(index).name() == name).collect();
+        let same = of_kind.iter().copied().find(|&index| index == number || of_kind.len() == 1);
+        let provider = same.ok_or(rdma_transport::Error::Unsupported { provider: name, feature: HANDOVER })?;
+        let (id, device) = role(self.numbered(provider), Provider::handover, HANDOVER)?.attach(request, now)?;
+        self.note_use(provider);
+        Ok((Handle { provider, id }, device_index(provider, device)))
+    }
+
+    /// Calls that acknowledged completion events so far.
+    pub(crate) fn acknowledgements(&self) -> u64 {
+        self.iter().filter_map(|provider| Some(provider.adapter()?.acknowledgements())).sum()
+    }
+}
+
+/// Returns a role of a provider.
+///
+/// # Errors
+/// The provider does not have it; the error names the provider and the feature.
+pub(crate) fn role<'a, T: ?Sized>(
+    provider: &'a mut dyn Provider,
+    role: impl FnOnce(&'a mut dyn Provider) -> Option<&'a mut T>,
+    feature: &'static str,
+) -> rdma_transport::Result<&'a mut T> {
+    let name = provider.name();
+    role(provider).ok_or(rdma_transport::Error::Unsupported { provider: name, feature })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rdma_transport::cm::{CmEventKind, ConnectParam};
+    use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+    use rdma_transport::qp::QpAttr;
+    use rdma_transport::{CqAttr, ListenOptions, PathOptions};
+
+    use super::*;
+    use crate::seam::poller::{Clock, SystemClock, system_entropy};
+
+    fn embedded() -> Box<dyn Provider> {
+        let net = TcpNet::new().expect("the channels");
+        Box::new(Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("good settings"))
+    }
+
+    /// The next event of the last provider. Those of the others are dropped.
+    fn event(all: &mut [&mut dyn Provider]) -> CmEvent {
+        let (start, mut found) = (SystemClock.now(), None);
+        while found.is_none() {
+            let now = SystemClock.now();
+            assert!(now - start < Duration::from_secs(300), "an event");
+            for provider in &mut *all {
+                provider.progress(now, Drive::Full);
+                found = None;
+                while let Some(event) = provider.next_cm_event(now).expect("a channel") {
+                    found = Some(event);
+                }
+            }
+        }
+        found.expect("one was found")
+    }
+
+    #[test]
+    fn a_request_goes_to_the_provider_that_it_is_for() {
+        let (mut from, mut client, now) = (embedded(), embedded(), SystemClock.now());
+        let listener = from.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let address = from.local_address(listener).unwrap();
+        let mut attach = |providers: &mut Providers, number| {
+            let id = client.resolve(address, &PathOptions::default(), now + Duration::from_secs(300)).unwrap();
+            event(&mut [&mut *from, &mut *client]);
+            let cq = client.create_cq(DeviceId(0), &CqAttr::new(2)).unwrap();
+            client.create_qp(id, &QpAttr::new(cq, cq, 1, 1)).unwrap();
+            client.connect(id, &ConnectParam::default()).unwrap();
+            let request = event(&mut [&mut *client, &mut *from]);
+            assert!(matches!(request.kind, CmEventKind::ConnectRequest { .. }));
+            let id = from.handover().unwrap().detach(request.id).unwrap();
+            providers.attach(Handle { provider: number, id }, now).map(|(handle, _)| handle.provider)
+        };
+        let mut two = Providers::new(vec![embedded(), embedded()]).unwrap();
+        assert_eq!((attach(&mut two, 0).unwrap(), attach(&mut two, 1).unwrap()), (0, 1));
+        assert!(attach(&mut two, 2).is_err(), "nobody knows which of the two");
+        let mut one = Providers::new(vec![embedded()]).unwrap();
+        assert_eq!(attach(&mut one, 2).unwrap(), 0);
+    }
+}

@@ -1,0 +1,177 @@
+//! The stages of a turn behind flags: each is taken if [`Stages`] or the clock says that it has something to do.
+
+use super::deliver::Delivery;
+use crate::api::handler::Handler;
+use crate::driver::stages::Stages;
+use crate::driver::{CmStep, Due};
+use crate::error::Error;
+use crate::seam::poller::Edge;
+
+/// Largest number of events of the connection manager handled in one turn; the same holds for events of devices.
+const EVENTS_PER_TURN: usize = 256;
+
+/// Largest number of timers fired in one turn.
+const TIMERS_PER_TURN: usize = 1024;
+
+/// Largest number of connect requests taken from other reactors in one turn.
+const ARRIVALS_PER_TURN: usize = 256;
+
+impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
+    /// Takes stages 4 to 6.
+    #[cold]
+    pub(super) fn first_stages(&mut self) -> Result<(), Error> {
+        self.driver.watch_channels()?;
+        if self.driver.take(Stages::EVENTS) {
+            self.connection_managers()?;
+        }
+        if self.driver.take(Stages::PROVIDERS) {
+            self.driver.drive();
+        }
+        Ok(())
+    }
+
+    /// Takes stages 8 to 11.
+    #[cold]
+    pub(super) fn last_stages(&mut self, edges: &mut Vec<Edge>) -> Result<(), Error> {
+        self.timers();
+        if self.driver.take(Stages::DESCRIPTORS) {
+            self.descriptors(edges);
+        }
+        self.calls();
+        if self.driver.take(Stages::OTHERS | Stages::WAITING_SENDS) {
+            self.others();
+        }
+        // A callback may have brought a device into use.
+        self.driver.watch_channels()?;
+        if self.driver.take(Stages::ENDS) {
+            self.ends();
+        }
+        self.driver.finish_drain(!self.endpoints.is_empty());
+        // It may be of a device that is gone.
+        *self.lender = None;
+        self.flush();
+        Ok(())
+    }
+
+    /// Takes stages 4 and 5: events of the connection manager, then of devices.
+    fn connection_managers(&mut self) -> Result<(), Error> {
+        // What a failed call or the bound leaves is for the next turn.
+        self.driver.note(Stages::EVENTS);
+        for _ in 0..EVENTS_PER_TURN {
+            match self.driver.next_cm()? {
+                CmStep::Nothing => {
+                    self.devices();
+                    return Ok(());
+                }
+                CmStep::Done => {}
+                CmStep::Request(request) => self.place(request),
+                CmStep::Guest(number, cm, kind) => self.endpoints.cm_event(self.driver, number, cm, kind),
+            }
+            self.progressed = true;
+            self.events();
+        }
+        Ok(())
+    }
+
+    /// Takes stage 5.
+    fn devices(&mut self) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(told) = self.driver.next_device_event() else {
+                self.driver.take(Stages::EVENTS);
+                return;
+            };
+            self.progressed = true;
+            if let Some(device) = told.failed {
+                self.endpoints.end_on_device(self.driver, device);
+            }
+            if let Some(event) = told.event {
+                self.device_event(&event);
+            }
+        }
+    }
+
+    /// Takes stage 8: fires the timers that are due.
+    fn timers(&mut self) {
+        self.driver.take(Stages::TIMERS);
+        let mut left = TIMERS_PER_TURN;
+        while let Some((key, due)) = self.driver.next_due(&mut left) {
+            match due {
+                Due::Program(token) => self.timer(key, token),
+                Due::Guest(number) => self.endpoints.due(self.driver, number),
+                Due::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
+                _ => {}
+            }
+            self.events();
+        }
+        self.progressed |= left < TIMERS_PER_TURN;
+        self.events();
+        if left == 0 {
+            self.driver.note(Stages::TIMERS);
+        }
+    }
+
+    /// Takes the first part of stage 9: readiness of the program's own descriptors.
+    fn descriptors(&mut self, edges: &mut Vec<Edge>) {
+        for Edge { token, readiness } in edges.drain(..) {
+            // A callback may have deregistered the descriptor meanwhile.
+            if let Some(key) = self.driver.os().io.find(token) {
+                self.progressed = true;
+                self.driver.counters().turns.io_edges += 1;
+                self.io_ready(key, readiness);
+            }
+        }
+    }
+
+    /// Takes the second part of stage 9: buffers and regions that other threads gave back, and calls to stop.
+    fn calls(&mut self) {
+        if self.driver.os().wake.take() {
+            self.progressed = true;
+            self.driver.note(Stages::OTHERS);
+            self.driver.take_returned();
+            self.driver.take_dropped_regions();
+            if self.driver.os().wake.take_stop() {
+                self.driver.stop();
+            }
+            self.driver.check_inbox();
+        }
+    }
+
+    /// Takes the last part of stage 9: connect requests of other reactors, commands of other threads, and the beginning
+    /// of a drain.
+    fn others(&mut self) {
+        let mut left = ARRIVALS_PER_TURN;
+        while let Some(request) = self.driver.next_arrival(&mut left) {
+            self.progressed = true;
+            self.answer(request);
+            self.events();
+        }
+        if left == 0 {
+            self.driver.note(Stages::OTHERS);
+        }
+        self.desk.begin(self.driver);
+        while let Some(message) = self.desk.next_message(self.driver) {
+            self.woken(message);
+        }
+        self.progressed |= self.desk.end(self.driver);
+        if let Some(deadline) = self.driver.begin_drain() {
+            self.progressed = true;
+            self.drain(deadline);
+        }
+        self.events();
+    }
+
+    /// Takes stage 10: ends connections and endpoints that have nothing left to wait for.
+    fn ends(&mut self) {
+        for id in self.driver.take_ended() {
+            self.progressed = true;
+            let last = self.driver.finish(id);
+            self.events();
+            if let Some(event) = last {
+                self.event(id, event);
+            }
+            self.driver.release(id);
+        }
+        self.progressed |= self.endpoints.finish_ended(self.driver);
+        self.events();
+    }
+}

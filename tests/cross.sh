@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Checks the library for other architectures, and runs the transport's unit tests and the recorded exchanges there under qemu-user:
+# aarch64, and s390x, where the highest octet of a number comes first in memory. The layouts of C structures are asserted at compile
+# time. Needs the standard library of each (rustup fetches it, if there is a rustup), and root for the cross linkers and qemu-user.
+#
+#   tests/cross.sh [aarch64 | s390x]...    both unless said otherwise
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- aarch64 s390x
+
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/cross
+
+say() { echo "cross: $*" >&2; }
+
+for machine; do
+    triple=$machine-unknown-linux-gnu
+    case $machine in
+        aarch64) libc=libc6-dev-arm64-cross ;;
+        s390x) libc=libc6-dev-s390x-cross ;;
+        *) say "$machine: wanted aarch64 or s390x"; exit 2 ;;
+    esac
+    tests/packages.sh "gcc-$machine-linux-gnu" $libc qemu-user-static
+    if [ ! -d "$(rustc --print target-libdir --target "$triple")" ]; then
+        rustup target add "$triple" || { say "no standard library for $triple: rustup has one, and Debian's libstd-rust-dev"; exit 1; }
+    fi
+    upper=$(tr a-z- A-Z_ <<< "$triple")
+    export "CARGO_TARGET_${upper}_LINKER=$machine-linux-gnu-gcc"
+    export "CARGO_TARGET_${upper}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
+    say "$(rustc --version), $triple"
+    cargo check --target "$triple" -p rdma-transport -p rdma-reactor
+    # qemu-user hands no advice about pages to the kernel, which the first test reads back, and keeps the highest real-time signals.
+    cargo test --target "$triple" -p rdma-transport --lib -- \
+        --skip large_mappings_are_aligned_and_take_huge_pages --skip signals_of_the_program_are_left_alone
+    cargo test --target "$triple" -p rdma-reactor-tests --test wire
+done

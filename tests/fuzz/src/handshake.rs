@@ -1,0 +1,129 @@
+//! A handshake of two sides, with a tape on the path between them.
+
+use rdma_transport_fuzz::iwarp::fuzz::Tape;
+
+use crate::limits::HEADER_LEN;
+use crate::secured::{psk, tls};
+use crate::security::channel::TAG;
+use crate::security::{Channel, Handshake, PeerIdentity, Security, Side};
+
+/// Most octets that are on their way in one direction. A connection limits them as well.
+const LIMIT: usize = 64 << 10;
+
+/// A side, the octets on their way to it, and whether it has failed.
+struct End {
+    handshake: Box<dyn Handshake>,
+    inbox: Vec<u8>,
+    failed: bool,
+}
+
+impl End {
+    fn new(security: &Security, side: Side<'_>) -> Self {
+        let handshake = security.start(side, b"context").expect("the settings are good");
+        Self { handshake, inbox: Vec::new(), failed: false }
+    }
+
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        self.inbox.drain(..len.min(self.inbox.len())).collect()
+    }
+
+    /// Takes octets, and answers them.
+    fn read(&mut self, octets: &[u8], peer: &mut Self) {
+        if self.failed || peer.inbox.len() > LIMIT {
+            return;
+        }
+        if let Err(error) = self.handshake.read(octets, &mut peer.inbox) {
+            assert!(!self.handshake.alert(&error).is_empty() && !error.to_string().is_empty());
+            self.failed = true;
+        }
+    }
+}
+
+/// A handshake with a pre-shared key.
+///
+/// # Panics
+/// As [`handshake_tls`].
+pub fn handshake_psk(tape: &[u8]) {
+    handshake(&psk(), tape);
+}
+
+/// A handshake of TLS.
+///
+/// # Panics
+/// When a handshake that nobody has touched fails, or one that somebody has touched ends in keys that differ.
+pub fn handshake_tls(tape: &[u8]) {
+    handshake(tls(), tape);
+}
+
+/// Lets an active and a passive side talk, and does to their octets what the tape says. `security` must be settings with which
+/// both accept each other.
+fn handshake(security: &Security, tape: &[u8]) {
+    let mut tape = Tape::new(tape);
+    let address = [192, 0, 2, 1].into();
+    let mut active = End::new(security, Side::Active { host: Some("node"), address });
+    let mut passive = End::new(security, Side::Passive);
+    active.handshake.begin(&mut passive.inbox).expect("it can begin");
+    passive.handshake.begin(&mut active.inbox).expect("it can begin");
+    let mut touched = false;
+    while !tape.is_over() {
+        let (to, from) = if tape.below(128) { (&mut active, &mut passive) } else { (&mut passive, &mut active) };
+        let choice = tape.byte() % 16;
+        touched |= choice >= 8;
+        match choice {
+            // What is on its way arrives: all of it, or a piece.
+            0..=3 => {
+                let octets = to.take(usize::MAX);
+                to.read(&octets, from);
+            }
+            4..=7 => {
+                let octets = to.take(tape.number() as usize);
+                to.read(&octets, from);
+            }
+            // Somebody changes a bit, drops octets, repeats them, swaps the directions, or sends octets.
+            8 | 9 => {
+                let at = tape.number() as usize;
+                if let Some(octet) = to.inbox.get_mut(at) {
+                    *octet ^= 1 << (tape.byte() & 7);
+                }
+            }
+            10 => drop(to.take(tape.number() as usize)),
+            11 => {
+                let len = to.inbox.len().min(tape.number() as usize).min(LIMIT.saturating_sub(to.inbox.len()));
+                to.inbox.extend_from_within(..len);
+            }
+            12 => std::mem::swap(&mut to.inbox, &mut from.inbox),
+            _ => {
+                let octets = tape.octets(1000);
+                to.read(octets, from);
+            }
+        }
+    }
+    while !(active.inbox.is_empty() && passive.inbox.is_empty()) {
+        let octets = active.take(usize::MAX);
+        active.read(&octets, &mut passive);
+        let octets = passive.take(usize::MAX);
+        passive.read(&octets, &mut active);
+        if active.failed || passive.failed {
+            break;
+        }
+    }
+    let end = |end: &mut End| if end.failed { None } else { end.handshake.finish() };
+    match (end(&mut active), end(&mut passive)) {
+        (Some(active), Some(passive)) => joined(active, passive),
+        (active, passive) => {
+            assert!(touched, "active: {:?}, passive: {:?}", active.is_some(), passive.is_some());
+        }
+    }
+}
+
+/// What one side seals, the other one opens.
+fn joined(active: (Channel, PeerIdentity), passive: (Channel, PeerIdentity)) {
+    assert!(!matches!(active.1, PeerIdentity::Anonymous) && !matches!(passive.1, PeerIdentity::Anonymous));
+    let (mut active, mut passive) = (active.0, passive.0);
+    for (sealer, opener) in [(&mut active.sealer, &mut passive.opener), (&mut passive.sealer, &mut active.opener)] {
+        let mut message = [&[1; HEADER_LEN][..], b"a message", &[0; TAG]].concat();
+        assert!(sealer.seal(&mut message, HEADER_LEN));
+        assert_eq!(opener.open(&mut message, HEADER_LEN), Some(HEADER_LEN + 9));
+        assert_eq!(&message[HEADER_LEN..HEADER_LEN + 9], b"a message");
+    }
+}

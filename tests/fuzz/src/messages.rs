@@ -1,0 +1,65 @@
+//! What connections read of each other: greetings, headers, and the payloads of the reactor's own messages.
+
+use crate::frame::{Header, Immediate, Kind, Offer, Part, Progress};
+use crate::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
+use crate::limits::{HEADER_LEN, MAX_CONTROL};
+
+/// Reads private data as a greeting.
+///
+/// # Panics
+/// When it is written in another way than it was read.
+pub fn greeting(octets: &[u8]) {
+    let own = Greeting::octets(octets);
+    assert_eq!(own, &octets[..own.len()]);
+    let Ok(greeting) = Greeting::parse(octets) else {
+        assert_eq!(own, octets, "what is no greeting is left as it is");
+        return;
+    };
+    let sound = greeting.checked();
+    assert!(sound.is_err() || greeting.buffer_size > 0 && greeting.window > 0);
+    if greeting.user.len() <= MAX_USER_PRIVATE_DATA {
+        let again = greeting.emit();
+        assert_eq!(Greeting::parse(&again), Ok(greeting));
+        assert_eq!(again.len(), own.len());
+    }
+}
+
+/// Reads a message: its header, and the payload that messages of its kind have.
+///
+/// # Panics
+/// When it is written in another way than it was read.
+pub fn message(octets: &[u8]) {
+    let header = Header::parse(octets).or_else(|| Header::parse_fragment(octets));
+    let Some(header) = header else { return };
+    let following = Header::following(octets);
+    let (octets, payload) = octets.split_at(HEADER_LEN);
+    assert_eq!(header.emit_before(following), octets);
+    match header.kind {
+        Kind::Immediate => {
+            if let Some(immediate) = Immediate::parse(payload) {
+                assert_eq!(immediate.emit(), payload);
+            }
+        }
+        Kind::Offer => {
+            if let Some(offer) = Offer::parse(payload) {
+                assert_eq!(offer.emit(&mut [0; MAX_CONTROL]), payload);
+                let region = offer.region;
+                assert!(region.address.checked_add(region.len).is_some(), "{region:?} wraps around");
+                assert_eq!(region.part(0, region.len), Some(region));
+                assert_eq!(region.part(region.len, 1), None);
+            }
+        }
+        Kind::Handshake => {
+            if let Some((part, rest)) = Part::parse(payload) {
+                assert_eq!((part as u8, rest), (payload[0], &payload[1..]));
+            }
+        }
+        Kind::Progress => {
+            if let Some(progress) = Progress::parse(payload) {
+                assert_eq!(progress.emit(), payload);
+            }
+        }
+        Kind::Hello | Kind::Credit | Kind::Ping | Kind::Pong | Kind::Goodbye => assert!(payload.is_empty()),
+        Kind::Data | Kind::Fetched | Kind::Refused | Kind::Fragment => {}
+    }
+}

@@ -1,0 +1,6 @@
+//! Switches the fuzz targets on, which are a part of no other build.
+
+fn main() {
+    println!("cargo::rustc-cfg=fuzz_targets");
+    println!("cargo::rerun-if-changed=build.rs");
+}

@@ -1,0 +1,100 @@
+//! A stream of FPDUs means the same, however it is cut into reads.
+
+use std::sync::Arc;
+
+use super::super::fault::Fault;
+use super::super::queue_pair::Role;
+use super::super::startup::Agreement;
+use super::end::{DEPTH, End, repair};
+use super::tape::Tape;
+use crate::mem::Memory;
+use crate::mr::{Access, RemoteKey};
+use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SgeList};
+
+/// Length of a receive, and of the room that it has.
+const RECEIVE: usize = 8192;
+/// The region that the peer may use: its STag, its first Tagged Offset and its length.
+const REGION: (u32, u64, usize) = (0x100, 0x1000, 8192);
+/// Receives that are posted.
+const RECEIVES: usize = 4;
+
+/// What a completion says.
+type Said = (u64, WcStatus, WcOpcode, u32, Option<u32>, Option<RemoteKey>);
+
+/// The outcome of a stream.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    fault: Option<Fault>,
+    completions: Vec<Said>,
+    messages: Vec<Vec<u8>>,
+    region: Vec<u8>,
+    answers: Vec<u8>,
+    at_boundary: bool,
+}
+
+/// Takes a stream in pieces whose lengths `next` chooses.
+fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
+    let agreement = Agreement { crc: choice & 1 != 0, ird: 4, ord: 4, rtr: None, markers: false };
+    let mut end = End::new(Role::Responder, &agreement, 1448, choice & 4 != 0, choice & 8 != 0);
+    let region = Arc::new(Memory::new(REGION.2).expect("memory"));
+    end.resources.keys.register_at(&region, REGION.1, REGION.2, Access::REMOTE, REGION.0);
+    let inbox = Memory::new(RECEIVES * RECEIVE).expect("memory");
+    for wr_id in 0..RECEIVES.min(DEPTH as usize) {
+        // Receives of several entries, and of both kinds of entries.
+        let (start, half) = (wr_id * RECEIVE, RECEIVE / 2);
+        let mut sges = SgeList::one(inbox.sge(start, half));
+        sges.push(inbox.shared_sge(start + half, half)).expect("room for two");
+        let wr = RecvWr { wr_id: wr_id as u64, sges };
+        match end.srq {
+            Some(srq) => end.resources.srq(srq).and_then(|queue| queue.post(wr)).expect("room"),
+            None => end.qp.post_recv(&[wr], &mut end.resources.cqs).expect("room"),
+        }
+    }
+    let (mut rest, mut fault) = (stream, None);
+    while !rest.is_empty() && fault.is_none() {
+        let (now, later) = rest.split_at(next().clamp(1, rest.len()));
+        fault = end.deliver(now).err();
+        rest = later;
+    }
+    let at_boundary = fault.is_some() || end.qp.is_at_boundary();
+    if fault.is_none() {
+        fault = end.transmit(usize::MAX).err();
+    }
+    let completions = end.poll(usize::MAX);
+    let messages = completions.iter().filter(|wc| wc.status == WcStatus::Success).map(|wc| {
+        assert!(wc.byte_len as usize <= RECEIVE);
+        inbox.read(wc.wr_id as usize * RECEIVE, wc.byte_len as usize)
+    });
+    let messages = messages.collect();
+    let completions = completions
+        .iter()
+        .map(|wc| (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.immediate, wc.invalidated))
+        .collect();
+    let answers = std::mem::take(&mut end.wire);
+    Outcome { fault, completions, messages, region: region.read(0, REGION.2), answers, at_boundary }
+}
+
+/// Takes a stream at once, in single octets, and in pieces. The first octets say what was agreed on, how the pieces are made,
+/// and whether the CRCs are put right before, without which a fuzzer would not get far.
+///
+/// # Panics
+/// When the cuts make a difference.
+pub fn cuts(tape: &[u8]) {
+    let mut tape = Tape::new(tape);
+    let (choice, mut seed) = (tape.byte(), u32::from(tape.byte()) | 1 << 8);
+    let mut stream = tape.rest().to_vec();
+    if choice & 2 != 0 {
+        repair(&mut stream);
+    }
+    let whole = take(&stream, choice, || usize::MAX);
+    let pieces = take(&stream, choice, || {
+        seed = seed.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        let len = (seed >> 16) as usize;
+        if len & 0x300 == 0 { len % 6000 } else { 1 + len % 50 }
+    });
+    assert_eq!(whole, pieces);
+    if stream.len() < 200 {
+        assert_eq!(whole, take(&stream, choice, || 1));
+    }
+}

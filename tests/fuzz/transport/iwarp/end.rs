@@ -1,0 +1,146 @@
+//! A queue pair that is alone with a stream: octets go in, and what it sends is kept.
+
+use std::io;
+
+use super::super::fault::Fault;
+use super::super::intake::Intake;
+use super::super::queue_pair::{QueuePair, Role};
+use super::super::startup::Agreement;
+use super::super::transmit::Sent;
+use super::super::wire::crc32c;
+use super::super::wire::mpa::{CRC_LEN, fpdu_len};
+use crate::provider::CqId;
+use crate::qp::{QpAttr, QpId, SrqId};
+use crate::slab::Key;
+use crate::soft::resources::Resources;
+use crate::wc::WorkCompletion;
+
+/// Work requests that each queue takes, and the longest inline payload.
+pub(super) const DEPTH: u32 = 16;
+pub(super) const INLINE: u32 = 64;
+/// Octets that a receive call brings besides the rest of a payload.
+const ROOM: usize = 256 * 1024;
+
+pub(super) struct End {
+    pub(super) qp: QueuePair,
+    pub(super) resources: Resources,
+    pub(super) cq: CqId,
+    pub(super) srq: Option<SrqId>,
+    intake: Intake,
+    /// What it has sent.
+    pub(super) wire: Vec<u8>,
+}
+
+impl End {
+    pub(super) fn new(role: Role, agreement: &Agreement, segment: usize, shared: bool, extensions: bool) -> Self {
+        let mut resources = Resources::default();
+        let cq = resources.cqs.create(4 * DEPTH as usize);
+        let srq = shared.then(|| resources.create_srq(DEPTH));
+        if let Some(srq) = srq {
+            resources.attach(srq, cq).expect("there is room on the completion queue");
+        }
+        let attr = QpAttr {
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: INLINE,
+            max_recv_sge: 0,
+            srq: None,
+        };
+        let mut qp = QueuePair::new(QpId(Key::new(1, 1)), &QpAttr { srq, ..attr });
+        qp.establish(role, agreement, segment);
+        if extensions {
+            qp.enable_extensions();
+        }
+        Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
+    }
+
+    /// Takes octets as a socket would give them.
+    pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
+        let Self { qp, resources, intake, .. } = self;
+        while !octets.is_empty() {
+            let taken = qp.receive(intake, ROOM, &resources.keys, &mut |slices| {
+                let before = octets.len();
+                for slice in slices {
+                    octets = &octets[slice.fill(octets)..];
+                }
+                Ok(before - octets.len())
+            });
+            let result = qp.input(intake, taken.expect("the socket does not fail").0, resources);
+            if qp.is_held() && qp.has_received() {
+                qp.release();
+            }
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Sends until nothing is left, or until TCP has taken `window` octets and takes no more.
+    pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
+        let mut room = window;
+        loop {
+            let Self { qp, resources, wire, .. } = self;
+            let sent = qp.transmit(
+                &mut |slices| {
+                    if room == 0 {
+                        return Err(io::ErrorKind::WouldBlock.into());
+                    }
+                    let before = wire.len();
+                    for slice in slices {
+                        slice.append_to(wire, usize::MAX);
+                    }
+                    wire.truncate(wire.len().min(before.saturating_add(room)));
+                    let taken = wire.len() - before;
+                    room -= taken;
+                    Ok(taken)
+                },
+                resources,
+            );
+            let sent = sent.expect("the socket does not fail");
+            if let Some(fault) = self.qp.take_fault() {
+                return Err(fault);
+            }
+            match sent {
+                Sent::All => return Ok(()),
+                Sent::Blocked => {
+                    assert!(room == 0, "it stopped although the socket took everything");
+                    return Ok(());
+                }
+                Sent::More => {}
+            }
+        }
+    }
+
+    /// Takes at most `max` completions.
+    pub(super) fn poll(&mut self, max: usize) -> Vec<WorkCompletion> {
+        let mut out = Vec::new();
+        self.resources.cqs.poll(self.cq, max, &mut out).expect("the completion queue is there");
+        for completion in &out {
+            if let Some(srq) = self.qp.polled(completion.opcode) {
+                self.resources.receive_polled(srq);
+            }
+        }
+        out
+    }
+}
+
+/// Completes an FPDU with pad and CRC.
+pub(super) fn seal(mut fpdu: Vec<u8>) -> Vec<u8> {
+    fpdu.resize(fpdu.len().next_multiple_of(4), 0);
+    let sum = crc32c(&fpdu);
+    fpdu.extend_from_slice(&sum.to_le_bytes());
+    fpdu
+}
+
+/// Puts the right CRC into each whole FPDU of a stream.
+pub(super) fn repair(stream: &mut [u8]) {
+    let mut rest = stream;
+    while let Some(&[high, low]) = rest.first_chunk::<2>() {
+        let len = fpdu_len(usize::from(u16::from_be_bytes([high, low])));
+        let Some((fpdu, behind)) = rest.split_at_mut_checked(len) else { return };
+        let (body, sum) = fpdu.split_at_mut(len - CRC_LEN);
+        sum.copy_from_slice(&crc32c(body).to_le_bytes());
+        rest = behind;
+    }
+}

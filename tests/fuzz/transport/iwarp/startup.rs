@@ -1,0 +1,105 @@
+//! Startup frames: read whole and in pieces, judged as both sides do, answered, and written again.
+
+use super::super::config::MAX_READ_DEPTH;
+use super::super::startup::{
+    FrameReader, Judgement, MAX_PRIVATE_DATA_OUT, Terms, Verdict, accept, judge_reply, judge_request, reject,
+};
+use super::super::wire::mpa::STARTUP_HEADER_LEN;
+use super::super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
+
+/// A frame: its header, its enhanced block, its private data, and the number of octets that were taken for it.
+type Frame = (StartupHeader, Option<Enhanced>, Vec<u8>, usize);
+
+/// Reads one frame in pieces of at most `step` octets; `None` if there are too few.
+fn read(kind: StartupKind, octets: &[u8], step: usize) -> Result<Option<Frame>, StartupError> {
+    let mut reader = FrameReader::new(kind);
+    let mut at = 0;
+    loop {
+        let space = reader.space();
+        let len = space.len().min(step).min(octets.len() - at);
+        assert!(!space.is_empty(), "a frame that is not complete has room");
+        space[..len].copy_from_slice(&octets[at..at + len]);
+        at += len;
+        if let Some(header) = reader.filled(len)? {
+            let (enhanced, private_data) = reader.body();
+            return Ok(Some((header, enhanced, private_data.to_vec(), at)));
+        }
+        if at == octets.len() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Reads the octets behind the first as a request and as a reply; the first one says how they are cut.
+///
+/// # Panics
+/// When a cut changes what is read, an octet is lost, or two sides agree on different things.
+pub fn startup(tape: &[u8]) {
+    let Some((&choice, octets)) = tape.split_first() else { return };
+    for kind in [StartupKind::Request, StartupKind::Reply] {
+        let frame = read(kind, octets, usize::MAX);
+        assert_eq!(frame, read(kind, octets, 1 + usize::from(choice & 63)));
+        let Ok(Some((header, enhanced, private_data, taken))) = frame else { continue };
+        assert_eq!((header.kind, taken), (kind, STARTUP_HEADER_LEN + usize::from(header.private_data_len)));
+        let block = enhanced.map_or(Vec::new(), |block| block.emit().to_vec());
+        let again = [&header.emit()[..], &block, &private_data].concat();
+        assert_eq!(again, &octets[..taken]);
+        let crc = choice & 64 == 0;
+        let markers = choice & 128 == 0;
+        for (ird, ord) in [(0, 0), (1, 7), (u16::MAX, u16::MAX)] {
+            let terms = Terms::new(crc, ird, ord, markers);
+            match kind {
+                StartupKind::Request => request(&terms, &header, enhanced, markers),
+                StartupKind::Reply => reply(&terms, &header, enhanced),
+            }
+        }
+    }
+}
+
+/// Answers a request in both ways.
+fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
+    let asked = match judge_request(header, enhanced, markers) {
+        Judgement::Acceptable(asked) => asked,
+        Judgement::Refused(_, asked) => return refused(&reject(&asked, b"why"), header),
+        Judgement::Unknown(_) => return,
+    };
+    refused(&reject(&asked, b"why"), header);
+    let data = [7; MAX_PRIVATE_DATA_OUT];
+    let (octets, agreement) = accept(terms, &asked, &data);
+    let Ok(Some((answer, block, private_data, taken))) = read(StartupKind::Reply, &octets, usize::MAX) else {
+        panic!("the reply cannot be read: {octets:02x?}");
+    };
+    assert_eq!((taken, private_data), (octets.len(), data.to_vec()));
+    assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
+    assert_eq!(agreement.markers, header.markers);
+    assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
+    // The side that asked takes this reply, if it may have asked for what it did.
+    let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
+    let own = Terms::new(false, ird, ord, markers);
+    if (own.ird, own.ord) == (ird, ord) {
+        if let Verdict::Accepted(of_active) = judge_reply(&own, &answer, block) {
+            assert_eq!((of_active.crc, of_active.rtr.is_some()), (agreement.crc, agreement.rtr.is_some()));
+            assert!(of_active.ord <= agreement.ird.max(own.ord) && agreement.ord <= of_active.ird, "{of_active:?}");
+        }
+    }
+}
+
+/// Reads a reply that rejects.
+fn refused(octets: &[u8], request: &StartupHeader) {
+    let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, octets, usize::MAX) else {
+        panic!("the reply cannot be read: {octets:02x?}");
+    };
+    assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
+}
+
+/// Judges a reply.
+fn reply(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>) {
+    match judge_reply(terms, header, enhanced) {
+        Verdict::Accepted(agreement) => {
+            assert!(!header.reject && agreement.ord <= terms.ord && agreement.ird <= terms.ird, "{agreement:?}");
+            assert!(terms.markers || !agreement.markers);
+        }
+        Verdict::Rejected => assert!(header.reject),
+        Verdict::Failed(why, _) => assert!(!header.reject && !why.is_empty()),
+    }
+}

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Peers of this host who are of another user, in other namespaces, or have no memory: who comes up, on what, and what is said. As root.
+#
+# Usage: tests/same-host.sh
+#
+# Each row starts a client that requires shared memory, and one that takes what there is (ProviderChoice::Auto), against one server with
+# ProviderChoice::Auto. Behind each row another client has to come up in shared memory: nothing that a row does stays with the server.
+# Killed and stopped peers are in tests/tests/same_host.rs.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+[ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
+${CARGO:-cargo} build -q ${PROFILE:+--profile "$PROFILE"} -p rdma-reactor-tests --bin rdma-peer || exit 1
+binary=${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}/rdma-peer
+
+work=$(mktemp -d) || exit 1
+space=rdma-$$ group=/sys/fs/cgroup/memory/rdma-$$
+[ -d /sys/fs/cgroup/memory ] || group=/sys/fs/cgroup/rdma-$$
+server=
+finish() {
+    [ -z "$server" ] || kill "$server"
+    ip netns del "$space" 2>/dev/null
+    rmdir "$group" 2>/dev/null
+    rm -rf "$work"
+}
+trap finish EXIT
+chmod 755 "$work"
+install -m 755 "$binary" "$work/peer" # where nobody may run it
+mkfifo "$work/silence"
+chmod 666 "$work/silence"
+
+# Two addresses of this host, and another network namespace that reaches one of them.
+ip netns add "$space" && ip link add "v$$" type veth peer name "w$$" netns "$space" &&
+    ip addr add 10.214.77.1/24 dev "v$$" && ip link set "v$$" up &&
+    ip -n "$space" addr add 10.214.77.2/24 dev "w$$" && ip -n "$space" link set "w$$" up ||
+    { echo "same-host: no second network namespace" >&2; exit 1; }
+
+RUST_LOG=rdma=debug "$work/peer" auto serve 0.0.0.0:0 <>"$work/silence" >"$work/served" 2>"$work/log" &
+server=$!
+until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served") && [ -n "$port" ]; do
+    kill -0 "$server" || exit 1
+    sleep 0.05
+done
+
+# Prints the first line that each of COUNT connections has, as seen by a client of CHOICE, run by a command; `hangs` after 30 s.
+client() { # CHOICE ADDRESS COUNT COMMAND...
+    local choice=$1 address=$2 count=$3 pid line=
+    shift 3
+    : >"$work/out"
+    "$@" "$work/peer" "$choice" connect "$address:$port" "$count" 1 <>"$work/silence" >"$work/out" 2>"$work/err" &
+    pid=$!
+    for _ in $(seq 600); do
+        [ "$(grep -cE '^(up|failed)' "$work/out")" -lt "$count" ] || break
+        kill -0 "$pid" 2>/dev/null || break
+        sleep 0.05
+    done
+    if kill -0 "$pid" 2>/dev/null; then
+        [ "$(grep -cE '^(up|failed)' "$work/out")" -ge "$count" ] || line="hangs "
+        kill "$pid"
+        wait "$pid"
+    else
+        wait "$pid"
+        line="ended with status $?: "
+    fi 2>/dev/null
+    sort "$work/out" | grep -E '^(up|failed)' | sed 's/:[0-9]* *:/:/' | uniq -c | sed 's/^ *1 //; s/^ *//' | paste -sd ';' - |
+        sed "s/^/$line/; s/: *$//" | cut -c 1-150
+}
+
+failed=0
+# A row: what a client with shm says, and what one with auto says, are patterns.
+row() { # NAME ADDRESS COUNT SHM AUTO [COMMAND...]
+    local name=$1 address=$2 count=$3 choice wanted said verdict
+    local -A wants=([shm]=$4 [auto]=$5)
+    shift 5
+    for choice in shm auto; do
+        said=$(client "$choice" "$address" "$count" "$@")
+        verdict=ok
+        [[ $said =~ ${wants[$choice]} ]] && ! [[ $said =~ hangs ]] || { verdict=FAILED failed=$((failed + 1)); }
+        printf '%-7s %-34s %-5s %s\n' "$verdict" "$name" "$choice" "$said"
+    done
+    said=$(client shm 127.0.0.1 1)
+    [ "$said" = "up shm" ] || { printf 'FAILED  %-34s then  %s\n' "$name" "$said" && failed=$((failed + 1)); }
+}
+
+nobody="setpriv --reuid 65534 --regid 65534 --clear-groups"
+other="setpriv --reuid 4242 --regid 4242 --clear-groups"
+row "the same user" 127.0.0.1 1 '^up shm$' '^up shm$'
+row "the same user, an address" 10.214.77.1 1 '^up shm$' '^up shm$'
+row "another user" 127.0.0.1 1 '^failed: .*no shared memory' '^up iwarp$' $other
+row "nobody" 127.0.0.1 1 '^failed: .*no shared memory' '^up iwarp$' $nobody
+row "unshare -U" 127.0.0.1 1 '^failed: .*no shared memory' '^up iwarp$' unshare -U
+row "unshare -Ur: known there" 127.0.0.1 1 '^up shm$' '^up shm$' unshare -Ur
+row "another user, unshare -Ur" 127.0.0.1 1 '^failed: .*no shared memory' '^up iwarp$' $other unshare -Ur
+row "a network namespace, veth" 10.214.77.1 1 '^failed: .*no shared memory' '^up iwarp$' ip netns exec "$space"
+row "no files of 16 KiB, RLIMIT_FSIZE" 127.0.0.1 1 '^failed: .*no shared memory.*File too large' '^up iwarp$' prlimit --fsize=16384
+# Each connection takes memory on its own; those for which there is none say so, as they would over TCP.
+row "no address space, RLIMIT_AS" 127.0.0.1 40 '^[0-9]+ failed: .*Cannot allocate memory' '^[0-9]+ failed: .*Cannot allocate memory' \
+    prlimit --as=20000000
+# The kernel ends the process whose group is full. Its connections are lost, and nothing else.
+in_group() { echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"; }
+mkdir "$group" || exit 1
+limit=memory.limit_in_bytes
+[ -f "$group/$limit" ] || limit=memory.max
+echo 16M >"$group/$limit" || exit 1
+row "a full control group" 127.0.0.1 800 '^ended with status 137' '^ended with status 137' in_group
+[ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }

@@ -1,0 +1,387 @@
+//! Calls: each one has one end.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_reactor::call::{AnswerError, CallError, CallId, Calls, Incoming, Refusal, RequestId, Violation};
+use rdma_reactor::{
+    Config, ConnectionId, Context, DisconnectReason, Handler, Message, PeerViolation, Reactor, SendErrorKind, TimerId,
+};
+
+use super::harness::{PATIENCE, Setup, at_home, now, pattern};
+
+/// Number of calls that are in flight on one connection.
+const MANY: u64 = 1000;
+
+/// The end of a call, as its caller sees it.
+type End = Result<Vec<u8>, CallError>;
+
+/// A side: it makes calls, and holds the requests that arrive until the test answers them.
+struct Party {
+    calls: Calls<u64>,
+    up: Vec<ConnectionId>,
+    ends: BTreeMap<u64, End>,
+    requests: Vec<(RequestId, Vec<u8>)>,
+    cancelled: Vec<RequestId>,
+    violations: Vec<Violation>,
+    reasons: Vec<DisconnectReason>,
+    /// Requests are answered at once, with their own payload.
+    echoes: bool,
+    /// Messages are left as they are.
+    raw: Option<Vec<Vec<u8>>>,
+}
+
+impl Party {
+    fn new(echoes: bool) -> Self {
+        Self {
+            calls: Calls::new(),
+            up: Vec::new(),
+            ends: BTreeMap::new(),
+            requests: Vec::new(),
+            cancelled: Vec::new(),
+            violations: Vec::new(),
+            reasons: Vec::new(),
+            echoes,
+            raw: None,
+        }
+    }
+
+    fn end(&mut self, tag: u64, end: End) {
+        assert!(self.ends.insert(tag, end).is_none(), "call {tag} has ended twice");
+    }
+
+    fn look(&mut self) {
+        while let Some(failed) = self.calls.next_failed() {
+            self.end(failed.tag, Err(failed.error));
+        }
+    }
+
+    /// The error of a call that has ended without an answer.
+    fn error(&self, tag: u64) -> Option<&CallError> {
+        self.ends.get(&tag).and_then(|end| end.as_ref().err())
+    }
+}
+
+impl Handler for Party {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.up.push(conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(raw) = &mut self.raw {
+            return raw.push(message.to_vec());
+        }
+        match self.calls.on_recv(cx, conn, message) {
+            Some(Incoming::Request { id, payload }) if self.echoes => {
+                self.calls.answer(cx, id, &payload).expect("its caller waits");
+            }
+            Some(Incoming::Request { id, payload }) => self.requests.push((id, payload.to_vec())),
+            Some(Incoming::Answer { tag, payload, .. }) => self.end(tag, Ok(payload.to_vec())),
+            Some(Incoming::Failed(failed)) => self.end(failed.tag, Err(failed.error)),
+            Some(Incoming::Cancelled(request)) => self.cancelled.push(request),
+            Some(Incoming::Violation(violation)) => self.violations.push(violation),
+            _ => {}
+        }
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        assert!(self.calls.on_timer(cx, timer), "a timer of nobody");
+        self.look();
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.calls.on_disconnect(conn, &reason);
+        self.up.retain(|&up| up != conn);
+        self.reasons.push(reason);
+        self.look();
+    }
+}
+
+/// Two sides, the first one listening.
+struct Both {
+    server: (Reactor, Party),
+    client: (Reactor, Party),
+    address: SocketAddr,
+}
+
+impl Both {
+    fn new(setup: &Setup, config: Config, echoes: bool) -> Self {
+        let mut server = (setup.reactor)(config.clone()).expect("the server's reactor");
+        let client = (setup.reactor)(config).expect("the client's reactor");
+        let listener = server.context().listen(setup.address).expect("listening");
+        let address = server.context().local_address(listener).expect("the listener's address");
+        let mut both = Self { server: (server, Party::new(echoes)), client: (client, Party::new(true)), address };
+        both.connect();
+        both
+    }
+
+    /// Connects, and returns the connection as the client names it, and as the server does.
+    fn connect(&mut self) -> (ConnectionId, ConnectionId) {
+        let up = self.client.1.up.len() + 1;
+        self.client.0.context().connect(self.address).expect("connecting");
+        self.until("both are connected", |b| b.client.1.up.len() == up && b.server.1.up.len() == up);
+        (self.here(), self.server.1.up[up - 1])
+    }
+
+    /// The newest connection of the client.
+    fn here(&self) -> ConnectionId {
+        *self.client.1.up.last().expect("connected")
+    }
+
+    fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let deadline = now() + PATIENCE;
+        while !condition(self) {
+            assert!(now() < deadline, "not within {PATIENCE:?}: {what}");
+            let server = self.server.0.turn(&mut self.server.1, Duration::ZERO).expect("the server's turn");
+            let client = self.client.0.turn(&mut self.client.1, Duration::ZERO).expect("the client's turn");
+            if !(server.progressed || server.more || client.progressed || client.more) {
+                self.client.0.turn(&mut self.client.1, Duration::from_millis(1)).expect("the client's turn");
+            }
+        }
+    }
+
+    fn call(&mut self, payload: &[u8], within: Duration, tag: u64) -> CallId {
+        let (reactor, party) = &mut self.client;
+        party.calls.call(&mut reactor.context(), party.up[0], payload, within, tag).expect("an open connection")
+    }
+
+    fn answer(&mut self, (request, payload): &(RequestId, Vec<u8>)) -> Result<(), AnswerError> {
+        self.server.1.calls.answer(&mut self.server.0.context(), *request, payload)
+    }
+
+    /// The server sends octets of its own.
+    fn send_raw(&mut self, octets: &[u8]) {
+        let there = self.server.1.up[0];
+        self.server.0.context().send(there, octets).expect("room");
+    }
+
+    fn finish(mut self) {
+        self.client.0.context().close_all();
+        self.until("both are disconnected", |b| b.client.1.up.is_empty() && b.server.1.up.is_empty());
+        self.client.0.shutdown(&mut self.client.1, PATIENCE).expect("the client's end");
+        self.server.1.requests.clear();
+        self.until("all buffers are home", |b| at_home(&b.server.0) && at_home(&b.client.0));
+    }
+}
+
+/// Payloads of any length arrive in both directions. The border is where a message no longer fits one buffer with its header.
+pub fn calls_of_every_size_are_answered(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), true);
+    let here = both.here();
+    let buffer = both.client.0.context().buffer_size(here).expect("connected");
+    let sizes = [0, 1, 64, buffer - 17, buffer - 16, buffer - 15, 3 * buffer, 300_000];
+    for (tag, size) in (0..).zip(sizes) {
+        both.call(&pattern(size, size), PATIENCE, tag);
+    }
+    both.until("all are answered", |b| b.client.1.ends.len() == sizes.len());
+    for (tag, size) in (0..).zip(sizes) {
+        assert!(both.client.1.ends[&tag] == Ok(pattern(size, size)), "{size} bytes");
+    }
+    let max = usize::try_from(both.client.0.context().max_message(here).expect("connected")).expect("in memory");
+    let (reactor, party) = &mut both.client;
+    let refused = party.calls.call(&mut reactor.context(), here, &vec![0; max - 15], PATIENCE, 99);
+    let why = refused.expect_err("it is one byte too long").why;
+    assert_eq!(why, Refusal::Send(SendErrorKind::TooLong { len: max + 1, max }));
+    both.finish();
+}
+
+/// A thousand calls are in flight on one connection, and are answered in another order, while the server calls the client.
+pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    for tag in 0..MANY {
+        both.call(&tag.to_le_bytes(), PATIENCE, tag);
+    }
+    let there = both.server.1.up[0];
+    for tag in 0..100 {
+        let (reactor, party) = &mut both.server;
+        party.calls.call(&mut reactor.context(), there, &[7; 32], PATIENCE, tag).expect("an open connection");
+    }
+    both.until("the server has all", |b| b.server.1.requests.len() as u64 == MANY);
+    assert!(both.client.1.ends.is_empty());
+    let requests = std::mem::take(&mut both.server.1.requests);
+    for nth in 0..requests.len() {
+        both.answer(&requests[nth * 7 % requests.len()]).expect("its caller waits");
+    }
+    both.until("all are answered", |b| b.client.1.ends.len() as u64 == MANY && b.server.1.ends.len() == 100);
+    for tag in 0..MANY {
+        assert_eq!(both.client.1.ends[&tag], Ok(tag.to_le_bytes().to_vec()));
+    }
+    assert!(both.server.1.ends.values().all(|end| *end == Ok(vec![7; 32])));
+    assert_eq!(both.answer(&requests[0]), Err(AnswerError::Gone));
+    both.finish();
+}
+
+/// A server that answers everything in one callback loses no answer, though the client takes a few at a time.
+pub fn answers_without_room_wait(setup: &Setup) {
+    let config = setup.config().receive_depth(8).send_depth(8);
+    let mut both = Both::new(setup, config, false);
+    for tag in 0..200 {
+        both.call(&pattern(0, 100), PATIENCE, tag);
+    }
+    both.until("the server has all", |b| b.server.1.requests.len() == 200);
+    for request in std::mem::take(&mut both.server.1.requests) {
+        both.answer(&request).expect("its caller waits");
+    }
+    both.until("all are answered", |b| b.client.1.ends.len() == 200);
+    assert!(both.client.1.ends.values().all(|end| *end == Ok(pattern(0, 100))));
+    both.finish();
+}
+
+/// What is past a limit is refused at once, and what is within it is served.
+pub fn a_server_at_its_limits_says_so(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    let second = both.connect().0;
+    let limits = both.server.1.calls.limits();
+    (limits.requests_per_connection, limits.bytes_per_connection) = (4, 1000);
+    (limits.requests, limits.bytes) = (6, 1500);
+    // Too many, and then too long, for a connection.
+    for tag in 0..6 {
+        both.call(b"few", PATIENCE, tag);
+    }
+    both.call(&[0; 1001], PATIENCE, 6);
+    both.until("three are refused", |b| b.client.1.ends.len() == 3);
+    // Too many for the reactor.
+    for tag in 7..10 {
+        let (reactor, party) = &mut both.client;
+        party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");
+    }
+    both.until("one more is refused", |b| b.client.1.ends.len() == 4);
+    for tag in [4, 5, 6, 9] {
+        assert_eq!(both.client.1.error(tag), Some(&CallError::Overloaded), "call {tag}");
+    }
+    assert_eq!(both.server.1.requests.len(), 6);
+    for request in std::mem::take(&mut both.server.1.requests) {
+        both.answer(&request).expect("its caller waits");
+    }
+    both.call(&[7; 1000], PATIENCE, 10);
+    both.until("the others are answered, and there is room again", |b| {
+        b.client.1.ends.len() == 10 && b.server.1.requests.len() == 1
+    });
+    let stats = both.server.1.calls.stats();
+    assert_eq!((stats.admitted, stats.overloaded), (7, 4));
+    both.finish();
+}
+
+/// A call whose server says nothing ends at its deadline. The answer is not sent, and one that is sent all the same matches nothing.
+pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    both.call(b"slow", Duration::from_millis(20), 0);
+    both.until("the time is over", |b| b.client.1.ends.len() == 1);
+    assert_eq!(both.client.1.error(0), Some(&CallError::Deadline));
+    both.until("the server has it, or has dropped it", |b| {
+        b.server.1.requests.len() as u64 + b.server.1.calls.stats().expired == 1
+    });
+    if let Some(request) = both.server.1.requests.pop() {
+        let over = now() + Duration::from_millis(40);
+        both.until("it is over at the server, too", |_| now() > over);
+        assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
+        assert_eq!(both.answer(&request), Err(AnswerError::Late));
+    }
+    // The server by hand, which answers the first call again and again.
+    both.server.1.raw = Some(Vec::new());
+    both.call(b"first", PATIENCE, 1);
+    let has = |b: &Both, count: usize| b.server.1.raw.as_ref().is_some_and(|raw| raw.len() == count);
+    both.until("the request is there", |b| has(b, 1));
+    let answer_to = |b: &Both, nth: usize, payload: &[u8]| {
+        let id = &b.server.1.raw.as_ref().expect("raw")[nth][8..16];
+        [&[1, 0, 0, 0, 0, 0, 0, 0], id, payload].concat()
+    };
+    let first = answer_to(&both, 0, b"one");
+    both.send_raw(&first);
+    both.until("it is answered", |b| b.client.1.ends.len() == 2);
+    // This one has the slot of the first.
+    both.call(b"second", PATIENCE, 2);
+    both.until("the request is there", |b| has(b, 2));
+    both.send_raw(&first);
+    both.send_raw(&[1, 1, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
+    let second = answer_to(&both, 1, b"two");
+    both.send_raw(&second);
+    both.send_raw(&second);
+    both.until("three match nothing", |b| b.client.1.calls.stats().unmatched == 3);
+    assert_eq!(both.client.1.ends[&1], Ok(b"one".to_vec()));
+    assert_eq!(both.client.1.ends[&2], Ok(b"two".to_vec()));
+    both.finish();
+}
+
+/// A cancel reaches the server, which has the request until it ends it; the caller hears no more of it.
+pub fn a_cancelled_call_is_over(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    let call = both.call(b"in vain", PATIENCE, 0);
+    both.until("the server has it", |b| b.server.1.requests.len() == 1);
+    let (reactor, party) = &mut both.client;
+    assert_eq!(party.calls.cancel(&mut reactor.context(), call), Some(0));
+    assert_eq!(party.calls.cancel(&mut reactor.context(), call), None);
+    both.until("the server is notified", |b| b.server.1.cancelled.len() == 1);
+    let request = both.server.1.requests.remove(0);
+    assert_eq!(both.server.1.cancelled, [request.0]);
+    assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
+    assert_eq!(both.answer(&request), Err(AnswerError::Late));
+    // A request that is dropped has an end as well.
+    both.call(b"unanswered", PATIENCE, 1);
+    both.until("the server has it", |b| b.server.1.requests.len() == 1);
+    let (reactor, party) = &mut both.server;
+    party.calls.dismiss(&mut reactor.context(), party.requests[0].0);
+    both.until("it has an end", |b| b.client.1.ends.len() == 1);
+    assert_eq!(both.client.1.error(1), Some(&CallError::Unanswered));
+    both.finish();
+}
+
+/// The end of a connection is the end of its calls.
+pub fn calls_end_with_their_connection(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    for tag in 0..100 {
+        both.call(b"never", PATIENCE, tag);
+    }
+    both.until("the server has some", |b| b.server.1.requests.len() > 10);
+    let there = both.server.1.up[0];
+    both.server.0.context().abort(there);
+    both.until("all have ended", |b| b.client.1.ends.len() == 100 && b.server.1.up.is_empty());
+    for tag in 0..100 {
+        assert!(matches!(both.client.1.error(tag), Some(CallError::Disconnected(_))), "{:?}", both.client.1.ends[&tag]);
+    }
+    let request = both.server.1.requests.remove(0);
+    assert_eq!(both.answer(&request), Err(AnswerError::Gone));
+    both.finish();
+}
+
+/// A server that finishes answers what it has, refuses what comes, and closes behind its last answer.
+pub fn a_server_that_finishes_answers_first(setup: &Setup) {
+    let mut both = Both::new(setup, setup.config(), false);
+    both.call(b"before", PATIENCE, 0);
+    both.until("the server has it", |b| b.server.1.requests.len() == 1);
+    let (reactor, party) = &mut both.server;
+    party.calls.finish(&mut reactor.context(), party.up[0]);
+    both.call(b"after", PATIENCE, 1);
+    both.until("the second one is refused", |b| b.client.1.ends.len() == 1);
+    assert_eq!(both.client.1.error(1), Some(&CallError::Draining));
+    assert_eq!(both.server.1.up.len(), 1);
+    let request = both.server.1.requests.remove(0);
+    both.answer(&request).expect("its caller waits");
+    both.until("the connection is closed", |b| b.client.1.up.is_empty() && b.server.1.up.is_empty());
+    assert_eq!(both.client.1.ends[&0], Ok(b"before".to_vec()));
+    assert_eq!(both.client.1.reasons, [DisconnectReason::Closed]);
+    both.finish();
+}
+
+/// Octets that are no frame end the connection, with a reason that says so.
+pub fn what_is_no_frame_is_a_violation(setup: &Setup) {
+    for (octets, violation) in [
+        (&[0; 15][..], Violation::Short(15)),
+        (&[9; 16], Violation::Kind(9)),
+        (&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], Violation::Reserved),
+    ] {
+        let mut both = Both::new(setup, setup.config(), false);
+        both.call(b"a question", PATIENCE, 0);
+        both.send_raw(octets);
+        both.until("the connection has ended", |b| b.client.1.up.is_empty() && b.server.1.up.is_empty());
+        assert_eq!(both.client.1.violations, [violation]);
+        let reason = DisconnectReason::PeerViolation(PeerViolation::MalformedMessage);
+        assert_eq!(both.client.1.error(0), Some(&CallError::Disconnected(reason)));
+        both.finish();
+    }
+}

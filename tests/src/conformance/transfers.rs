@@ -1,0 +1,314 @@
+//! Transfers of lists: many pieces, and one end.
+
+use std::time::Duration;
+
+use rdma_reactor::transport::caps::Features;
+use rdma_reactor::{
+    Access, ConnectionId, DisconnectReason, Piece, Region, RegionOptions, SendErrorKind, Transfer, TransferEnd,
+    TransferId, TransferOptions, TransferOutcome,
+};
+
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+/// Length of a block, bytes, and their number: more than the send queue of any setting has places.
+const BLOCK: usize = 48;
+const BLOCKS: usize = 1000;
+
+/// A connected pair, and a region of each side with room for all blocks.
+struct Bench {
+    p: Pair,
+    here: ConnectionId,
+    remote: Region,
+    local: Region,
+}
+
+fn bench(setup: &Setup, send_depth: u32) -> Bench {
+    let config = setup.config().send_depth(send_depth).timeouts(|t| t.close = Duration::from_secs(5));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
+    let here = p.connect();
+    let there = p.s.connection().expect("the server was told");
+    let len = BLOCK * BLOCKS;
+    let remote = p.server.context().register(there, len, &RegionOptions::new().allow(BOTH)).expect("a shared region");
+    let local =
+        p.client.context().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region");
+    Bench { p, here, remote, local }
+}
+
+/// The pieces of a list: block `n` of this side is block `n * 7` of the other one, modulo their number.
+fn pieces(remote: &Region) -> Vec<Piece> {
+    let block = |n: usize| remote.remote().part((n * 7 % BLOCKS * BLOCK) as u64, BLOCK as u64).expect("inside");
+    (0..BLOCKS).map(|n| Piece::new(n * BLOCK, block(n))).collect()
+}
+
+/// What the other side has when all blocks are there.
+fn shuffled(bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    for (n, block) in bytes.chunks(BLOCK).enumerate() {
+        out[n * 7 % BLOCKS * BLOCK..][..BLOCK].copy_from_slice(block);
+    }
+    out
+}
+
+fn copy(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.copy_to(0, &mut bytes);
+    bytes
+}
+
+fn soon() -> TransferOptions {
+    TransferOptions::within(PATIENCE)
+}
+
+impl Bench {
+    fn write(&mut self, pieces: Vec<Piece>, options: &TransferOptions) -> Result<TransferId, SendErrorKind> {
+        self.p.client.context().transfer(self.here, Transfer::Write(&[&self.local]), pieces, options)
+    }
+
+    fn read(&mut self, pieces: Vec<Piece>, options: &TransferOptions) -> Result<TransferId, SendErrorKind> {
+        self.p.client.context().transfer(self.here, Transfer::Read(&mut [&mut self.local]), pieces, options)
+    }
+
+    /// Waits for the end of a transfer.
+    fn end(&mut self, transfer: TransferId) -> TransferEnd {
+        let find = |p: &Pair| {
+            p.c.events.iter().find_map(|event| match event {
+                Event::Transferred(_, id, end) if *id == transfer => Some(end.clone()),
+                _ => None,
+            })
+        };
+        self.p.until("the transfer has ended", |p| find(p).is_some());
+        find(&self.p).expect("just seen")
+    }
+
+    /// Whether a write that has completed is known to be there.
+    fn proves(&mut self) -> bool {
+        let features = self.p.client.context().capabilities(self.here).expect("connected").features;
+        features.contains(Features::ACKNOWLEDGED_WRITES)
+    }
+
+    /// Checks that the connection goes on, and that it ends in order.
+    fn finish(mut self) {
+        let received = self.p.s.received;
+        self.p.client.context().send(self.here, b"on").expect("room");
+        self.p.until("a message behind it all", |p| p.s.received > received);
+        drop((self.remote, self.local));
+        self.p.finish();
+    }
+}
+
+/// Lists are written and read, whatever the size of the send queue, with one end each. A message comes behind the last byte, and so
+/// does immediate data.
+pub fn lists_have_one_end(setup: &Setup) {
+    for send_depth in [1, 5, 64] {
+        let mut b = bench(setup, send_depth);
+        let bytes = pattern(1, BLOCK * BLOCKS);
+        b.local.copy_from(0, &bytes).expect("nothing is lent");
+        let list = pieces(&b.remote);
+        let write = b.write(list.clone(), &soon().message(b"all")).expect("it is open");
+        assert!(b.local.bytes_mut().is_none(), "lent");
+        b.p.until("the message", |p| p.s.received == 1);
+        assert!(copy(&b.remote) == shuffled(&bytes), "what was written before the message is there");
+        let end = b.end(write);
+        let there = if b.proves() { BLOCKS } else { 0 };
+        let unknown = BLOCKS - there;
+        assert_eq!((end.outcome, end.there, end.unknown), (TransferOutcome::Done, there, unknown));
+        assert!(end.pieces == list && end.untouched() == 0);
+        b.p.until("the lease is over", |_| true);
+        assert!(b.local.copy_from(0, &[0; BLOCK * BLOCKS]).is_ok(), "free again");
+
+        let read = b.read(list, &soon().immediate(7)).expect("it is open");
+        let end = b.end(read);
+        assert_eq!((end.is_done(), end.there, end.unknown), (true, BLOCKS, 0));
+        assert!(copy(&b.local) == bytes);
+        b.p.until("the news of it", |p| p.s.count(|e| matches!(e, Event::Immediate(_, 7, 48_000))) == 1);
+        assert_eq!(b.p.c.count(|e| matches!(e, Event::Sent(..))), 0, "no piece is told of on its own");
+        b.finish();
+    }
+}
+
+/// A write that is to be confirmed is there when it has ended.
+pub fn a_confirmed_write_is_there(setup: &Setup) {
+    let mut b = bench(setup, 64);
+    let bytes = pattern(2, BLOCK * BLOCKS);
+    b.local.copy_from(0, &bytes).expect("nothing is lent");
+    let mut list = pieces(&b.remote);
+    // An empty piece at the end is nothing to ask for.
+    list.push(Piece::new(0, b.remote.remote().part(0, 0).expect("inside")));
+    let write = b.write(list, &soon().confirm()).expect("it is open");
+    let end = b.end(write);
+    assert_eq!((end.is_done(), end.there, end.unknown), (true, BLOCKS + 1, 0));
+    assert!(copy(&b.remote) == shuffled(&bytes));
+    b.finish();
+}
+
+/// Lists, messages and operations of their own go on beside each other, and none waits for ever.
+pub fn lists_and_messages_share_the_queue(setup: &Setup) {
+    for send_depth in [1, 4, 64] {
+        let mut b = bench(setup, send_depth);
+        let bytes = pattern(3, BLOCK * BLOCKS);
+        b.local.copy_from(0, &bytes).expect("nothing is lent");
+        let list = pieces(&b.remote);
+        let first = b.write(list.clone(), &soon().message(b"first")).expect("it is open");
+        let second = b.write(list.clone(), &soon().message(b"second")).expect("it is open");
+        let none = b.write(Vec::new(), &soon()).expect("it is open");
+        let mut sent = 0;
+        let both = |p: &Pair| p.c.count(|e| matches!(e, Event::Transferred(..))) == 3;
+        let told = |p: &Pair| p.s.messages().iter().filter(|m| **m != b"beside").count() == 2;
+        while !both(&b.p) || !told(&b.p) || sent < 100 {
+            sent += u64::from(b.p.client.context().send(b.here, b"beside").is_ok());
+            b.p.turn();
+        }
+        for transfer in [first, second, none] {
+            assert!(b.end(transfer).is_done());
+        }
+        b.p.until("all messages", |p| p.s.received == sent + 2);
+        assert!(copy(&b.remote) == shuffled(&bytes));
+        b.finish();
+    }
+}
+
+/// What is wrong with a list is said at once, and nothing is posted or lent.
+pub fn careless_lists_are_refused(setup: &Setup) {
+    let mut b = bench(setup, 64);
+    let list = pieces(&b.remote);
+    let changed = |change: fn(&mut Piece)| {
+        let mut list = list.clone();
+        change(&mut list[900]);
+        list
+    };
+    let wrong = SendErrorKind::NoSuchRegion { piece: 900, region: 1, count: 1 };
+    assert_eq!(b.write(changed(|p| p.region = 1), &soon()), Err(wrong));
+    let len = (BLOCK * BLOCKS) as u64;
+    let end = len + BLOCK as u64;
+    assert_eq!(
+        b.read(changed(|p| p.offset = (BLOCK * BLOCKS) as u64), &soon()),
+        Err(SendErrorKind::OutOfBounds { end, len })
+    );
+    for offset in [u64::MAX, u64::MAX - 1] {
+        let mut list = list.clone();
+        list[0].offset = offset;
+        assert!(matches!(b.write(list, &soon()), Err(SendErrorKind::OutOfBounds { .. })));
+    }
+    assert!(matches!(b.write(list.clone(), &soon().message(&[0; 1 << 20])), Err(SendErrorKind::TooLong { .. })));
+    let foreign = &b.remote;
+    let result = b.p.client.context().transfer(b.here, Transfer::Write(&[foreign]), Vec::new(), &soon());
+    assert_eq!(result, Err(SendErrorKind::ForeignRegion));
+    assert!(b.local.copy_from(0, &[1; BLOCK * BLOCKS]).is_ok(), "nothing was lent");
+    let write = b.write(list.clone(), &soon()).expect("it is open");
+    assert!(b.end(write).is_done());
+    assert!(!b.p.client.context().cancel_transfer(b.here, write), "it is over");
+    let here = b.here;
+    b.p.client.context().close(here);
+    assert_eq!(b.write(list, &soon()), Err(SendErrorKind::Closed));
+    drop((b.remote, b.local));
+    b.p.finish();
+}
+
+/// A transfer that is cancelled ends when what is posted has ended, and says what was not touched. One without time ends before
+/// anything is posted. The connection goes on.
+pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
+    let mut b = bench(setup, 8);
+    let list = pieces(&b.remote);
+    let bytes = pattern(4, BLOCK * BLOCKS);
+    b.remote.copy_from(0, &bytes).expect("nothing is lent");
+    let late = b.read(list.clone(), &TransferOptions::within(Duration::ZERO).message(b"never")).expect("it is open");
+    let end = b.end(late);
+    assert_eq!((end.outcome, end.untouched() <= BLOCKS), (TransferOutcome::Deadline, true));
+    let at_once = b.read(list.clone(), &soon().message(b"never")).expect("it is open");
+    assert!(b.p.client.context().cancel_transfer(b.here, at_once));
+    let end = b.end(at_once);
+    assert_eq!((end.outcome, end.there, end.untouched()), (TransferOutcome::Cancelled, 0, BLOCKS));
+    assert!(b.local.copy_from(0, &[0xee; BLOCK * BLOCKS]).is_ok(), "free again");
+
+    let half = b.read(list, &soon().message(b"never")).expect("it is open");
+    (0..6).for_each(|_| b.p.turn());
+    let cancelled = b.p.client.context().cancel_transfer(b.here, half);
+    let end = b.end(half);
+    assert!(!cancelled || end.outcome == TransferOutcome::Cancelled && end.unknown == 0, "{end:?}");
+    let (got, want) = (copy(&b.local), shuffled_back(&bytes));
+    let there = end.there * BLOCK;
+    assert!(got[..there] == want[..there], "what is there is there");
+    assert!(got[there..].iter().all(|&byte| byte == 0xee), "and nothing else was touched");
+    assert_eq!(b.p.s.received, u64::from(!cancelled));
+    b.finish();
+}
+
+/// What a reader has of these bytes.
+fn shuffled_back(bytes: &[u8]) -> Vec<u8> {
+    (0..BLOCKS).flat_map(|n| &bytes[n * 7 % BLOCKS * BLOCK..][..BLOCK]).copied().collect()
+}
+
+/// A closed connection has its lists done first.
+pub fn a_close_waits_for_lists(setup: &Setup) {
+    let mut b = bench(setup, 16);
+    let bytes = pattern(5, BLOCK * BLOCKS);
+    b.local.copy_from(0, &bytes).expect("nothing is lent");
+    let list = pieces(&b.remote);
+    let write = b.write(list, &soon().message(b"all")).expect("it is open");
+    let here = b.here;
+    b.p.client.context().close(here);
+    assert!(b.end(write).is_done());
+    b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+    assert_eq!(b.p.s.messages(), [b"all"]);
+    assert!(copy(&b.remote) == shuffled(&bytes));
+    let complete = Event::Disconnect(here, DisconnectReason::Local { complete: true });
+    assert_eq!(b.p.c.events.last(), Some(&complete));
+    drop((b.remote, b.local));
+    b.p.finish();
+}
+
+/// A key that is wrong in the middle of a list ends the connection. The list has one end, which says no more than is known, and
+/// comes before that of the connection.
+pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
+    for reads in [true, false] {
+        let mut b = bench(setup, 64);
+        let (at, bytes) = (700, pattern(6, BLOCK * BLOCKS));
+        let mut list = pieces(&b.remote);
+        list[at].remote.key ^= 0x0055_5500;
+        let sources = if reads { &mut b.remote } else { &mut b.local };
+        sources.copy_from(0, &bytes).expect("nothing is lent");
+        let transfer = match reads {
+            true => b.read(list, &soon().message(b"never")),
+            // It is asked whether they are there.
+            false => b.write(list, &soon().confirm().message(b"never")),
+        };
+        let end = b.end(transfer.expect("it is open"));
+        assert!(matches!(end.outcome, TransferOutcome::Failed(_)), "{:?}", end.outcome);
+        assert!(end.there <= at && end.there + end.unknown > at, "{} there, {} unknown", end.there, end.unknown);
+        if reads {
+            let there = end.there * BLOCK;
+            assert!(copy(&b.local)[..there] == shuffled_back(&bytes)[..there]);
+            assert!(copy(&b.local)[(end.there + end.unknown) * BLOCK..].iter().all(|&byte| byte == 0));
+        }
+        b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+        assert!(matches!(b.p.c.events.last(), Some(Event::Disconnect(..))));
+        assert_eq!(b.p.s.received, 0);
+        drop((b.remote, b.local));
+        b.p.finish();
+    }
+}
+
+/// A peer that goes in the middle ends the transfer with the connection.
+pub fn a_list_ends_with_its_peer(setup: &Setup) {
+    for reads in [true, false] {
+        let mut b = bench(setup, 8);
+        let list = pieces(&b.remote);
+        let (first, second) = match reads {
+            true => (b.read(list.clone(), &soon()), b.read(list, &soon())),
+            false => (b.write(list.clone(), &soon()), b.write(list, &soon())),
+        };
+        (0..3).for_each(|_| b.p.turn());
+        let there = b.p.s.connection().expect("the server was told");
+        b.p.server.context().abort(there);
+        for transfer in [first, second] {
+            let end = b.end(transfer.expect("it is open"));
+            // It may have been faster.
+            assert!(matches!(end.outcome, TransferOutcome::Failed(_) | TransferOutcome::Done), "{:?}", end.outcome);
+            assert!(end.there + end.unknown <= BLOCKS);
+        }
+        b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+        drop((b.remote, b.local));
+        b.p.finish();
+    }
+}

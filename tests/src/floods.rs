@@ -1,0 +1,106 @@
+//! Peers by hand that send messages of one kind, as fast as the other side grants credits.
+
+use rdma_reactor::{Config, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, Message};
+use serde::{Deserialize, Serialize};
+
+use crate::conformance::violations::{HELLO, WINDOW, greeting, message};
+
+/// The messages of a flood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Messages without payload for the program.
+    Data,
+    /// Grants of nothing new.
+    Credits,
+    /// Keepalive questions. Each is answered.
+    Pings,
+    /// Immediate data, for the program.
+    Immediates,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Data, Self::Credits, Self::Pings, Self::Immediates];
+
+    /// Returns a message of the kind.
+    fn message(self) -> Vec<u8> {
+        match self {
+            Self::Data => message(0, WINDOW, &[]),
+            Self::Credits => message(2, WINDOW, &[]),
+            Self::Pings => message(3, WINDOW, &[]),
+            Self::Immediates => message(5, WINDOW, &[0; 8]),
+        }
+    }
+}
+
+/// The handler of such a peer, which has one connection.
+#[derive(Debug)]
+pub struct Floods {
+    frame: Vec<u8>,
+    /// Messages sent.
+    pub sent: u32,
+    granted: u32,
+    received: u32,
+    /// The messages received of which the other side knows.
+    known: u32,
+}
+
+impl Floods {
+    /// Makes a peer that has sent nothing.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        Self { frame: kind.message(), sent: 0, granted: 0, received: 0, known: 0 }
+    }
+
+    /// Returns the settings of its reactor: it grants a receive when it has handled the message, and not when the receive is posted
+    /// again, so it has more of them than it grants.
+    #[must_use]
+    pub fn config(config: Config) -> Config {
+        config.receive_depth(4 * WINDOW)
+    }
+
+    /// Begins to connect to a server.
+    ///
+    /// # Errors
+    /// The reactor refuses to connect.
+    pub fn connect(cx: &mut Context<'_>, server: std::net::SocketAddr) -> Result<(), Error> {
+        let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
+        cx.connect_with(server, options).map(drop)
+    }
+
+    fn fill(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // It grants all that it receives, and has a credit left for that, or both sides would wait for each other.
+        while self.granted.wrapping_sub(self.sent) > u32::from(self.known == self.received) {
+            self.frame[4..8].copy_from_slice(&WINDOW.wrapping_add(self.received).to_le_bytes());
+            if cx.send(conn, &self.frame).is_err() {
+                return;
+            }
+            self.sent = self.sent.wrapping_add(1);
+            self.known = self.received;
+        }
+    }
+}
+
+impl<M> Handler<M> for Floods {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // The window of the greeting.
+        self.granted = u32::from_le_bytes(cx.private_data(conn)[8..12].try_into().expect("a greeting"));
+        cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
+        self.sent = 1;
+        self.fill(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.received = self.received.wrapping_add(1);
+        let granted = u32::from_le_bytes(message[4..8].try_into().expect("a header"));
+        // An old grant may come behind a newer one.
+        if granted.wrapping_sub(self.granted) < 1 << 31 {
+            self.granted = granted;
+        }
+        self.fill(cx, conn);
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.fill(cx, conn);
+    }
+}

@@ -1,0 +1,91 @@
+//! An honest client that is connected, and asks for one echo after another.
+
+use std::time::Instant;
+
+use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, TimerId, Wait};
+
+use super::newcomers::{Outcome, Settings};
+use super::server::GUARD;
+use super::{Result, config};
+
+/// Length of what is asked, bytes; in shared memory it is copied to memory that the other side maps.
+const LEN: usize = 2000;
+
+#[derive(Debug)]
+struct Client {
+    settings: Settings,
+    /// The connection, and the time at which it asked.
+    asked: Option<(ConnectionId, Instant)>,
+    outcome: Outcome,
+}
+
+impl Client {
+    fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.asked = Some((conn, Instant::now()));
+        // A window has room for one message.
+        let _ = cx.send(conn, &self.question());
+    }
+
+    /// No question is as the one before.
+    fn question(&self) -> Vec<u8> {
+        vec![self.outcome.up() as u8; LEN]
+    }
+
+    fn ended(&mut self, cx: &mut Context<'_>, why: &str) {
+        self.outcome.failed.insert(why.to_owned(), self.settings.count - self.outcome.up());
+        cx.stop();
+    }
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // The server keeps memory for this side alone, and looks whether nobody else writes it.
+        if self.settings.within_host {
+            let _ = cx.send(conn, GUARD);
+        }
+        self.ask(cx, conn);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        if *message != *self.question() {
+            return self.ended(cx, "the echo is not what was asked");
+        }
+        if let Some((_, asked)) = self.asked {
+            self.outcome.micros.push(asked.elapsed().as_micros() as u64);
+        }
+        if self.outcome.up() == self.settings.count {
+            cx.stop();
+        } else {
+            cx.set_timer(self.settings.every, 0);
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some((conn, _)) = self.asked {
+            self.ask(cx, conn);
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.ended(cx, &reason.to_string());
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.ended(cx, &error.to_string());
+    }
+}
+
+/// Connects, and asks for so many echoes with a pause between them.
+///
+/// # Errors
+/// The reactor fails.
+pub fn run(settings: Settings) -> Result<Outcome> {
+    // Sleeping leaves the processors to the server and the attackers.
+    let config = config(settings.credentials.security()?, settings.within_host).wait(Wait::Event);
+    let mut reactor = Reactor::new(config)?;
+    reactor.context().connect(settings.server)?;
+    let mut client = Client { settings, asked: None, outcome: Outcome::default() };
+    reactor.run(&mut client)?;
+    client.outcome.micros.sort_unstable();
+    Ok(client.outcome)
+}

@@ -1,0 +1,344 @@
+//! What an attacker has of a connection in shared memory, beside the reactor that has opened it: the memory that both sides have mapped,
+//! its files, and the Unix socket.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdma_transport::iwarp::net::SocketId;
+use rdma_transport::mem::{Memory, Sharing, Window};
+use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, Side, TABLE, TAIL};
+use rdma_transport::shm::{Payload, Segment, Shared, Words};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recv, sendmsg, socket_with,
+};
+
+use crate::gate::net::Onlooker;
+use crate::sim::rng::Rng;
+
+/// The most descriptors that the kernel takes with one packet.
+const MOST: usize = 253;
+/// The first octet of a packet that announces a window, and the rights to read it.
+const WINDOW: u8 = 2;
+
+/// What an attacker does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// Random octets in random places.
+    Octets,
+    /// Positions, doorbells and tables.
+    Words,
+    /// Records that could be, one after another, with keys, lengths and windows that are right or wrong.
+    Records,
+    /// Pages are given back that both sides have mapped.
+    Holes,
+    /// Doorbells are read, and `O_NONBLOCK` is cleared.
+    Doorbells,
+    /// Packets with many descriptors.
+    Descriptors,
+    /// Strangers who come to the door where the peer has come.
+    Strangers,
+    /// Everything.
+    All,
+    /// Nothing but what the program may ask for, with keys that are of others.
+    Requests,
+}
+
+impl Means {
+    /// All of them.
+    pub const EACH: [Self; 9] = [
+        Self::Octets,
+        Self::Words,
+        Self::Records,
+        Self::Holes,
+        Self::Doorbells,
+        Self::Descriptors,
+        Self::Strangers,
+        Self::All,
+        Self::Requests,
+    ];
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+struct Grip {
+    door: Vec<u8>,
+    doorbell: Option<OwnedFd>,
+    hello: Vec<u8>,
+    segment: Option<Shared>,
+    /// Memory beside the segment that this process may write.
+    others: Vec<(Shared, usize)>,
+    files: Vec<OwnedFd>,
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub struct Plan {
+    /// With all connections.
+    pub means: Means,
+    /// The keys that the server has told, and the addresses.
+    pub keys: Vec<(u32, u64)>,
+}
+
+/// The connections of this process that are in shared memory.
+#[derive(Debug)]
+pub struct Grips {
+    plan: Mutex<Plan>,
+    grips: Mutex<BTreeMap<SocketId, Grip>>,
+    /// Memory that the peer lets this side read, and that could be changed.
+    reached: AtomicU64,
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Another mapping of a file, if it may be written.
+fn writable(file: &OwnedFd) -> Option<(Shared, usize)> {
+    let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
+    Some((Shared::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
+}
+
+/// The descriptor of this process that was connected last to a Unix socket for packets.
+fn newest_doorbell() -> Option<OwnedFd> {
+    let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
+    let mut numbers: Vec<i32> = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers.into_iter().rev().find_map(|number| {
+        // SAFETY: the number was a descriptor's a moment ago. Sockets of this kind are closed by the thread of the reactor, which is in
+        // this call, and by the one that attacks, with the lock that the caller has; what else the number may be now is not used.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let is_doorbell = socket_type(fd) == Ok(SocketType::SEQPACKET)
+            && socket_domain(fd) == Ok(AddressFamily::UNIX)
+            && rustix::net::getpeername(fd).is_ok();
+        is_doorbell.then(|| fd.try_clone_to_owned().ok()).flatten()
+    })
+}
+
+impl Onlooker for Grips {
+    fn met(&self, socket: SocketId, name: &[u8]) {
+        let mut grips = locked(&self.grips);
+        grips.insert(socket, Grip { door: name.to_vec(), doorbell: newest_doorbell(), ..Grip::default() });
+    }
+
+    fn passing(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
+        let mut grips = locked(&self.grips);
+        let grip = grips.get_mut(&socket)?;
+        let file = file.try_clone_to_owned().ok()?;
+        if grip.segment.is_none() {
+            grip.hello = packet.to_vec();
+            grip.segment = writable(&file).map(|(memory, _)| memory);
+            grip.files.push(file);
+            return None;
+        }
+        if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
+            return None;
+        }
+        // What this side lends is sealed. A hostile peer lends what it can write, and give back. What the reactor sends from there is lost.
+        let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
+        let memory = Memory::new_shared(len, Sharing::Write).ok()?;
+        let other = memory.file()?.try_clone_to_owned().ok()?;
+        grip.others.push((Shared::new(memory), len));
+        grip.files.push(other.try_clone().ok()?);
+        Some(other)
+    }
+
+    fn took(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) {
+        let mut grips = locked(&self.grips);
+        let Some(grip) = grips.get_mut(&socket) else { return };
+        let Ok(file) = file.try_clone_to_owned() else { return };
+        let rights = packet.get(4..8).and_then(|octets| octets.try_into().ok()).map_or(0, u32::from_le_bytes);
+        let rights = rdma_transport::mr::Access::from_bits_truncate(rights);
+        let may_write = rights.intersects(rdma_transport::mr::Access::REMOTE_WRITE);
+        match writable(&file) {
+            Some(_) if !may_write => _ = self.reached.fetch_add(1, Ordering::Relaxed),
+            Some(memory) => grip.others.push(memory),
+            None => {}
+        }
+        if !may_write && hole(&file, 0, 4096) {
+            self.reached.fetch_add(1, Ordering::Relaxed);
+        }
+        grip.files.push(file);
+    }
+
+    fn closing(&self, socket: SocketId) {
+        locked(&self.grips).remove(&socket);
+    }
+}
+
+/// Gives pages of a file back. Returns whether that was possible.
+fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).is_ok()
+}
+
+/// Sends a packet with so many descriptors.
+fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
+    let mut room = [MaybeUninit::uninit(); 16 + 8 * (MOST + 1)];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    control.push(SendAncillaryMessage::ScmRights(files));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    // A peer that is not read, or has gone, has no room.
+    let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags);
+}
+
+fn octets(rng: &mut Rng, most: usize) -> Vec<u8> {
+    (0..1 + rng.index(most)).map(|_| rng.bits() as u8).collect()
+}
+
+/// One of the first ones most of the time, and of all now and then.
+fn pick(rng: &mut Rng, of: &[u64], first: usize) -> u64 {
+    let among = if rng.below(8) == 0 { of.len() } else { first };
+    of[rng.index(among)]
+}
+
+impl Grip {
+    /// Acts once.
+    fn act(&self, means: Means, keys: &[(u32, u64)], rng: &mut Rng) {
+        let Some(segment) = &self.segment else { return };
+        match means {
+            Means::Octets => {
+                let (memory, len) = match self.others.get(rng.index(2 + self.others.len())) {
+                    Some((memory, len)) => (memory, *len),
+                    None => (segment, segment::LEN),
+                };
+                memory.put(rng.index(len), &Payload::Bytes(&octets(rng, 256)));
+            }
+            Means::Words => {
+                let words = [HEAD, TAIL, CALL, TABLE + 8 * rng.index(SLOTS)];
+                let at = HALF * rng.index(2) + words[rng.index(4)];
+                let now = segment.load(at);
+                let value = [0, now ^ 1 << rng.below(64), now.wrapping_add(8 * rng.below(4096)), rng.bits()];
+                segment.store(at, value[rng.index(4)]);
+            }
+            Means::Records => self.record(segment, keys, rng),
+            Means::Holes => {
+                let Some(file) = self.files.get(rng.index(self.files.len())) else { return };
+                hole(file, 4096 * rng.below(64), 4096 * (1 + rng.below(8)));
+            }
+            Means::Doorbells => {
+                let Some(doorbell) = &self.doorbell else { return };
+                if let Ok(flags) = fcntl_getfl(doorbell) {
+                    let _ = fcntl_setfl(doorbell, flags - OFlags::NONBLOCK);
+                }
+                let mut room = [0; 64];
+                let _ = recv(doorbell, &mut room, RecvFlags::DONTWAIT);
+            }
+            Means::Descriptors => {
+                let Some(doorbell) = &self.doorbell else { return };
+                let mut packet = octets(rng, 64);
+                if rng.below(2) == 0 {
+                    packet.resize(40, 0);
+                    (packet[0], packet[1]) = (WINDOW, rng.bits() as u8 % 64);
+                    packet[24..32]
+                        .copy_from_slice(&[4096, 32 << 10, 256 << 10, rng.bits()][rng.index(4)].to_le_bytes());
+                }
+                send_all(doorbell.as_fd(), &packet, &self.many(rng));
+            }
+            Means::Strangers => {
+                let _ = self.come(rng);
+            }
+            Means::All | Means::Requests => {}
+        }
+    }
+
+    /// Descriptors to send: of one file, as often as it goes.
+    fn many(&self, rng: &mut Rng) -> Vec<BorrowedFd<'_>> {
+        let count = [1, 2, MOST][rng.index(3)];
+        self.files.get(rng.index(self.files.len().max(1))).map(|file| vec![file.as_fd(); count]).unwrap_or_default()
+    }
+
+    /// Goes to the door as somebody else, with the secret of this connection, which is spent, or with another one.
+    fn come(&self, rng: &mut Rng) -> rustix::io::Result<()> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stranger = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&stranger, &SocketAddrUnix::new_abstract_name(&self.door)?)?;
+        let mut hello = self.hello.clone();
+        match rng.below(3) {
+            0 => {}
+            1 => hello = octets(rng, 64),
+            _ => {
+                let at = rng.index(hello.len().max(1));
+                if let Some(octet) = hello.get_mut(at) {
+                    *octet ^= 1 << rng.below(8);
+                }
+            }
+        }
+        send_all(stranger.as_fd(), &hello, &self.many(rng));
+        Ok(())
+    }
+
+    /// Puts a record behind the last one. The own side of the connection must not do so meanwhile.
+    fn record(&self, segment: &Shared, keys: &[(u32, u64)], rng: &mut Rng) {
+        let half = Side::Active.outgoing();
+        let head = segment.load(half + HEAD);
+        let at = head as usize % CAPACITY / 8 * 8;
+        let kinds = [3, 5, 5, 5, 6, 10, 13, 1, 2, 4, 7, 8, 9, 11, 12, 14, 0];
+        let kind = pick(rng, &kinds, 4);
+        let words = [0, 0, 0, 0, 1, 2, 1, 2, 4, 3, 0, 1, 1, 1, 0][kind as usize];
+        let usual = [8, 100, 1024, 0, 1, 4096, 4097, u64::from(u32::MAX)];
+        let len = pick(rng, &usual, 3);
+        let flags = if rng.below(8) == 0 { rng.below(256) } else { 1 };
+        let body = 8 * (1 + words) + if flags & 2 == 2 { 8 } else { (len as usize).next_multiple_of(8) };
+        if at + body + 8 > CAPACITY {
+            segment.poke(half + RING + at, 1 | ((CAPACITY - at) as u64) << 32);
+            return segment.store(half + HEAD, head.wrapping_add((CAPACITY - at) as u64));
+        }
+        segment.poke(half + RING + at, kind | flags << 8 | rng.below(33) << 16 | len << 32);
+        let (key, address) = keys.get(rng.index(1 + keys.len())).copied().unwrap_or((rng.bits() as u32, rng.bits()));
+        let offsets = [0, 8, 4088, 4096, 1, u64::MAX];
+        let offset = pick(rng, &offsets, 2);
+        for (nth, word) in
+            [u64::from(key), address.wrapping_add(offset), rng.bits(), rng.bits()].into_iter().enumerate()
+        {
+            segment.poke(half + RING + at + 8 * (1 + nth), word);
+        }
+        segment.store(half + HEAD, head.wrapping_add(body as u64));
+        if let Some(doorbell) = &self.doorbell {
+            send_all(doorbell.as_fd(), &[0], &[]);
+        }
+    }
+}
+
+impl Default for Grips {
+    fn default() -> Self {
+        let plan = Mutex::new(Plan { means: Means::Requests, keys: Vec::new() });
+        Self { plan, grips: Mutex::default(), reached: AtomicU64::new(0) }
+    }
+}
+
+impl Grips {
+    /// What to do now.
+    pub fn plan(&self) -> MutexGuard<'_, Plan> {
+        locked(&self.plan)
+    }
+
+    /// Acts a few times on each connection.
+    pub fn act(&self, rng: &mut Rng) {
+        let (means, keys) = {
+            let plan = self.plan();
+            (plan.means, plan.keys.clone())
+        };
+        // Before it knows the keys, the connection comes up; some do not.
+        if keys.is_empty() && rng.below(64) != 0 {
+            return;
+        }
+        for grip in locked(&self.grips).values() {
+            for _ in 0..1 + rng.below(8) {
+                let means = if means == Means::All { Means::EACH[rng.index(7)] } else { means };
+                grip.act(means, &keys, rng);
+            }
+        }
+    }
+
+    /// The times that memory could be changed that this side may only read.
+    #[must_use]
+    pub fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Relaxed)
+    }
+}

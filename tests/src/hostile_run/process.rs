@@ -1,0 +1,176 @@
+//! A process of this program: its settings are one argument, its orders are lines of standard input, and each answer is a line
+//! of JSON on standard output.
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::ReactorHandle;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Result;
+
+/// Longest wait for anything that has to happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The order to report.
+pub const REPORT: &str = "report";
+/// The order to begin.
+pub const GO: &str = "go";
+
+/// Writes a line of JSON to standard output.
+///
+/// # Errors
+/// Nobody reads it.
+pub fn answer(what: &impl Serialize) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{}", serde_json::to_string(what)?)?;
+    Ok(stdout.flush()?)
+}
+
+/// The real-time priority of a process that is first.
+const PRIORITY: &str = "10";
+
+/// Returns true if `chrt` with the policy of first in, first out does what it is told.
+fn chrt(args: &[&str]) -> bool {
+    let mut command = Command::new("chrt");
+    command.arg("-f").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Returns true if this user may give real-time priorities to processes.
+#[must_use]
+pub fn may_be_first() -> bool {
+    chrt(&[PRIORITY, "true"])
+}
+
+/// An order, as a message to the reactor of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// To begin.
+    Go,
+    /// To report.
+    Report,
+    /// To end: standard input has ended.
+    End,
+}
+
+/// Passes the orders on standard input on to a reactor.
+pub fn obey(remote: ReactorHandle<Order>) {
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
+            let order = if line == GO { Order::Go } else { Order::Report };
+            if remote.post(order).is_err() {
+                return;
+            }
+        }
+        let _ = remote.post(Order::End);
+    });
+}
+
+/// A process. Killed when it is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    orders: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts `program ROLE SETTINGS`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(program: &Path, role: &str, settings: &impl Serialize) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.arg(role).arg(serde_json::to_string(settings)?).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
+        let orders = child.stdin.take().ok_or("no pipe")?;
+        let lines = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
+        Ok(Self { child, orders, lines })
+    }
+
+    /// Waits for the next answer.
+    ///
+    /// # Errors
+    /// The process has ended, or says something else.
+    pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let line = self.lines.next().ok_or("a process of this program has ended early")??;
+        serde_json::from_str(&line).map_err(|error| format!("{line}: {error}").into())
+    }
+
+    /// Gives an order.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn order(&mut self, order: &str) -> Result<()> {
+        Ok(writeln!(self.orders, "{order}")?)
+    }
+
+    /// Asks for a report.
+    ///
+    /// # Errors
+    /// As [`Self::order`] and [`Self::answer`].
+    pub fn report<T: DeserializeOwned>(&mut self) -> Result<T> {
+        self.order(REPORT)?;
+        self.answer()
+    }
+
+    /// Has the process run whenever it can, before all that have no real-time priority. See [`may_be_first`].
+    ///
+    /// # Errors
+    /// This user may not do that.
+    pub fn be_first(&self) -> Result<()> {
+        match chrt(&["-p", PRIORITY, &self.child.id().to_string()]) {
+            true => Ok(()),
+            false => Err("chrt gives no real-time priority".into()),
+        }
+    }
+
+    /// The time for which the process was ready and had no processor.
+    ///
+    /// # Errors
+    /// `/proc` does not say.
+    pub fn waited(&self) -> Result<Duration> {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id()))?;
+        let ns = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
+        Ok(Duration::from_nanos(ns.ok_or("/proc/PID/schedstat has no time of waiting")?))
+    }
+
+    /// The processor time that the process has used.
+    ///
+    /// # Errors
+    /// `/proc` does not say.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The name of the program may have blanks; the fields behind it are the third and following.
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).ok_or("no time");
+        // Linux counts in hundredths of a second for every program.
+        Ok(Duration::from_millis(10 * (ticks(14)? + ticks(15)?)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks again and again until there is an answer.
+///
+/// # Errors
+/// There is none for two minutes, or asking fails.
+pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(found) = ask()? {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("not within {} s: {what}", PATIENCE.as_secs()).into())
+}

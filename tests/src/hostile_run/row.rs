@@ -1,0 +1,363 @@
+//! The attacks, and the run of one of them.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rdma_reactor::SecurityMode;
+
+use super::Result;
+use super::attacker::{self, End, Plan, Source, Stage};
+use super::credentials::Credentials;
+use super::newcomers::{self, Outcome};
+use super::process::{GO, Process, until};
+use super::{flooder, scribbler, server};
+use crate::floods::Kind;
+
+/// Time after the last connection within which the pool of a server is to be as small as before: twice the default of
+/// `Timeouts::pool_idle`.
+pub const POOL_TIME: Duration = Duration::from_secs(60);
+/// Time after the honest clients for what attackers have to do at least.
+const LEAST_TIME: Duration = Duration::from_secs(600);
+/// The most echoes of a control.
+const CONTROL: usize = 60_000;
+/// Buffers of the pool of a server that has nothing to do: those of four connections with default settings.
+pub const POOL_BUFFERS: usize = 4 * 130;
+
+/// What attackers do.
+#[derive(Clone, Copy, Debug)]
+pub enum Attack {
+    /// They connect, and do not go on. The honest clients are newcomers.
+    Connects(Plan),
+    /// They are connected, and send within their credits. The honest client is connected, too.
+    Flood(Kind),
+    /// They are connected in shared memory, and write over all that they may map. So is the honest client.
+    Scribbles,
+}
+
+/// An attack, and the honest clients beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// How the server secures its connections.
+    pub security: SecurityMode,
+    /// What each attacker does.
+    pub attack: Attack,
+    /// The server and the honest clients run before all other processes. Attackers of a real server do not compute on its processors.
+    pub is_first: bool,
+    /// Number of processes that attack.
+    pub attackers: usize,
+    /// Number of connections (messages of a flood) of attackers after which the honest clients begin.
+    pub warm: u64,
+    /// Number of connections of attackers before which the attack does not end.
+    pub least: u64,
+    /// Number of newcomers, or of echoes of the client that is connected, and the time from one to the next.
+    pub count: usize,
+    /// See above.
+    pub every: Duration,
+}
+
+/// A run of a server under attack.
+#[derive(Clone, Debug)]
+pub struct Attacked {
+    /// What the honest clients saw.
+    pub honest: Outcome,
+    /// What the attackers did, in all.
+    pub attackers: attacker::Report,
+    /// What the server says at the end.
+    pub server: server::Report,
+    /// The share of one processor that the server used.
+    pub load: f64,
+    /// The share of the time in which the server was ready and had no processor.
+    pub waited: f64,
+}
+
+/// The memory of a server after an attack.
+#[derive(Clone, Copy, Debug)]
+pub struct Left {
+    /// Time from the end of the last connection until the pool was small again, `None` if it was not within [`POOL_TIME`].
+    pub pool: Option<Duration>,
+    /// The memory of the process then, KiB.
+    pub resident_kib: u64,
+}
+
+/// The outcome of a row.
+#[derive(Debug)]
+pub struct Measured {
+    /// The row.
+    pub row: Row,
+    /// The honest clients of a server that nobody attacks, while the attack is on another one. Only in the full form.
+    pub control: Option<Outcome>,
+    /// The attack.
+    pub attacked: Attacked,
+    /// What is left of it. Only in the full form, and not of a flood.
+    pub left: Option<JoinHandle<std::result::Result<Left, String>>>,
+}
+
+impl Row {
+    /// The name of the attack, without the security of the server.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let Plan { stage, rate, source, end, .. } = match self.attack {
+            Attack::Connects(plan) => plan,
+            Attack::Flood(kind) => return format!("flood of {kind:?}, {} processes", self.attackers).to_lowercase(),
+            Attack::Scribbles => return format!("scribbles in shared memory, {} processes", self.attackers),
+        };
+        let what = match (stage, end) {
+            (Stage::Connected, End::Reset) => "TCP, reset",
+            (Stage::Connected, End::Renewed) => "silent TCP, renewed",
+            (Stage::Connected, _) => "silent TCP",
+            (Stage::SlowRequest, _) => "request by 1 B/s",
+            (Stage::Requested, _) => "request, taken back",
+            (Stage::Started, _) => "no hello",
+            (Stage::HalfSecured, End::Reset) => "first flight, reset",
+            (Stage::HalfSecured, _) => "half a handshake",
+            (Stage::Up, _) => "up, reset",
+        };
+        let rate = match rate {
+            Some(rate) => format!("{rate}/s"),
+            None => format!("{} processes", self.attackers),
+        };
+        let source = match source {
+            Source::Shared => "same addr.",
+            Source::One => "1 addr.",
+            Source::Many => "64 addr.",
+        };
+        format!("{what}, {rate}, {source}")
+    }
+
+    /// Returns true if all connections are in shared memory.
+    #[must_use]
+    pub const fn is_within_host(&self) -> bool {
+        matches!(self.attack, Attack::Scribbles)
+    }
+
+    /// Returns true if honest clients must hardly notice the attack: the attackers are connected, or have one address, which no honest
+    /// client has. Their part of the processors must not count.
+    #[must_use]
+    pub const fn is_unnoticed(&self) -> bool {
+        let is_elsewhere = match self.attack {
+            Attack::Connects(plan) => matches!(plan.source, Source::One),
+            Attack::Flood(_) | Attack::Scribbles => true,
+        };
+        self.is_first && is_elsewhere
+    }
+}
+
+/// The plan of an attack whose connections are held.
+const fn holding(stage: Stage, rate: u32, source: Source) -> Plan {
+    Plan { stage, held: 6000, rate: Some(rate), source, end: End::Server }
+}
+
+/// The plan of an attack whose connections are reset, as fast as it goes.
+const fn resetting(stage: Stage, source: Source) -> Plan {
+    Plan { stage, held: 256, rate: None, source, end: End::Reset }
+}
+
+/// A row of one process that connects so.
+fn row(security: SecurityMode, plan: Plan, warm: u64) -> Row {
+    let every = Duration::from_millis(30);
+    let attack = Attack::Connects(plan);
+    Row { security, attack, is_first: false, attackers: 1, warm, least: 0, count: 300, every }
+}
+
+/// A row of three processes that connect as fast as it goes.
+fn flood(security: SecurityMode, stage: Stage, source: Source) -> Row {
+    Row { attackers: 3, ..row(security, resetting(stage, source), 3000) }
+}
+
+/// A row of three processes in shared memory, beside a client that asks for so many echoes.
+#[must_use]
+pub const fn scribbles(count: usize) -> Row {
+    let (attack, every) = (Attack::Scribbles, Duration::from_millis(1));
+    let (security, is_first) = (SecurityMode::Plain, false);
+    Row { security, attack, is_first, attackers: 3, warm: 20, least: 0, count, every }
+}
+
+/// A few attacks, with few newcomers, for twenty seconds in all.
+#[must_use]
+pub fn short() -> Vec<Row> {
+    use SecurityMode::{Plain, Psk, Tls};
+    let mut rows = Vec::new();
+    // Half of the places are one address's. Handshakes come at a rate that a slow machine computes, too.
+    for (source, warm) in [(Source::One, 600), (Source::Many, 1100)] {
+        rows.push(row(Plain, holding(Stage::Started, 1000, source), 1500));
+        rows.push(row(Tls, holding(Stage::HalfSecured, 500, source), warm));
+        rows.push(row(Psk, holding(Stage::HalfSecured, 500, source), warm));
+    }
+    rows.push(row(Plain, holding(Stage::Connected, 2500, Source::One), 4500));
+    rows.push(flood(Plain, Stage::Requested, Source::One));
+    let mut rows: Vec<_> =
+        rows.into_iter().map(|row| Row { count: 50, every: Duration::from_millis(20), ..row }).collect();
+    rows.push(scribbles(3000));
+    rows
+}
+
+/// All attacks. `may_be_first`: the servers run before all other processes, but in the last rows.
+#[must_use]
+pub fn all(may_be_first: bool) -> Vec<Row> {
+    use SecurityMode::{Plain, Psk, Tls};
+    use Source::{Many, One, Shared};
+    let mut rows = Vec::new();
+    for security in [Plain, Tls, Psk] {
+        let last = if security == Plain { Stage::Started } else { Stage::HalfSecured };
+        for (source, rate, warm) in [(One, 205, 1100), (One, 1000, 1500), (Many, 205, 1100), (Many, 1000, 1500)] {
+            rows.push(row(security, holding(Stage::Started, rate, source), warm));
+            if last == Stage::HalfSecured {
+                rows.push(row(security, holding(last, rate, source), warm));
+            }
+        }
+        rows.push(row(security, holding(last, 1000, Shared), 1500));
+        for source in [One, Many] {
+            rows.push(flood(security, Stage::Requested, source));
+            if last == Stage::HalfSecured {
+                rows.push(flood(security, last, source));
+            }
+        }
+    }
+    rows.push(flood(Plain, Stage::Requested, Shared));
+    for source in [One, Many] {
+        rows.push(row(Plain, Plan { held: 5000, ..holding(Stage::Connected, 2500, source) }, 5000));
+        let renewed = Plan { held: 3000, end: End::Renewed, ..holding(Stage::Connected, 1000, source) };
+        rows.push(row(Plain, renewed, 3500));
+        rows.push(row(Plain, Plan { held: 3000, ..holding(Stage::SlowRequest, 1000, source) }, 3000));
+    }
+    rows.push(flood(Plain, Stage::Connected, One));
+    rows.push(flood(Plain, Stage::Up, One));
+    let floods = Kind::ALL.map(|kind| {
+        let (attack, every) = (Attack::Flood(kind), Duration::from_millis(1));
+        Row { security: Plain, attack, is_first: false, attackers: 4, warm: 100_000, least: 0, count: 5000, every }
+    });
+    rows.push(scribbles(60_000));
+    if may_be_first {
+        rows.extend(floods);
+        rows.iter_mut().for_each(|row| row.is_first = true);
+    }
+    rows.extend(floods);
+    // A minute, and 400,000 connections for each of three processes: more than the server has time for.
+    rows.push(Row { least: 1_200_000, count: 2000, ..flood(Plain, Stage::Requested, One) });
+    rows
+}
+
+/// A server of its own for one phase.
+struct Server {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(program: &Path, credentials: &Credentials, row: &Row) -> Result<Self> {
+        let within_host = row.is_within_host();
+        let settings = server::Settings { credentials: credentials.clone(), within_host };
+        let mut process = Process::start(program, "serve", &settings)?;
+        let address = process.answer()?;
+        if row.is_first {
+            process.be_first()?;
+        }
+        Ok(Self { process, address })
+    }
+}
+
+/// Attacks one server while honest clients go to another one, or to the same.
+fn phase(
+    program: &Path,
+    row: &Row,
+    credentials: &Credentials,
+    of: SocketAddr,
+    to: SocketAddr,
+) -> Result<(Outcome, attacker::Report)> {
+    let mut attackers = Vec::new();
+    for nth in 0..row.attackers as u64 {
+        let mut attacker = match row.attack {
+            Attack::Connects(plan) => {
+                let settings = attacker::Settings { server: of, credentials: credentials.clone(), plan };
+                Process::start(program, "attack", &settings)?
+            }
+            Attack::Flood(kind) => Process::start(program, "flood", &flooder::Settings { server: of, kind })?,
+            Attack::Scribbles => Process::start(program, "scribble", &scribbler::Settings { server: of, seed: nth })?,
+        };
+        attacker.answer::<attacker::Report>()?;
+        attackers.push(attacker);
+    }
+    for attacker in &mut attackers {
+        attacker.order(GO)?;
+    }
+    let mut all = || {
+        attackers.iter_mut().try_fold(attacker::Report::default(), |sum, attacker| -> Result<_> {
+            let one: attacker::Report = attacker.report()?;
+            Ok(attacker::Report {
+                opened: sum.opened + one.opened,
+                reached: sum.reached + one.reached,
+                refused: sum.refused + one.refused,
+            })
+        })
+    };
+    until("the attack has begun", || Ok((all()?.opened >= row.warm).then_some(())))?;
+    let Row { count, every, .. } = *row;
+    // A server that waits for a processor answers late.
+    let patience = Duration::from_secs(if row.is_first { 10 } else { 60 });
+    let within_host = row.is_within_host();
+    let settings =
+        newcomers::Settings { server: to, credentials: credentials.clone(), count, every, patience, within_host };
+    let role = match row.attack {
+        Attack::Connects(_) => "newcomers",
+        Attack::Flood(_) | Attack::Scribbles => "established",
+    };
+    let mut clients = Process::start(program, role, &settings)?;
+    if row.is_first {
+        clients.be_first()?;
+    }
+    let outcome = clients.answer()?;
+    let begin = Instant::now();
+    loop {
+        let report = all()?;
+        // The control is about the honest clients alone.
+        if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
+            return Ok((outcome, report));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Runs an attack. `has_control`: after honest clients of a server that nobody attacks; and the memory is looked at afterwards.
+///
+/// # Errors
+/// A process fails, or something does not happen within two minutes.
+pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> {
+    let credentials = Credentials::new(row.security);
+    let control = if has_control {
+        let other = Server::start(program, &credentials, &Row { is_first: false, ..row })?;
+        let quiet = Server::start(program, &credentials, &row)?;
+        let row = Row { count: row.count.min(CONTROL), ..row };
+        Some(phase(program, &row, &credentials, other.address, quiet.address)?.0)
+    } else {
+        None
+    };
+    let mut server = Server::start(program, &credentials, &row)?;
+    let begin = Instant::now();
+    let (honest, attackers) = phase(program, &row, &credentials, server.address, server.address)?;
+    let share = |time: Duration| time.as_secs_f64() / begin.elapsed().as_secs_f64();
+    let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
+    let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
+    // Those who are connected have taken nothing.
+    let takes = has_control && matches!(row.attack, Attack::Connects(_));
+    let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));
+    Ok(Measured { row, control, attacked, left })
+}
+
+/// Waits until the server has no more buffers than one that has nothing to do.
+fn left(server: &mut Process) -> Result<Left> {
+    until("all connections have ended", || {
+        let report: server::Report = server.report()?;
+        Ok((report.current == 0).then_some(()))
+    })?;
+    let begin = Instant::now();
+    loop {
+        let server::Report { pool_buffers, resident_kib, .. } = server.report()?;
+        let time = begin.elapsed();
+        if pool_buffers <= POOL_BUFFERS || time > POOL_TIME {
+            return Ok(Left { pool: Some(time).filter(|_| pool_buffers <= POOL_BUFFERS), resident_kib });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}

@@ -1,0 +1,203 @@
+//! An attacker in shared memory. Its reactor connects, and does what programs do; another thread of it writes meanwhile over all that the
+//! connection has mapped, and misuses its descriptors ([`super::grip`]).
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
+use rdma_reactor::{
+    ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, MioPoller, Outcome, Parts, Reactor,
+    Region, RegionOptions, RemoteRegion, Security, SendId, SystemClock, TimerId, system_entropy,
+};
+use serde::{Deserialize, Serialize};
+
+use super::attacker::Report;
+use super::grip::{Grips, Means, Plan};
+use super::process::{Order, answer, obey};
+use super::server::{KEYS, READABLE, REGION, WRITABLE};
+use super::{Result, config};
+use crate::gate::net::GatedNet;
+use crate::sim::rng::Rng;
+
+/// The settings of the process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// The server.
+    pub server: SocketAddr,
+    /// Decides what the attacker does.
+    pub seed: u64,
+}
+
+#[derive(Debug)]
+struct Scribbler {
+    server: SocketAddr,
+    rng: Rng,
+    grips: Arc<Grips>,
+    /// The regions of the server.
+    theirs: Vec<RemoteRegion>,
+    own: Option<Region>,
+    /// Reads and atomic operations under way that must fail.
+    wrong: BTreeSet<SendId>,
+    opened: u64,
+    reached: u64,
+    /// The connection now.
+    conn: Option<ConnectionId>,
+}
+
+impl Scribbler {
+    /// Begins another connection.
+    fn begin(&mut self, cx: &mut Context<'_>) {
+        let means = Means::EACH[self.rng.index(Means::EACH.len())];
+        *self.grips.plan() = Plan { means, keys: Vec::new() };
+        (self.theirs, self.own) = (Vec::new(), None);
+        self.wrong.clear();
+        match cx.connect(self.server) {
+            Ok(conn) => self.conn = Some(conn),
+            Err(_) => _ = cx.set_timer(Duration::from_millis(5), 0),
+        }
+    }
+
+    /// Does one thing that a program may ask for, with what it may use or not.
+    fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let (Some(own), true) = (&mut self.own, self.theirs.len() >= READABLE) else { return };
+        // A wrong request ends the connection.
+        let is_right = self.rng.below(64) != 0;
+        let kind = self.rng.below(8);
+        let may = match kind {
+            1 => READABLE,
+            _ => WRITABLE,
+        };
+        let nth = self.rng.index(if is_right { may } else { self.theirs.len() });
+        let theirs = self.theirs[nth];
+        // What cannot be sent now is not sent.
+        let done = match kind {
+            0 => cx.write(conn, theirs, own, 0..REGION),
+            1 => cx.read(conn, theirs, own, 0..REGION),
+            2 => cx.fetch_add(conn, theirs, own, 0, 1),
+            3 => cx.send(conn, &vec![7; self.rng.skewed(1..=100_000) as usize]),
+            _ => cx.send(conn, &vec![7; 1 + self.rng.index(900)]),
+        };
+        if let (Ok(send), true) = (done, matches!(kind, 1 | 2) && nth >= may) {
+            self.wrong.insert(send);
+        }
+    }
+
+    /// Whether the program sends, too. It is silent where the other thread puts records in its place.
+    fn is_talking(&self) -> bool {
+        self.grips.plan().means != Means::Records
+    }
+
+    fn again(&self, cx: &mut Context<'_>) {
+        cx.set_timer(Duration::ZERO, 0);
+    }
+}
+
+impl Handler<Order> for Scribbler {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.opened += 1;
+        self.own = cx.register(conn, REGION, &RegionOptions::new()).ok();
+        let _ = cx.send(conn, KEYS);
+        cx.set_timer(Duration::from_millis(1 + self.rng.below(60)), self.opened);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if self.theirs.is_empty() {
+            self.theirs = message.chunks(RemoteRegion::LEN).filter_map(RemoteRegion::from_bytes).collect();
+            self.grips.plan().keys = self.theirs.iter().map(|region| (region.key, region.address)).collect();
+        }
+        if self.is_talking() {
+            self.step(cx, conn);
+            self.step(cx, conn);
+        }
+    }
+
+    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        // Where the other thread writes, an answer may be its own.
+        if self.wrong.remove(&send) && outcome.is_sent() && self.grips.plan().means == Means::Requests {
+            self.reached += 1;
+        }
+        if self.is_talking() {
+            self.step(cx, conn);
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, of: u64) {
+        match self.conn {
+            None if of == 0 => self.begin(cx),
+            Some(conn) if of == self.opened => cx.abort(conn),
+            _ => {}
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.conn = None;
+        self.again(cx);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
+        self.conn = None;
+        self.again(cx);
+    }
+
+    fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
+        let report = Report { opened: self.opened, reached: self.reached + self.grips.reached(), refused: 0 };
+        let is_alive = match order {
+            Order::Go => {
+                self.begin(cx);
+                true
+            }
+            Order::Report => answer(&report).is_ok(),
+            Order::End => false,
+        };
+        if !is_alive {
+            cx.stop();
+        }
+    }
+}
+
+/// A reactor whose connections this program has a grip on.
+fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
+    let mut settings = IwarpConfig::default();
+    (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
+    let onlooker = Arc::clone(grips) as Arc<dyn crate::gate::net::Onlooker>;
+    let provider = Iwarp::new(settings, GatedNet::seen_by(TcpNet::new()?, onlooker), system_entropy())?;
+    let config = config(Security::Plain, true).timeouts(|t| t.connect = Duration::from_secs(2));
+    let poller = Box::new(MioPoller::new()?);
+    Ok(Reactor::with_parts(
+        config,
+        Parts { providers: vec![Box::new(provider)], poller, clock: Box::new(SystemClock) },
+    )?)
+}
+
+/// Answers, and attacks from the order to go until standard input ends.
+///
+/// # Errors
+/// The reactor fails.
+pub fn run(settings: &Settings) -> Result<()> {
+    let grips = Arc::new(Grips::default());
+    let mut reactor = reactor(&grips)?;
+    obey(reactor.handle());
+    answer(&Report::default())?;
+    let mut rng = Rng::new(settings.seed, "scribbles");
+    let theirs = Arc::clone(&grips);
+    std::thread::spawn(move || {
+        loop {
+            theirs.act(&mut rng);
+            std::thread::sleep(Duration::from_micros(rng.below(500)));
+        }
+    });
+    let mut scribbler = Scribbler {
+        server: settings.server,
+        rng: Rng::new(settings.seed, "requests"),
+        grips,
+        theirs: Vec::new(),
+        own: None,
+        wrong: BTreeSet::new(),
+        opened: 0,
+        reached: 0,
+        conn: None,
+    };
+    Ok(reactor.run(&mut scribbler)?)
+}

@@ -1,0 +1,212 @@
+//! The targets of a row, and those that it misses.
+
+use serde::Serialize;
+
+use super::newcomers::Outcome;
+use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
+use super::{MAX_PENDING, Result, attacker, server};
+
+/// Share of newcomers that come up beside attackers from many addresses or from their own, or where the server waits for processors.
+pub const SHARE: f64 = 0.9;
+/// Largest ratio of the p99 to that of the control, where honest clients must not notice the attack.
+pub const RATIO: f64 = 3.0;
+/// The same, beside attackers in shared memory.
+pub const RATIO_WITHIN_HOST: f64 = 2.0;
+
+/// Most memory of a server after an attack, KiB.
+pub const RESIDENT_KIB: u64 = 64 << 10;
+
+/// The times of honest clients, as they are printed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Times {
+    /// Number of newcomers or echoes, and of those newcomers who came up or echoes that came.
+    pub asked: usize,
+    /// See above.
+    pub up: usize,
+    /// Why the others did not, and how many.
+    pub failed: std::collections::BTreeMap<String, usize>,
+    /// Median, 99th percentile and maximum of the time to the echo, microseconds.
+    pub p50_us: Option<u64>,
+    /// See above.
+    pub p99_us: Option<u64>,
+    /// See above.
+    pub max_us: Option<u64>,
+}
+
+impl Times {
+    fn of(outcome: &Outcome) -> Self {
+        let quantile = |share| outcome.quantile(share);
+        Self {
+            asked: outcome.all(),
+            up: outcome.up(),
+            failed: outcome.failed.clone(),
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            max_us: quantile(1.0),
+        }
+    }
+}
+
+/// A row that was measured and judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// How the server secures its connections.
+    pub security: String,
+    /// The attack.
+    pub attack: String,
+    /// The server and the honest clients ran before all other processes.
+    pub is_first: bool,
+    /// Honest clients while another server is attacked.
+    pub control: Option<Times>,
+    /// Honest clients of the server that is attacked.
+    pub attacked: Times,
+    /// What the attackers did.
+    pub attackers: attacker::Report,
+    /// The server at the end of the attack.
+    pub server: server::Report,
+    /// The share of one processor that the server used.
+    pub load: f64,
+    /// The share of the time in which it was ready and had no processor.
+    pub waited: f64,
+    /// Time until the pool was small again, seconds.
+    pub pool_seconds: Option<f64>,
+    /// Memory of the server's process after that, KiB.
+    pub resident_kib: Option<u64>,
+    /// The targets that are missed.
+    pub missed: Vec<String>,
+}
+
+/// Compares an outcome with the targets.
+fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
+    let Attacked { honest, attackers, server, .. } = attacked;
+    let mut missed = Vec::new();
+    let share = if row.is_unnoticed() { 1.0 } else { SHARE };
+    if honest.share() < share {
+        missed.push(format!("{} of {} are up", honest.up(), honest.all()));
+    }
+    let p99 = |outcome: &Outcome| outcome.quantile(0.99).map(|us| us as f64);
+    let most = if row.is_within_host() { RATIO_WITHIN_HOST } else { RATIO };
+    let ratio = p99(honest).zip(control.and_then(p99)).map(|(own, other)| own / other);
+    if let Some(ratio) = ratio.filter(|&ratio| row.is_unnoticed() && ratio > most) {
+        missed.push(format!("p99 is {ratio:.1} times that of the control"));
+    }
+    if control.is_some() && attackers.opened < row.least {
+        missed.push(format!("{} connections of attackers, of {} at least", attackers.opened, row.least));
+    }
+    if row.is_within_host() && (server.touched, attackers.reached) != (0, 0) {
+        missed.push(format!(
+            "{} regions were written and {} things were done by peers without the right",
+            server.touched, attackers.reached
+        ));
+    }
+    if server.highest_unknown > MAX_PENDING as usize {
+        missed.push(format!("{} connections are not up, of {MAX_PENDING} at most", server.highest_unknown));
+    }
+    if let Some(Left { pool, resident_kib }) = left {
+        if pool.is_none() {
+            missed.push(format!("the pool is not small again after {} s", POOL_TIME.as_secs()));
+        }
+        if resident_kib > RESIDENT_KIB {
+            missed.push(format!(
+                "{} MiB are resident afterwards, of {} at most",
+                resident_kib >> 10,
+                RESIDENT_KIB >> 10
+            ));
+        }
+    }
+    missed
+}
+
+impl Verdict {
+    /// Judges a row; waits until it has seen what is left of the attack.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub fn of(measured: Measured) -> Result<Self> {
+        let Measured { row, control, attacked, left } = measured;
+        let left = left.map(|left| left.join().map_err(|_| "a thread has panicked")?).transpose()?;
+        Ok(Self {
+            security: format!("{:?}", row.security).to_lowercase(),
+            attack: row.name(),
+            is_first: row.is_first,
+            missed: missed(&row, &attacked, control.as_ref(), left),
+            control: control.as_ref().map(Times::of),
+            attacked: Times::of(&attacked.honest),
+            attackers: attacked.attackers,
+            server: attacked.server,
+            load: attacked.load,
+            waited: attacked.waited,
+            pool_seconds: left.and_then(|left| left.pool).map(|time| time.as_secs_f64()),
+            resident_kib: left.map(|left| left.resident_kib),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::floods::Kind;
+    use crate::hostile_run::attacker::{End, Plan, Source, Stage};
+    use crate::hostile_run::row::{Attack, short};
+
+    fn outcome(up: usize, refused: usize, micros: u64) -> Outcome {
+        let failed = [("rejected".to_owned(), refused)].into_iter().filter(|&(_, count)| count > 0).collect();
+        Outcome { micros: vec![micros; up], failed }
+    }
+
+    fn judged(source: Source, honest: Outcome, highest_unknown: usize) -> Vec<String> {
+        let left = Left { pool: Some(Duration::ZERO), resident_kib: RESIDENT_KIB };
+        let plan = Plan { stage: Stage::Started, held: 1, rate: None, source, end: End::Server };
+        judge(Attack::Connects(plan), (honest, highest_unknown), 0, left)
+    }
+
+    fn judge(attack: Attack, (honest, highest_unknown): (Outcome, usize), least: u64, left: Left) -> Vec<String> {
+        let row = Row { attack, is_first: true, least, ..short()[0] };
+        let server = server::Report { highest: 2000, highest_unknown, ..server::Report::default() };
+        let attackers = attacker::Report { opened: 10, ..attacker::Report::default() };
+        let attacked = Attacked { honest, attackers, server, load: 0.5, waited: 0.0 };
+        missed(&row, &attacked, Some(&outcome(100, 0, 500)), Some(left))
+    }
+
+    #[test]
+    fn each_target_can_be_missed() {
+        assert_eq!(judged(Source::One, outcome(100, 0, 1500), 1024), [""; 0]);
+        assert_eq!(judged(Source::One, outcome(99, 1, 500), 0), ["99 of 100 are up"]);
+        assert_eq!(judged(Source::One, outcome(100, 0, 1501), 0), ["p99 is 3.0 times that of the control"]);
+        for source in [Source::Many, Source::Shared] {
+            assert_eq!(judged(source, outcome(90, 10, 9000), 0), [""; 0]);
+            assert_eq!(judged(source, outcome(89, 11, 500), 0), ["89 of 100 are up"]);
+            assert_eq!(judged(source, outcome(0, 100, 0), 0), ["0 of 100 are up"]);
+        }
+        assert_eq!(judged(Source::One, outcome(100, 0, 500), 1025), ["1025 connections are not up, of 1024 at most"]);
+        let flood = Attack::Flood(Kind::Data);
+        let good = || (outcome(100, 0, 500), 0);
+        let left = Left { pool: Some(Duration::ZERO), resident_kib: 0 };
+        assert_eq!(judge(flood, (outcome(100, 0, 9000), 0), 10, left), ["p99 is 18.0 times that of the control"]);
+        assert_eq!(judge(flood, good(), 10, left), [""; 0]);
+        assert_eq!(judge(flood, (outcome(99, 1, 500), 0), 10, left), ["99 of 100 are up"]);
+        assert_eq!(judge(flood, good(), 11, left), ["10 connections of attackers, of 11 at least"]);
+        assert_eq!(judge(flood, good(), 0, Left { pool: None, ..left }), ["the pool is not small again after 60 s"]);
+        let scribbles = |reached, micros| {
+            let attackers = attacker::Report { opened: 10, reached, refused: 0 };
+            let row = Row { is_first: true, ..crate::hostile_run::row::scribbles(100) };
+            let server = server::Report { touched: reached as usize, ..server::Report::default() };
+            let attacked = Attacked { honest: outcome(100, 0, micros), attackers, server, load: 0.5, waited: 0.0 };
+            missed(&row, &attacked, Some(&outcome(100, 0, 500)), None)
+        };
+        assert_eq!(scribbles(0, 1000), [""; 0]);
+        assert_eq!(scribbles(0, 1001), ["p99 is 2.0 times that of the control"]);
+        assert_eq!(scribbles(1, 500), ["1 regions were written and 1 things were done by peers without the right"]);
+        let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
+        assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
+    }
+
+    #[test]
+    fn a_quantile_is_that_of_the_nearest_rank() {
+        let outcome = Outcome { micros: (1..=200).collect(), failed: Default::default() };
+        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| outcome.quantile(share)), [1, 100, 198, 200].map(Some));
+        assert_eq!(Outcome::default().quantile(0.5), None);
+    }
+}

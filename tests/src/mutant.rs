@@ -1,0 +1,424 @@
+//! A provider in front of another one, with one defect: it breaks one sentence of the contract of `Provider`.
+//!
+//! The test suite of the contract must find each. Only that suite may use it: its stations reach the memory by copies alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_transport::cq::{CqAttr, Notify};
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, MemoryRegion, MrId};
+use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
+use rdma_transport::qp::{QpAttr, QpId};
+use rdma_transport::roles::{
+    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+};
+use rdma_transport::slab::Key;
+use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
+use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
+use rdma_transport::{Error, Result};
+
+/// A defect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// None: the suite must pass.
+    None,
+    /// The completions of a poll come in the opposite order.
+    Backwards,
+    /// Each third event of a completion queue is lost.
+    LostEvent,
+    /// Each fifth completion comes twice.
+    Twice,
+    /// A completion of a destroyed queue pair is made up, after its others were polled.
+    AfterDestroy,
+    /// `invalidate` leaves the key to the peer.
+    KeyOutlivesInvalidate,
+    /// `deregister` leaves the key to the peer.
+    KeyOutlivesDeregister,
+    /// `restrict` says that it has, and has not.
+    RestrictsNothing,
+    /// `req_notify` arms each second time only.
+    NotArmed,
+    /// An armed queue raises its event once more.
+    ArmedForEver,
+    /// An unsignaled send is never done.
+    UnsignaledNeverDone,
+    /// A chain that was taken in part is reported as one that was not taken.
+    PostedWrong,
+    /// Of each flush one receive never completes.
+    ForgottenFlush,
+    /// The handle of a completion queue that was destroyed is given to the next one.
+    HandleTwice,
+    /// A receive reports one byte more than its entries have.
+    TooLong,
+    /// The private data of a reject is lost.
+    SilentReject,
+    /// `Disconnected` is lost.
+    LostDisconnect,
+    /// A queue is destroyed although a queue pair uses it.
+    UsedQueueDestroyed,
+    /// Something is always to be read.
+    AlwaysUnread,
+    /// A fenced send does not wait.
+    FenceIgnored,
+    /// Each third event of the connection manager raises no edge: the getter says that there is none, and a later call has it.
+    LostCmEdge,
+    /// A receive of a destroyed queue pair is written.
+    WritesAfterDestroy,
+}
+
+impl Defect {
+    /// All but the first.
+    pub const ALL: [Self; 21] = [
+        Self::Backwards,
+        Self::LostEvent,
+        Self::Twice,
+        Self::AfterDestroy,
+        Self::KeyOutlivesInvalidate,
+        Self::KeyOutlivesDeregister,
+        Self::RestrictsNothing,
+        Self::NotArmed,
+        Self::ArmedForEver,
+        Self::UnsignaledNeverDone,
+        Self::PostedWrong,
+        Self::ForgottenFlush,
+        Self::HandleTwice,
+        Self::TooLong,
+        Self::SilentReject,
+        Self::LostDisconnect,
+        Self::UsedQueueDestroyed,
+        Self::AlwaysUnread,
+        Self::FenceIgnored,
+        Self::LostCmEdge,
+        Self::WritesAfterDestroy,
+    ];
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Mutant<P> {
+    inner: P,
+    defect: Defect,
+    /// Number of occasions so far.
+    occasions: u64,
+    /// Unsignaled sends of each queue pair.
+    unsignaled: BTreeMap<Key, usize>,
+    /// Completions that are made up, and the number of empty polls before they come.
+    made_up: Vec<(WorkCompletion, u32)>,
+    /// The last receive that each queue pair was given, and the completion queue.
+    receives: BTreeMap<Key, (RecvWr, CqId)>,
+    /// The receive of a destroyed queue pair that is written at the next poll.
+    late: Option<RecvWr>,
+    /// The event of the connection manager that was held back.
+    held: Option<CmEvent>,
+    /// The completion queue of each queue pair.
+    queues: BTreeMap<Key, CqId>,
+    /// Handles of completion queues that were given out again, and the queues that they stand for now.
+    handles: BTreeMap<Key, CqId>,
+    /// The handle of a completion queue that is gone.
+    free: Option<Key>,
+    /// Queue pairs that have lost a receive.
+    robbed: BTreeSet<Key>,
+    /// The event that comes once more.
+    again: Option<CqId>,
+}
+
+impl<P: Provider> Mutant<P> {
+    /// Puts a defect in front of a provider.
+    pub fn new(inner: P, defect: Defect) -> Self {
+        let (unsignaled, receives, queues, handles, robbed) = Default::default();
+        Self {
+            inner,
+            defect,
+            occasions: 0,
+            unsignaled,
+            made_up: Vec::new(),
+            receives,
+            late: None,
+            held: None,
+            queues,
+            handles,
+            free: None,
+            robbed,
+            again: None,
+        }
+    }
+
+    fn is(&self, defect: Defect) -> bool {
+        self.defect == defect
+    }
+
+    /// Returns `true` each `nth` time, with this defect.
+    fn strikes(&mut self, defect: Defect, nth: u64) -> bool {
+        self.occasions += u64::from(self.is(defect));
+        self.is(defect) && self.occasions % nth == 0
+    }
+
+    /// The queue that a handle stands for.
+    fn queue(&self, cq: CqId) -> CqId {
+        self.handles.get(&cq.0).copied().unwrap_or(cq)
+    }
+
+    /// The handle of a queue.
+    fn handle(&self, cq: CqId) -> CqId {
+        self.handles.iter().find(|(_, of)| **of == cq).map_or(cq, |(key, _)| CqId(*key))
+    }
+}
+
+// SAFETY: calls are forwarded. The defects break the contract; the memory of the only user is never lent.
+unsafe impl<P: Provider> Provider for Mutant<P> {
+    fn name(&self) -> &'static str {
+        "mutant"
+    }
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
+        self.inner.device(device)
+    }
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
+        self.inner.device_at(address)
+    }
+    fn channel(&self, channel: Channel) -> Result<RawFd> {
+        self.inner.channel(channel)
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool {
+        self.inner.progress(now, drive)
+    }
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        self.inner.listen(address, options)
+    }
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
+        self.inner.local_address(id)
+    }
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        self.inner.resolve(peer, options, deadline)
+    }
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
+        self.inner.connect(id, param)
+    }
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        self.inner.accept(id, param, now)
+    }
+    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
+        let data = if self.is(Defect::SilentReject) { &[] } else { private_data };
+        self.inner.reject(id, data, now)
+    }
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
+        self.inner.disconnect(id, now)
+    }
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
+        match self.receives.remove(&id.0) {
+            Some((wr, cq)) if self.is(Defect::AfterDestroy) => {
+                let wc = WorkCompletion::new(QpId(id.0), wr.wr_id, WcOpcode::Recv, WcStatus::Flushed, 0);
+                self.made_up.push((wc, 2));
+                self.queues.insert(id.0, cq);
+            }
+            Some((wr, _)) if self.is(Defect::WritesAfterDestroy) => self.late = Some(wr),
+            _ => {}
+        }
+        self.inner.destroy_id(id, now)
+    }
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        if let Some(held) = self.held.take() {
+            return Ok(Some(held));
+        }
+        loop {
+            match self.inner.next_cm_event(now)? {
+                Some(event) if self.strikes(Defect::LostCmEdge, 3) => {
+                    self.held = Some(event);
+                    return Ok(None);
+                }
+                Some(CmEvent { kind: CmEventKind::Disconnected(_), .. }) if self.is(Defect::LostDisconnect) => {}
+                event => return Ok(event),
+            }
+        }
+    }
+    fn register(
+        &mut self,
+        device: DeviceId,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.inner.register(device, memory, range, access)
+    }
+    fn deregister(&mut self, region: MrId) -> Result<()> {
+        if self.is(Defect::KeyOutlivesDeregister) { Ok(()) } else { self.inner.deregister(region) }
+    }
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        let cq = self.inner.create_cq(device, attr)?;
+        Ok(match self.free.take() {
+            Some(key) => {
+                self.handles.insert(key, cq);
+                CqId(key)
+            }
+            None => cq,
+        })
+    }
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
+        let result = self.inner.destroy_cq(self.queue(cq));
+        self.handles.remove(&cq.0);
+        self.free = self.free.or((result.is_ok() && self.is(Defect::HandleTwice)).then_some(cq.0));
+        match result {
+            Err(Error::InvalidState { .. }) if self.is(Defect::UsedQueueDestroyed) => Ok(()),
+            other => other,
+        }
+    }
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        let (send_cq, recv_cq) = (self.queue(attr.send_cq), self.queue(attr.recv_cq));
+        let qp = self.inner.create_qp(id, &QpAttr { send_cq, recv_cq, ..*attr })?;
+        self.queues.insert(qp.0, recv_cq);
+        Ok(qp)
+    }
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
+        if let (Some(last), Some(cq)) = (chain.last(), self.queues.get(&qp.0)) {
+            self.receives.insert(qp.0, (*last, *cq));
+        }
+        let wrong = self.is(Defect::PostedWrong);
+        let result = self.inner.post_recv(qp, chain);
+        result.map_err(|error| PostError { posted: if wrong { 0 } else { error.posted }, ..error })
+    }
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
+        if self.is(Defect::UnsignaledNeverDone) {
+            const DEPTH: usize = 16;
+            let quiet = self.unsignaled.entry(qp.0).or_default();
+            *quiet += chain.iter().filter(|wr| !wr.flags.contains(SendFlags::SIGNALED)).count();
+            if *quiet > DEPTH {
+                return Err(PostError { posted: 0, error: Error::QueueFull { queue: "send", depth: DEPTH as u32 } });
+            }
+        }
+        let mut chain = chain.to_vec();
+        if self.is(Defect::FenceIgnored) {
+            chain.iter_mut().for_each(|wr| wr.flags.remove(SendFlags::FENCE));
+        }
+        let wrong = self.is(Defect::PostedWrong);
+        let result = self.inner.post_send(qp, &chain);
+        result.map_err(|error| PostError { posted: if wrong { 0 } else { error.posted }, ..error })
+    }
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        for sge in self.late.take().iter().flat_map(|wr| wr.sges.as_slice()) {
+            // SAFETY: none, this is the defect. The memory is a station's, which lives as long as the case and lends no reference to it.
+            unsafe { sge.store(b"late") };
+        }
+        let (cq, before) = (self.queue(cq), out.len());
+        self.inner.poll_cq(cq, max, out)?;
+        if out.len() == before {
+            let due = |(wc, left): &mut (WorkCompletion, u32)| {
+                *left = left.saturating_sub(u32::from(self.queues.get(&wc.qp.0) == Some(&cq)));
+                *left == 0
+            };
+            if let Some(at) = self.made_up.iter_mut().position(due) {
+                out.push(self.made_up.remove(at).0);
+            }
+        }
+        if self.is(Defect::Backwards) {
+            out[before..].reverse();
+        }
+        if self.is(Defect::ForgottenFlush) {
+            let mut at = before;
+            while at < out.len() {
+                let wc = out[at];
+                let flushed = wc.status == WcStatus::Flushed && wc.opcode == WcOpcode::Recv;
+                if flushed && self.robbed.insert(wc.qp.0) {
+                    out.remove(at);
+                } else {
+                    at += 1;
+                }
+            }
+        }
+        if let Some(last) = out[before..].last().copied() {
+            if out.len() - before < max && self.strikes(Defect::Twice, 5) {
+                out.push(last);
+            }
+            if self.is(Defect::TooLong) && last.opcode == WcOpcode::Recv {
+                out.last_mut().expect("there is one").byte_len += 300;
+            }
+        }
+        Ok(out.len() - before)
+    }
+    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
+        let cq = self.queue(cq);
+        if self.strikes(Defect::NotArmed, 2) { Ok(()) } else { self.inner.req_notify(cq, notify) }
+    }
+    fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
+        if let Some(again) = self.again.take() {
+            return Ok(Some(again));
+        }
+        let mut event = self.inner.next_completion_event(device)?.map(|cq| self.handle(cq));
+        if event.is_some() && self.strikes(Defect::LostEvent, 3) {
+            event = self.inner.next_completion_event(device)?;
+        }
+        self.again = event.filter(|_| self.is(Defect::ArmedForEver));
+        Ok(event)
+    }
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
+        self.inner.shared_receives()
+    }
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
+        Some(self)
+    }
+    fn liveness(&self) -> Option<&dyn Liveness> {
+        Some(self)
+    }
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
+        self.inner.extensions()
+    }
+    fn handover(&mut self) -> Option<&mut dyn Handover> {
+        None
+    }
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
+        None
+    }
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
+        None
+    }
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
+        None
+    }
+    fn paths(&self) -> Option<&dyn Paths> {
+        None
+    }
+    fn adapter(&self) -> Option<&dyn Adapter> {
+        None
+    }
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
+        self.inner.immediate_sends()
+    }
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        self.inner.shared_memory()
+    }
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
+        None
+    }
+}
+
+impl<P: Provider> RemoteKeys for Mutant<P> {
+    fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool> {
+        if self.is(Defect::RestrictsNothing) {
+            return Ok(true);
+        }
+        self.inner.remote_keys().map_or(Ok(false), |keys| keys.restrict(region, qp))
+    }
+    fn invalidate(&mut self, region: MrId) -> Result<()> {
+        if self.is(Defect::KeyOutlivesInvalidate) {
+            return Ok(());
+        }
+        self.inner.remote_keys().map_or(Ok(()), |keys| keys.invalidate(region))
+    }
+}
+
+impl<P: Provider> Liveness for Mutant<P> {
+    fn last_heard(&self, qp: QpId) -> Option<Instant> {
+        self.inner.liveness()?.last_heard(qp)
+    }
+    fn has_unread(&self, qp: QpId) -> bool {
+        self.is(Defect::AlwaysUnread) || self.inner.liveness().is_some_and(|liveness| liveness.has_unread(qp))
+    }
+}

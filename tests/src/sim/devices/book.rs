@@ -1,0 +1,195 @@
+//! What the program knows of its memory: the regions that it has lent, the messages and buffers that it holds, and their bytes.
+
+use std::collections::BTreeMap;
+
+use rdma_reactor::{ConnectionId, DetachedMessage, ListenerId, Region, SendBuffer};
+
+use super::super::rng::Rng;
+use super::HEAD;
+use crate::gate::Gate;
+
+/// What is known of the rights of peers to a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rights {
+    /// Peers may use it.
+    Live,
+    /// Something has begun that ends them.
+    Ending,
+    /// They were to end, and the device has refused to take them back.
+    Kept,
+    /// Nobody but the program may use it, and its bytes are those of a number.
+    Ended(u64),
+}
+
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) region: Region,
+    pub(super) side: usize,
+    /// The connection whose peer alone may use it.
+    pub(super) owner: Option<ConnectionId>,
+    pub(super) rights: Rights,
+}
+
+impl Lent {
+    /// The device has refused to take back the region, or the rights of peers to it.
+    fn is_kept(&self, gates: &[Gate; 2]) -> bool {
+        gates[self.side].keeps(self.region.remote().address)
+    }
+}
+
+/// A message or a buffer that the program has, with the number of its bytes.
+#[derive(Debug)]
+pub(super) enum Held {
+    Message(DetachedMessage, u64),
+    /// With the device and the time of the device that it is of.
+    Buffer(SendBuffer, u64, (usize, u32)),
+}
+
+impl Held {
+    /// The bytes, where they begin, and the number of what they should be.
+    pub(super) fn bytes(&self) -> (&[u8], u64) {
+        match self {
+            Self::Message(message, number) => (message, *number),
+            Self::Buffer(buffer, number, _) => (buffer, *number),
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        match self {
+            Self::Message(message, number) => is_data(message, *number),
+            Self::Buffer(buffer, number, _) => is_filled(buffer, *number),
+        }
+    }
+}
+
+/// What the server knows.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    pub(super) gates: [Gate; 2],
+    pub(super) listeners: Vec<ListenerId>,
+    /// The devices of connections of this side.
+    pub(super) opened: BTreeMap<ConnectionId, usize>,
+    /// Connections that are up: their devices.
+    pub(super) up: BTreeMap<ConnectionId, usize>,
+    pub(super) lent: BTreeMap<u64, Lent>,
+    pub(super) held: Vec<Held>,
+    /// How many messages that take a key back are on their way: by device and key.
+    pub(super) asked: BTreeMap<(usize, u32), u32>,
+    /// How often each device was given up.
+    pub(super) times: [u32; 2],
+    pub(super) next: u64,
+    pub(super) received: u64,
+    pub(super) taken: u64,
+    pub(super) wrong: Vec<String>,
+}
+
+impl Book {
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Overwrites the regions whose rights have ended. Nobody may change or see those bytes.
+    pub(super) fn hide(&mut self, ended: impl Fn(u64, &Lent) -> bool) {
+        for number in self.lent.keys().copied().collect::<Vec<_>>() {
+            let bytes = self.number();
+            let Some(lent) = self.lent.get_mut(&number).filter(|lent| ended(number, lent)) else { continue };
+            if matches!(lent.rights, Rights::Ended(_)) {
+                continue;
+            }
+            let is_kept = lent.is_kept(&self.gates);
+            match lent.region.bytes_mut() {
+                Some(place) if !is_kept => {
+                    fill(place, bytes);
+                    lent.rights = Rights::Ended(bytes);
+                }
+                None if is_kept => lent.rights = Rights::Kept,
+                _ => self.wrong.push(format!("region {number}: its rights were to end, kept: {is_kept}: {lent:?}")),
+            }
+        }
+    }
+
+    /// A peer has taken back the key of a region.
+    pub(super) fn taken_back(&mut self, conn: ConnectionId, number: u64) {
+        self.taken += 1;
+        let Some(lent) = self.lent.get(&number) else { return };
+        let (side, key) = (lent.side, lent.region.remote().key);
+        if lent.owner.is_some_and(|owner| owner != conn) {
+            return self.wrong.push(format!("region {number} was told to the wrong peer"));
+        }
+        self.hide(|_, lent| {
+            let of_peer = lent.owner.is_none_or(|owner| owner == conn);
+            lent.rights == Rights::Ending && (lent.side, lent.region.remote().key) == (side, key) && of_peer
+        });
+        self.asked.entry((side, key)).and_modify(|count| *count -= 1);
+    }
+
+    /// Looks at everything that the program has.
+    pub(super) fn check(&mut self) {
+        let bytes = self.next + 1;
+        for (number, lent) in &mut self.lent {
+            let (is_lent, is_kept) = (lent.region.bytes_mut().is_some(), lent.is_kept(&self.gates));
+            let wrong = match lent.rights {
+                Rights::Live if is_lent => "lent while peers may use it",
+                Rights::Ending | Rights::Kept if is_lent && is_kept => "lent while the device has it",
+                Rights::Kept if !is_lent && !is_kept => "not lent, though the device has taken it back at last",
+                Rights::Ended(_) if !is_lent => "not lent, though its rights have ended",
+                Rights::Ended(bytes) if !is_filled(lent.region.bytes().unwrap_or(&[]), bytes) => "written by somebody",
+                Rights::Ending | Rights::Kept if is_lent => {
+                    // Its rights have ended a moment ago.
+                    let place = lent.region.bytes_mut().expect("it is lent");
+                    fill(place, bytes);
+                    lent.rights = Rights::Ended(bytes);
+                    continue;
+                }
+                _ => continue,
+            };
+            self.wrong.push(format!("region {number} is {wrong}: {lent:?}"));
+        }
+        self.next = bytes;
+        let mut places = Vec::new();
+        for held in &self.held {
+            if !held.is_whole() {
+                self.wrong.push(format!("the bytes of {held:?} have changed"));
+            }
+            let (bytes, number) = held.bytes();
+            let start = bytes.as_ptr() as usize;
+            places.push((start, start + bytes.len(), number));
+        }
+        places.sort_unstable();
+        if let Some(twins) = places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            self.wrong.push(format!(
+                "two that the program has are the same memory: numbers {} and {}",
+                twins[0].2, twins[1].2
+            ));
+        }
+    }
+}
+
+/// Puts the bytes of a number everywhere.
+pub(super) fn fill(place: &mut [u8], number: u64) {
+    Rng::from_state(number).fill(place);
+}
+
+fn is_filled(bytes: &[u8], number: u64) -> bool {
+    let mut expected = vec![0; bytes.len()];
+    fill(&mut expected, number);
+    bytes == expected
+}
+
+/// A message of `len` bytes of this kind and number.
+pub(super) fn message(kind: u8, keep: bool, number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD + len];
+    (bytes[0], bytes[1]) = (kind, keep.into());
+    bytes[2..HEAD].copy_from_slice(&number.to_le_bytes());
+    fill(&mut bytes[HEAD..], number);
+    bytes
+}
+
+pub(super) fn number_of(bytes: &[u8]) -> u64 {
+    bytes.get(2..HEAD).map_or(0, |number| u64::from_le_bytes(number.try_into().expect("eight bytes")))
+}
+
+pub(super) fn is_data(bytes: &[u8], number: u64) -> bool {
+    bytes.len() >= HEAD && number_of(bytes) == number && is_filled(&bytes[HEAD..], number)
+}

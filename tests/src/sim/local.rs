@@ -1,0 +1,336 @@
+//! What the nodes of one host have besides TCP: sockets for packets and descriptors, and memory that two of them map.
+//!
+//! A node's stores to such memory are seen by others late, as those of a processor with a store buffer: in order, each at its time, at a
+//! fence or an exchange all at once. Its own loads see them. So two sides interleave in the middle of a turn, between any two stores.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_transport::iwarp::net::Channel;
+use rdma_transport::mem::{Memory, Span};
+use rdma_transport::shm::segment::{CALL, HALF, HEAD, TAIL};
+use rdma_transport::shm::{Payload, Segment, Words};
+use rdma_transport::slab::Key;
+
+use super::fabric::{Event, Fabric, Shared, lock};
+use super::tcp::{Kind, address};
+
+/// Packets that wait at a socket before it takes no more.
+const MOST_PACKETS: usize = 12;
+/// Longest time that a packet is on its way, and that a store is not seen, ns.
+const PACKET: u64 = 40_000;
+const STORE: u64 = 20_000;
+
+/// A packet, and its descriptor.
+type Packet = (Vec<u8>, Option<OwnedFd>);
+
+/// One end of a socket for packets.
+#[derive(Debug, Default)]
+pub(super) struct Local {
+    arrived: VecDeque<Packet>,
+    /// Packets on their way here, with their times; the end comes behind them.
+    coming: VecDeque<(u64, Option<Packet>)>,
+    pub(super) eof: bool,
+    peer: Option<Key>,
+    /// The name and the connections of a listener.
+    pub(super) listens: Option<(Vec<u8>, VecDeque<Key>)>,
+}
+
+impl PartialEq for Local {
+    fn eq(&self, _: &Self) -> bool {
+        false
+    }
+}
+
+impl Eq for Local {}
+
+impl Local {
+    pub(super) fn is_readable(&self) -> bool {
+        !self.arrived.is_empty() || self.eof || self.listens.as_ref().is_some_and(|(_, queue)| !queue.is_empty())
+    }
+}
+
+/// One side's view of a segment.
+#[derive(Debug)]
+pub(super) struct View {
+    memory: Arc<Memory>,
+    /// Stores that others do not see yet, with the times at which they do.
+    stores: VecDeque<(u64, usize, Vec<u8>)>,
+    last: u64,
+    /// The socket over which the other side calls, once it is known.
+    socket: Option<Key>,
+    node: usize,
+    active: bool,
+}
+
+fn gone() -> io::Error {
+    ErrorKind::NotConnected.into()
+}
+
+impl Fabric {
+    fn local(&mut self, key: Key) -> io::Result<&mut Local> {
+        match self.sockets.get_mut(key).map(|socket| &mut socket.kind) {
+            Some(Kind::Local(local)) => Ok(local),
+            _ => Err(gone()),
+        }
+    }
+
+    fn insert_local(&mut self, node: usize, local: Local) -> Key {
+        let here = address(node, 0);
+        self.insert_socket(node, Kind::Local(Box::new(local)), here, here, here)
+    }
+
+    pub(super) fn listen_local(&mut self, node: usize, name: &[u8]) -> io::Result<Key> {
+        if self.rng.chance(self.net.exhausted) {
+            return Err(io::Error::other("no descriptors left"));
+        }
+        let local = Local { listens: Some((name.to_vec(), VecDeque::new())), ..Local::default() };
+        let key = self.insert_local(node, local);
+        self.watch(key, Channel::Cm);
+        Ok(key)
+    }
+
+    pub(super) fn connect_local(&mut self, node: usize, name: &[u8]) -> io::Result<Key> {
+        self.tick();
+        let listener = self.sockets.iter().find_map(|(key, socket)| match &socket.kind {
+            Kind::Local(local) if local.listens.as_ref().is_some_and(|(of, _)| of == name) => Some((key, socket.node)),
+            _ => None,
+        });
+        let (listener, there) = listener.ok_or(ErrorKind::ConnectionRefused)?;
+        if self.rng.chance(self.net.exhausted / 2) {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let far = self.insert_local(there, Local::default());
+        let near = self.insert_local(node, Local { peer: Some(far), ..Local::default() });
+        self.local(far)?.peer = Some(near);
+        if let Some((_, queue)) = &mut self.local(listener)?.listens {
+            queue.push_back(far);
+        }
+        self.edge(listener);
+        self.watch(near, Channel::Cm);
+        Ok(near)
+    }
+
+    pub(super) fn accept_local(&mut self, listener: Key) -> io::Result<Key> {
+        self.tick();
+        let refuses = self.rng.chance(self.net.exhausted / 4);
+        let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
+        let key = queue.and_then(VecDeque::pop_front).ok_or(ErrorKind::WouldBlock)?;
+        if refuses {
+            self.close(key, false);
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        self.watch(key, Channel::Cm);
+        Ok(key)
+    }
+
+    pub(super) fn pass(&mut self, key: Key, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.tick();
+        let peer = self.local(key)?.peer.ok_or(ErrorKind::BrokenPipe)?;
+        let file = file.map(|file| file.try_clone_to_owned()).transpose()?;
+        let at = self.now + self.rng.skewed(1..=PACKET);
+        let there = self.local(peer).map_err(|_| ErrorKind::BrokenPipe)?;
+        if there.arrived.len() + there.coming.len() >= MOST_PACKETS {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        self.send_local(peer, at, Some((packet.to_vec(), file)));
+        Ok(())
+    }
+
+    fn send_local(&mut self, to: Key, at: u64, what: Option<Packet>) {
+        let Ok(local) = self.local(to) else { return };
+        let at = at.max(local.coming.back().map_or(0, |last| last.0));
+        local.coming.push_back((at, what));
+        self.at(at, Event::Packet(to));
+    }
+
+    /// A packet arrives, or the end.
+    pub(super) fn packet_arrives(&mut self, key: Key) {
+        let now = self.now;
+        let Ok(local) = self.local(key) else { return };
+        while local.coming.front().is_some_and(|(at, _)| *at <= now) {
+            match local.coming.pop_front() {
+                Some((_, Some(packet))) => local.arrived.push_back(packet),
+                _ => local.eof = true,
+            }
+        }
+        self.edge(key);
+    }
+
+    pub(super) fn take(&mut self, key: Key, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        self.tick();
+        let local = self.local(key)?;
+        match local.arrived.pop_front() {
+            Some((packet, file)) => {
+                let len = packet.len().min(room.len());
+                room[..len].copy_from_slice(&packet[..len]);
+                Ok((len, file))
+            }
+            None if local.eof => Ok((0, None)),
+            None => Err(ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// The other end of a closed socket gets the end, behind what is on its way.
+    pub(super) fn close_local(&mut self, local: Local) {
+        if let Some(peer) = local.peer {
+            let at = self.now + self.rng.skewed(1..=PACKET);
+            self.send_local(peer, at, None);
+        }
+        for key in local.listens.into_iter().flat_map(|(_, queue)| queue) {
+            self.close(key, false);
+        }
+    }
+
+    // Memory.
+
+    fn view(&mut self, key: Key) -> &mut View {
+        self.views.get_mut(key).expect("a view lives as long as its segment")
+    }
+
+    /// A store becomes seen at its time, behind those before it.
+    fn store_later(&mut self, key: Key, at: usize, bytes: Vec<u8>) {
+        self.tick();
+        let after = if self.rng.chance(500) { 0 } else { self.rng.skewed(1..=STORE) };
+        let now = self.now;
+        let view = self.view(key);
+        view.last = view.last.max(now + after);
+        let due = view.last;
+        view.stores.push_back((due, at, bytes));
+        self.at(due, Event::Stores(key));
+    }
+
+    /// Lets stores be seen whose time has come, or all.
+    pub(super) fn stores_arrive(&mut self, key: Key, all: bool) {
+        let now = self.now;
+        let Some(view) = self.views.get_mut(key) else { return };
+        while view.stores.front().is_some_and(|(due, ..)| all || *due <= now) {
+            if let Some((_, at, bytes)) = view.stores.pop_front() {
+                let _ = view.memory.copy_in(at, &bytes);
+            }
+        }
+    }
+
+    /// Whether a node waits to be called for a record that it has not consumed, and nobody is about to call it.
+    pub(super) fn sleeps_over_a_record(&self, node: usize) -> bool {
+        self.views.iter().any(|(_, view)| {
+            let called = |key: Key| match self.sockets.get(key).map(|socket| &socket.kind) {
+                Some(Kind::Local(local)) => local.is_readable() || !local.coming.is_empty(),
+                // It has ended.
+                _ => true,
+            };
+            let half = if view.active { HALF } else { 0 };
+            let word = |at: usize| view.memory.word(half + at).map_or(0, |word| word.load(Ordering::SeqCst));
+            view.node == node
+                && word(CALL) != 0
+                && word(HEAD) != word(TAIL)
+                && view.socket.is_some_and(|key| !called(key))
+        })
+    }
+}
+
+/// A segment as a node of a fabric has it mapped.
+pub struct SimSegment {
+    fabric: Shared,
+    key: Key,
+    memory: Arc<Memory>,
+}
+
+impl fmt::Debug for SimSegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimSegment({})", self.key)
+    }
+}
+
+impl SimSegment {
+    /// A segment of `node`. The next socket that is known to be its own is its own.
+    pub(super) fn new(node: usize, fabric: &Shared, memory: Memory, socket: Option<Key>) -> Self {
+        let memory = Arc::new(memory);
+        let view = View {
+            memory: Arc::clone(&memory),
+            stores: VecDeque::new(),
+            last: 0,
+            socket,
+            node,
+            active: socket.is_some(),
+        };
+        let mut held = lock(fabric);
+        held.met += 1;
+        let key = held.views.insert(view);
+        drop(held);
+        Self { fabric: Arc::clone(fabric), key, memory }
+    }
+
+    pub(super) const fn key(&self) -> Key {
+        self.key
+    }
+}
+
+impl Drop for SimSegment {
+    fn drop(&mut self) {
+        let mut fabric = lock(&self.fabric);
+        fabric.stores_arrive(self.key, true);
+        fabric.views.remove(self.key);
+    }
+}
+
+/// Binds a segment to the socket over which its side is called.
+pub(super) fn bind(fabric: &Shared, segment: Key, socket: Key) {
+    if let Some(view) = lock(fabric).views.get_mut(segment) {
+        view.socket.get_or_insert(socket);
+    }
+}
+
+impl Words for SimSegment {
+    fn load(&self, at: usize) -> u64 {
+        let mut fabric = lock(&self.fabric);
+        fabric.tick();
+        let own = fabric.view(self.key).stores.iter().rev().find(|(_, of, bytes)| *of == at && bytes.len() == 8);
+        if let Some(own) = own.and_then(|(_, _, bytes)| bytes.first_chunk()) {
+            return u64::from_ne_bytes(*own);
+        }
+        drop(fabric);
+        self.memory.word(at).map_or(0, |word| word.load(Ordering::SeqCst))
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        lock(&self.fabric).store_later(self.key, at, value.to_ne_bytes().to_vec());
+    }
+
+    fn peek(&self, at: usize) -> u64 {
+        self.load(at)
+    }
+
+    fn poke(&self, at: usize, value: u64) {
+        self.store(at, value);
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.fence();
+        self.memory.word(at).map_or(0, |word| word.swap(value, Ordering::SeqCst))
+    }
+
+    fn fence(&self) {
+        let mut fabric = lock(&self.fabric);
+        fabric.stores_arrive(self.key, true);
+        fabric.tick();
+    }
+}
+
+impl Segment for SimSegment {
+    fn part(&self, at: usize, len: usize) -> Option<Span<'_>> {
+        self.memory.span(at, len)
+    }
+
+    fn put(&self, at: usize, payload: &Payload<'_>) {
+        let mut bytes = Vec::new();
+        payload.append_to(&mut bytes);
+        if !bytes.is_empty() {
+            lock(&self.fabric).store_later(self.key, at, bytes);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A provider in front of another one that hands out one of its handles twice: the second object of a kind gets the handle of the first.
+//! Calls with it are for the object that got it last, and events and completions of either name it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
+
+use rdma_transport::roles::*;
+use rdma_transport::slab::Key;
+use rdma_transport::*;
+
+type Post<T> = std::result::Result<T, PostError>;
+
+/// The kind of handle that is handed out twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named as the handles")]
+pub enum Kind { Cm, Cq, Qp }
+
+/// Handles of one kind: those that were handed out, with the objects behind, and the other way round.
+#[derive(Debug, Default)]
+struct Handles { inner: BTreeMap<Key, Key>, outer: BTreeMap<Key, Key>, first: Option<Key>, twice: bool, done: Arc<AtomicBool> }
+
+impl Handles {
+    fn hand_out(&mut self, inner: Key) -> Key {
+        let first = *self.first.get_or_insert(inner);
+        let again = self.twice && inner != first && !self.done.swap(true, Ordering::Relaxed);
+        let outer = if again { first } else { inner };
+        self.inner.insert(outer, inner);
+        self.outer.insert(inner, outer);
+        outer
+    }
+    fn inner(&self, outer: Key) -> Key { self.inner.get(&outer).copied().unwrap_or(outer) }
+    fn outer(&self, inner: Key) -> Key { self.outer.get(&inner).copied().unwrap_or(inner) }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Twice<P> { inner: P, ids: Handles, cqs: Handles, qps: Handles }
+
+impl<P: Provider> Twice<P> {
+    /// Puts the defect in front of a provider.
+    pub fn new(inner: P, kind: Kind) -> Self {
+        let done = Arc::default();
+        let handles = |of| Handles { twice: kind == of, done: Arc::clone(&done), ..Handles::default() };
+        Self { inner, ids: handles(Kind::Cm), cqs: handles(Kind::Cq), qps: handles(Kind::Qp) }
+    }
+    /// Says whether it has handed out a handle twice.
+    pub fn struck(&self) -> Arc<AtomicBool> { Arc::clone(&self.ids.done) }
+    fn id(&self, id: CmId) -> CmId { CmId(self.ids.inner(id.0)) }
+    fn cq(&self, cq: CqId) -> CqId { CqId(self.cqs.inner(cq.0)) }
+    fn qp(&self, qp: QpId) -> QpId { QpId(self.qps.inner(qp.0)) }
+}
+
+// SAFETY: calls are forwarded. A handle that is handed out twice breaks promise 6; each post reaches a queue pair of the provider behind,
+// which keeps the others, and is done there.
+unsafe impl<P: Provider> Provider for Twice<P> {
+    fn name(&self) -> &'static str { self.inner.name() }
+    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner.device(device) }
+    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> { self.inner.device_at(address) }
+    fn channel(&self, channel: Channel) -> Result<RawFd> { self.inner.channel(channel) }
+    fn next_deadline(&self) -> Option<Instant> { self.inner.next_deadline() }
+    fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.inner.progress(now, drive) }
+    fn listen(&mut self, at: SocketAddr, options: &ListenOptions) -> Result<CmId> { self.inner.listen(at, options) }
+    fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.inner.local_address(self.id(id)) }
+    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
+        let id = self.inner.resolve(peer, options, deadline)?;
+        Ok(CmId(self.ids.hand_out(id.0)))
+    }
+    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> { self.inner.connect(self.id(id), param) }
+    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
+        self.inner.accept(self.id(id), param, now)
+    }
+    fn reject(&mut self, id: CmId, data: &[u8], now: Instant) -> Result<()> { self.inner.reject(self.id(id), data, now) }
+    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> { self.inner.disconnect(self.id(id), now) }
+    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> { self.inner.destroy_id(self.id(id), now) }
+    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        let event = self.inner.next_cm_event(now)?;
+        Ok(event.map(|event| CmEvent { id: CmId(self.ids.outer(event.id.0)), ..event }))
+    }
+    fn register(&mut self, on: DeviceId, of: &Arc<Memory>, at: Range<usize>, access: Access) -> Result<MemoryRegion> {
+        self.inner.register(on, of, at, access)
+    }
+    fn deregister(&mut self, region: MrId) -> Result<()> { self.inner.deregister(region) }
+    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
+        let cq = self.inner.create_cq(device, attr)?;
+        Ok(CqId(self.cqs.hand_out(cq.0)))
+    }
+    fn destroy_cq(&mut self, cq: CqId) -> Result<()> { self.inner.destroy_cq(self.cq(cq)) }
+    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
+        let (send_cq, recv_cq) = (self.cq(attr.send_cq), self.cq(attr.recv_cq));
+        let qp = self.inner.create_qp(self.id(id), &QpAttr { send_cq, recv_cq, ..*attr })?;
+        Ok(QpId(self.qps.hand_out(qp.0)))
+    }
+    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> Post<()> { self.inner.post_recv(self.qp(qp), chain) }
+    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> Post<Posted> { self.inner.post_send(self.qp(qp), chain) }
+    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let (cq, before) = (self.cq(cq), out.len());
+        let count = self.inner.poll_cq(cq, max, out)?;
+        out[before..].iter_mut().for_each(|wc| wc.qp = QpId(self.qps.outer(wc.qp.0)));
+        Ok(count)
+    }
+    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> { self.inner.req_notify(self.cq(cq), notify) }
+    fn next_completion_event(&mut self, on: DeviceId) -> Result<Option<CqId>> {
+        let cq = self.inner.next_completion_event(on)?;
+        Ok(cq.map(|cq| CqId(self.cqs.outer(cq.0))))
+    }
+    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> { None }
+    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> { None }
+    fn liveness(&self) -> Option<&dyn Liveness> { None }
+    fn extensions(&mut self) -> Option<&mut dyn Extensions> { None }
+    fn handover(&mut self) -> Option<&mut dyn Handover> { None }
+    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { None }
+    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { None }
+    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { None }
+    fn paths(&self) -> Option<&dyn Paths> { None }
+    fn adapter(&self) -> Option<&dyn Adapter> { None }
+    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { None }
+    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { None }
+    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { None }
+}

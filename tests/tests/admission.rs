@@ -1,0 +1,291 @@
+//! Peers that wait until the program has looked at who they are: the callback on virtual time, and the gate of `aio`.
+#![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{join, join3};
+use rdma_reactor::aio::{AsyncReactor, Connection, Gate, Listener};
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
+    PeerName, ProviderChoice, Reactor, Security, SecurityError, SecurityMode, TimerId, Tls,
+};
+use rdma_reactor_tests::conformance::harness::with_watchdog;
+use rdma_reactor_tests::identities::{Authority, psk, security};
+use rdma_reactor_tests::sim::fabric::lock;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
+
+const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+
+/// The time that the server of the tests on virtual time has a peer wait.
+const WAIT: Duration = Duration::from_millis(300);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// The peers that this side was asked about, and those that were answered for late.
+    asked: Vec<ConnectionId>,
+    answered: Vec<bool>,
+    up: Vec<ConnectionId>,
+    messages: usize,
+    error: Option<ConnectError>,
+}
+
+/// A side that postpones its answer, if it has one.
+#[derive(Clone)]
+struct Side {
+    answer: Option<Result<(), String>>,
+    seen: Rc<RefCell<Seen>>,
+}
+
+impl Side {
+    fn new(answer: Option<Result<(), String>>) -> Self {
+        Self { answer, seen: Rc::default() }
+    }
+}
+
+impl Handler for Side {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        self.seen.borrow_mut().asked.push(conn);
+        if self.answer.is_some() {
+            cx.postpone_judgement(conn);
+            cx.set_timer(WAIT, 0);
+        }
+        Ok(())
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let mut seen = self.seen.borrow_mut();
+        let conn = *seen.asked.last().expect("a peer");
+        let answer = self.answer.clone().expect("an answer");
+        // The second one comes too late.
+        let first = cx.judge(conn, answer);
+        seen.answered.extend([first, cx.judge(conn, Ok(()))]);
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.seen.borrow_mut().up.push(conn);
+        cx.send(conn, b"hello").expect("room");
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.seen.borrow_mut().messages += 1;
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.seen.borrow_mut().error = Some(error);
+    }
+}
+
+/// Lets a client connect; returns the virtual time that it took until `done`, and the connections that are left on the server.
+fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> bool) -> (Duration, usize) {
+    let fabric = network(2);
+    let mut nodes = [SERVER, CLIENT]
+        .map(|node| Node::new(reactor(node, &fabric, config.clone()), Box::new(sides[node].clone())))
+        .into_iter()
+        .collect::<Vec<_>>();
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+    let begin = lock(&fabric).now();
+    until(&fabric, &mut nodes, "the end of the attempt", |_| {
+        done(&sides[SERVER].seen.borrow(), &sides[CLIENT].seen.borrow())
+    });
+    let took = Duration::from_nanos(lock(&fabric).now() - begin);
+    (took, nodes[SERVER].reactor.stats().connections.current)
+}
+
+#[test]
+fn a_connection_comes_up_when_the_late_answer_lets_it() {
+    for mode in MODES {
+        for late in [SERVER, CLIENT] {
+            let mut sides = [Side::new(None), Side::new(None)];
+            sides[late].answer = Some(Ok(()));
+            let config = Config::default().security(security(mode));
+            let both = |server: &Seen, client: &Seen| server.messages == 1 && client.messages == 1;
+            let (took, _) = connect(config, [&sides[SERVER], &sides[CLIENT]], both);
+            assert!(took >= WAIT, "{mode:?}: {took:?}");
+            let seen = sides[late].seen.borrow();
+            assert_eq!((&seen.up, &seen.answered[..]), (&seen.asked, &[true, false][..]), "{mode:?}, late: {late}");
+        }
+    }
+}
+
+#[test]
+fn a_late_refusal_has_its_reason() {
+    for mode in MODES {
+        let [server, client] = [Side::new(Some(Err("not on the list".into()))), Side::new(None)];
+        let config = Config::default().security(security(mode));
+        connect(config, [&server, &client], |_, client| client.error.is_some());
+        let (server, client) = (server.seen.borrow(), client.seen.borrow());
+        let refused = ConnectError::Security(SecurityError::Refused("not on the list".into()));
+        assert_eq!((&client.error, client.up.len(), server.up.len()), (&Some(refused), 0, 0), "{mode:?}");
+        assert_eq!(server.answered, [true, false], "{mode:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_does_not_come_ends_the_attempt() {
+    for mode in MODES {
+        let [server, client] = [Side::new(Some(Ok(()))), Side::new(None)];
+        let limit = Duration::from_millis(100);
+        let config = Config::default().security(security(mode)).timeouts(|timeouts| timeouts.handshake = limit);
+        let (took, left) = connect(config, [&server, &client], |server, _| !server.answered.is_empty());
+        assert!(took >= WAIT && client.seen.borrow().error.is_some(), "{mode:?}: {took:?}");
+        let server = server.seen.borrow();
+        assert_eq!((&server.answered[..], server.up.len(), left), (&[false, false][..], 0, 0), "{mode:?}");
+    }
+}
+
+// The gate of `aio`.
+
+fn config(security: Security) -> Config {
+    Config::default().provider(ProviderChoice::Iwarp).security(security)
+}
+
+const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Runs a test on a reactor that connects to its own listener, with a watchdog.
+fn with_gate<F: Future<Output = ()>>(
+    name: &'static str,
+    config: Config,
+    test: impl FnOnce(AsyncReactor, Listener, Gate) -> F,
+) {
+    with_watchdog(name, || {
+        let net = AsyncReactor::new(config).expect("a reactor");
+        let (listener, gate) = net.listen_with_gate(HERE, ListenOptions::new()).expect("a port");
+        net.run(test(net.clone(), listener, gate)).expect("turns");
+        net.shutdown(Duration::from_secs(10)).expect("the end");
+    });
+}
+
+fn refused(result: Result<Connection, ConnectError>) -> String {
+    match result.expect_err("the peer is refused") {
+        ConnectError::Security(SecurityError::Refused(why)) => why,
+        other => panic!("{other}"),
+    }
+}
+
+/// A client with a certificate of the authority for this name.
+fn known_as(authority: &Authority, name: &str) -> ConnectOptions {
+    let tls = Tls::mutual(&authority.identity(name), authority.pem().as_bytes()).expect("settings");
+    ConnectOptions::new().security(Security::Tls(tls.server_name("server").expect("a name")))
+}
+
+#[test]
+fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
+    let authority = Authority::new();
+    with_gate("a task decides", config(authority.tls("server")), |net, listener, gate| async move {
+        let address = listener.local_address().expect("it listens");
+        let clients = join(
+            net.connect_with(address, known_as(&authority, "mallory.example")),
+            net.connect_with(address, known_as(&authority, "alice.example")),
+        );
+        let decide = async {
+            let mut both = [gate.next().await.expect("a peer"), gate.next().await.expect("another peer")];
+            both.sort_by_key(|newcomer| newcomer.identity().names());
+            let [alice, mallory] = both;
+            assert!(alice.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
+            assert_eq!(mallory.identity().names()[0], PeerName::Dns("mallory.example".into()));
+            // Turns are taken meanwhile, and neither of them is up.
+            net.sleep(Duration::from_millis(20)).await;
+            assert_eq!(net.with(|cx| cx.stats().connections.connected), 0);
+            alice.accept();
+            mallory.refuse("not alice");
+        };
+        let accept = async {
+            let there = listener.accept().await.expect("a peer");
+            there.send(b"hello").await.expect("it is up");
+            there
+        };
+        let ((mallory, alice), (), there) = join3(clients, decide, accept).await;
+        assert_eq!(refused(mallory), "not alice");
+        assert_eq!(&alice.expect("a connection").recv().await.expect("a message")[..], b"hello");
+        assert_eq!(there.identity().expect("it is secured").names()[0], PeerName::Dns("alice.example".into()));
+    });
+}
+
+#[test]
+fn who_gets_no_answer_is_refused() {
+    with_gate("no answer", config(psk(1)), |net, listener, gate| async move {
+        let address = listener.local_address().expect("it listens");
+        // The task drops the peer.
+        let (result, ()) = join(net.connect(address), async { drop(gate.next().await.expect("a peer")) }).await;
+        assert_eq!(refused(result), "nobody decides here who is let in");
+        // The gate goes while a peer waits there.
+        let gone = async {
+            while net.with(|cx| cx.connections()) < 2 {
+                net.sleep(Duration::from_millis(1)).await;
+            }
+            drop(gate);
+        };
+        let (result, ()) = join(net.connect(address), gone).await;
+        assert_eq!(refused(result), "nobody decides here who is let in");
+        // It is gone when the peer comes.
+        assert_eq!(refused(net.connect(address).await), "nobody decides here who is let in");
+    });
+}
+
+#[test]
+fn a_listener_that_is_dropped_ends_its_gate() {
+    with_gate("a dropped listener", config(psk(1)), |net, listener, gate| async move {
+        let ((), next) = join(async { drop(listener) }, gate.next()).await;
+        assert!(next.is_none());
+        net.with(|cx| cx.drain(Duration::from_secs(1)));
+        assert!(gate.next().await.is_none());
+    });
+}
+
+/// Connects anew whenever it fails, until it is told that too many wait.
+struct Flood {
+    to: SocketAddr,
+    attempts: usize,
+}
+
+impl Handler for Flood {
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        if matches!(&error, ConnectError::Security(SecurityError::Refused(why)) if why.contains("too many")) {
+            return cx.stop();
+        }
+        self.attempts += 1;
+        cx.connect(self.to).expect("an attempt");
+    }
+}
+
+/// Peers that give up leave nothing behind but their numbers, and those are bounded. A task that looks at last finds who is there.
+#[test]
+fn peers_that_nobody_looks_at_are_bounded() {
+    const AT_ONCE: usize = 200;
+    // Each waits as long as this, and then tries again.
+    let brief = Duration::from_millis(100);
+    let server = config(psk(1)).receive_depth(8).send_depth(8).timeouts(|timeouts| timeouts.handshake = brief);
+    with_gate("a flood", server, |net, listener, gate| async move {
+        let to = listener.local_address().expect("it listens");
+        let flood = std::thread::spawn(move || {
+            let mut reactor = Reactor::new(config(psk(1)).receive_depth(8).send_depth(8)).expect("a reactor");
+            let mut flood = Flood { to, attempts: AT_ONCE };
+            (0..flood.attempts).for_each(|_| _ = reactor.context().connect(to).expect("an attempt"));
+            reactor.run(&mut flood).expect("turns");
+            flood.attempts
+        });
+        while !flood.is_finished() {
+            net.sleep(Duration::from_millis(1)).await;
+        }
+        let attempts = flood.join().expect("a thread");
+        assert!(attempts >= 1024, "{attempts}");
+        // Those of the flood are gone, once their connections have ended.
+        while net.with(|cx| cx.connections()) > 0 {
+            net.sleep(Duration::from_millis(1)).await;
+        }
+        let (conn, there) = join(net.connect(to), async {
+            gate.next().await.expect("a peer").accept();
+            listener.accept().await.expect("a connection")
+        })
+        .await;
+        assert!(conn.is_ok() && there.identity().is_some(), "{conn:?}");
+    });
+}

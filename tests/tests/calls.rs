@@ -1,0 +1,432 @@
+//! Calls in virtual time: a server with more requests than it can answer, and answers without room. And calls as futures, on the tasks'
+//! own thread and from other threads.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use rdma_reactor::aio::{AsyncReactor, Calls as AsyncCalls};
+use rdma_reactor::call::{CallError, CallStats, Calls, Incoming, RequestId};
+use rdma_reactor::threaded::{Requests, ThreadedReactor};
+use rdma_reactor::{
+    Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice, TimerId,
+};
+use rdma_reactor_tests::conformance::harness::with_watchdog;
+use rdma_reactor_tests::patience::{PATIENCE, patient};
+use rdma_reactor_tests::sim::fabric::lock;
+use rdma_reactor_tests::sim::poller::virtual_ns;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
+
+const PORT: u16 = 7471;
+/// The time that a request takes to be served, and the number of requests that may wait.
+const WORK: Duration = Duration::from_millis(1);
+const QUEUE: usize = 20;
+/// Longest time of a call.
+const WITHIN: Duration = Duration::from_millis(100);
+
+/// Serves a request each millisecond, in order.
+struct Server {
+    calls: Calls,
+    queue: VecDeque<RequestId>,
+    stats: Rc<Cell<CallStats>>,
+}
+
+impl Handler for Server {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(Incoming::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+            self.queue.push_back(id);
+            if self.queue.len() == 1 {
+                cx.set_timer(WORK, 0);
+            }
+        }
+        self.stats.set(self.calls.stats());
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if let Some(request) = self.queue.pop_front() {
+            let _ = self.calls.answer(cx, request, b"done");
+        }
+        if !self.queue.is_empty() {
+            cx.set_timer(WORK, 0);
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+}
+
+/// What the client has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    made: u32,
+    answered: u32,
+    overloaded: u32,
+    other: u32,
+    /// The longest time until a refusal, ns.
+    slowest: u64,
+}
+
+/// Makes so many calls, one each `period`.
+struct Client {
+    calls: Calls<u64>,
+    conn: Option<ConnectionId>,
+    left: u32,
+    period: Duration,
+    seen: Rc<Cell<Seen>>,
+}
+
+impl Client {
+    fn note(&self, note: impl FnOnce(&mut Seen)) {
+        let mut seen = self.seen.get();
+        note(&mut seen);
+        self.seen.set(seen);
+    }
+
+    fn failed(&self, cx: &Context<'_>, begun: u64, error: &CallError) {
+        let took = virtual_ns(cx.now()) - begun;
+        self.note(|seen| match error {
+            CallError::Overloaded => {
+                seen.overloaded += 1;
+                seen.slowest = seen.slowest.max(took);
+            }
+            _ => seen.other += 1,
+        });
+    }
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        cx.set_timer(self.period, 1);
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        match self.calls.on_recv(cx, conn, message) {
+            Some(Incoming::Answer { .. }) => self.note(|seen| seen.answered += 1),
+            Some(Incoming::Failed(failed)) => self.failed(cx, failed.tag, &failed.error),
+            _ => {}
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        if self.calls.on_timer(cx, timer) {
+            while let Some(failed) = self.calls.next_failed() {
+                self.failed(cx, failed.tag, &failed.error);
+            }
+            return;
+        }
+        let conn = self.conn.expect("connected");
+        self.calls.call(cx, conn, &[7; 64], WITHIN, virtual_ns(cx.now())).expect("an open connection");
+        self.note(|seen| seen.made += 1);
+        self.left -= 1;
+        if self.left > 0 {
+            cx.set_timer(self.period, 1);
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.calls.on_disconnect(conn, &reason);
+    }
+}
+
+/// Makes calls at a rate; returns what has become of them, the answers per second, and the counters of the server.
+fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
+    let fabric = network(2);
+    let config = Config::default();
+    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let (seen, stats) = (Rc::<Cell<Seen>>::default(), Rc::<Cell<CallStats>>::default());
+    let mut own = Calls::new();
+    own.limits().requests_per_connection = QUEUE;
+    let server_side = Server { calls: own, queue: VecDeque::new(), stats: Rc::clone(&stats) };
+    let client_side = Client { calls: Calls::new(), conn: None, left: calls, period, seen: Rc::clone(&seen) };
+    let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(client_side))];
+    until(&fabric, &mut nodes, "all calls have ended", |_| {
+        let Seen { made, answered, overloaded, other, .. } = seen.get();
+        made == calls && answered + overloaded + other == calls
+    });
+    let seconds = lock(&fabric).now() as f64 / 1e9;
+    (seen.get(), f64::from(seen.get().answered) / seconds, stats.get())
+}
+
+/// At twice what it can do, a server goes on answering as many, and refuses the rest within 10 ms; no call runs into its deadline.
+#[test]
+fn a_server_at_twice_its_capacity_keeps_its_throughput() {
+    let (calm, alone, _) = load(2000, WORK * 10 / 9);
+    assert_eq!((calm.answered, calm.overloaded), (2000, 0), "{calm:?}");
+    let (_, full, _) = load(2000, WORK);
+    let (seen, twice, stats) = load(4000, WORK / 2);
+    println!(
+        "answers per second: {alone:.0} at 0.9, {full:.0} at 1, {twice:.0} at 2; the slowest refusal: {} ns",
+        seen.slowest
+    );
+    assert!(twice > 0.9 * full && twice > alone, "{seen:?}");
+    assert!(seen.other == 0 && seen.overloaded > 1500, "{seen:?}");
+    assert!(seen.slowest < 10_000_000, "{seen:?}");
+    assert_eq!((stats.overloaded, stats.admitted), (u64::from(seen.overloaded), u64::from(seen.answered)));
+}
+
+/// Holds requests until there are enough, and answers all of them in one callback.
+struct Hoarder {
+    calls: Calls,
+    held: Vec<RequestId>,
+}
+
+impl Handler for Hoarder {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(Incoming::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+            self.held.push(id);
+        }
+        if self.held.len() == 300 {
+            for request in self.held.drain(..) {
+                self.calls.answer(cx, request, &[7; 1000]).expect("its caller waits");
+            }
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+}
+
+/// More answers than there is room for wait, and none is lost.
+#[test]
+fn answers_that_find_no_room_are_sent_later() {
+    let fabric = network(2);
+    let config = Config::default().receive_depth(8).send_depth(8);
+    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let seen = Rc::<Cell<Seen>>::default();
+    let period = Duration::from_micros(10);
+    let client_side = Client { calls: Calls::new(), conn: None, left: 300, period, seen: Rc::clone(&seen) };
+    let hoarder = Hoarder { calls: Calls::new(), held: Vec::new() };
+    let mut nodes = [Node::new(server, Box::new(hoarder)), Node::new(client, Box::new(client_side))];
+    until(&fabric, &mut nodes, "all calls have ended", |_| seen.get().answered + seen.get().other == 300);
+    assert_eq!(seen.get().answered, 300);
+}
+
+/// Requests without end from a peer that takes no answers: it keeps every message.
+struct Flood {
+    left: u32,
+    kept: Vec<DetachedMessage>,
+}
+
+impl Flood {
+    fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        // A request with all the time that there is.
+        const REQUEST: [u8; 16] = [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
+        while self.left > 0 && cx.send(conn, &REQUEST).is_ok() {
+            self.left -= 1;
+        }
+    }
+}
+
+impl Handler for Flood {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.pump(cx, conn);
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.kept.push(message.detach());
+    }
+}
+
+/// A peer that takes no answers cannot make the server keep more than 1,024 refusals.
+#[test]
+fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
+    let fabric = network(2);
+    let config = Config::default();
+    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let stats = Rc::<Cell<CallStats>>::default();
+    let mut calls = Calls::new();
+    calls.limits().requests = 0;
+    let server_side = Server { calls, queue: VecDeque::new(), stats: Rc::clone(&stats) };
+    let flood = Flood { left: 3000, kept: Vec::new() };
+    let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(flood))];
+    until(&fabric, &mut nodes, "all requests have arrived", |_| stats.get().overloaded == 3000);
+    // A few went out before the window was closed.
+    let dropped = stats.get().refusals_dropped;
+    assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
+}
+
+fn config() -> Config {
+    patient(Config::default().provider(ProviderChoice::Iwarp))
+}
+
+/// Runs a client and a server, each with the calls of its side of one connection.
+fn run_both<C: Future<Output = ()>, S: Future<Output = ()>>(
+    client: impl FnOnce(AsyncCalls) -> C,
+    server: impl FnOnce(AsyncReactor, AsyncCalls) -> S,
+) {
+    let net = AsyncReactor::new(config()).expect("a reactor");
+    let listener = net.listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = listener.local_address().expect("it listens");
+    net.run(async {
+        let here = AsyncCalls::from(net.connect(address).await.expect("a connection"));
+        let there = AsyncCalls::from(listener.accept().await.expect("a client"));
+        join(client(here), server(net.clone(), there)).await;
+    })
+    .expect("turns");
+}
+
+/// A thousand tasks call on one connection. A task keeps the requests, another one answers them, the last one first.
+#[test]
+fn a_thousand_tasks_call_on_one_connection() {
+    with_watchdog("a_thousand_tasks_call_on_one_connection", || {
+        let kept = RefCell::new(Vec::new());
+        run_both(
+            |calls| async move {
+                let answers = (0..1000_u64).map(|n| {
+                    let calls = calls.clone();
+                    async move { calls.call(&n.to_le_bytes(), PATIENCE).await }
+                });
+                // They are all kept until the last one is there.
+                for (n, answer) in (0_u64..).zip(join_all(answers).await) {
+                    assert_eq!(answer, Ok((n * 2).to_le_bytes().to_vec()));
+                }
+            },
+            |_, calls| async move {
+                while let Ok(request) = calls.next().await {
+                    kept.borrow_mut().push(request);
+                    if kept.borrow().len() == 1000 {
+                        for request in kept.take().into_iter().rev() {
+                            let n = u64::from_le_bytes(request[..].try_into().expect("8 bytes"));
+                            request.answer(&(n * 2).to_le_bytes()).expect("its caller waits");
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// A future that is dropped cancels its call; a request that is dropped and a deadline that passes are errors.
+#[test]
+fn futures_that_are_dropped_end_their_calls() {
+    with_watchdog("futures_that_are_dropped_end_their_calls", || {
+        run_both(
+            |calls| async move {
+                let mut lost = Box::pin(calls.call(b"lost", PATIENCE));
+                assert!(futures_util::poll!(&mut lost).is_pending());
+                drop(lost);
+                assert_eq!(calls.call(b"drop it", PATIENCE).await, Err(CallError::Unanswered));
+                assert_eq!(calls.call(b"keep it", Duration::from_millis(5)).await, Err(CallError::Deadline));
+                assert_eq!(calls.call(b"answer it", PATIENCE).await, Ok(b"done".to_vec()));
+                let last = calls.call(b"close it", PATIENCE).await;
+                assert!(matches!(last, Err(CallError::Disconnected(_))), "{last:?}");
+            },
+            |net, calls| async move {
+                let mut kept = None;
+                while let Ok(request) = calls.next().await {
+                    match &request[..] {
+                        // If it was cancelled before it was taken, it is not seen here.
+                        b"lost" => {
+                            while request.time_left().is_some() {
+                                net.sleep(Duration::from_millis(1)).await;
+                            }
+                        }
+                        b"drop it" => drop(request),
+                        b"keep it" => kept = Some(request),
+                        b"answer it" => request.answer(b"done").expect("its caller waits"),
+                        _ => calls.connection().close(),
+                    }
+                }
+                drop(kept);
+            },
+        );
+    });
+}
+
+/// A drain answers what was asked before, and refuses the rest.
+#[test]
+fn a_drain_answers_what_was_asked() {
+    with_watchdog("a_drain_answers_what_was_asked", || {
+        let server = AsyncReactor::new(config()).expect("a reactor");
+        let listener = server.listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+        let address = listener.local_address().expect("it listens");
+        let remote = ThreadedReactor::start(config()).expect("a reactor");
+        let client = remote.clone();
+        #[allow(clippy::disallowed_methods, reason = "a client of its own")]
+        let thread = std::thread::spawn(move || {
+            let calls = async {
+                let (caller, _) = client.connect(address).await.expect("a connection").calls();
+                let first = caller.call("first", PATIENCE);
+                let second = caller.call("second", PATIENCE);
+                join(first, second).await
+            };
+            client.block_on(calls).expect("another thread")
+        });
+        server
+            .run(async {
+                let calls = AsyncCalls::from(listener.accept().await.expect("a client"));
+                let first = calls.next().await.expect("a request");
+                let second = calls.next().await.expect("a request");
+                server.with(|cx| cx.drain(PATIENCE));
+                first.answer(b"one").expect("its caller waits");
+                second.answer(b"two").expect("its caller waits");
+                calls.connection().closed().await
+            })
+            .expect("turns");
+        let (first, second) = thread.join().expect("the client");
+        assert_eq!((first.as_deref(), second.as_deref()), (Ok(&b"one"[..]), Ok(&b"two"[..])));
+    });
+}
+
+/// Answers in capitals, each request on a task of its own.
+async fn serve(mut requests: Requests) {
+    while let Ok(request) = requests.next().await {
+        tokio::spawn(async move {
+            tokio::task::yield_now().await;
+            let answer = request.to_ascii_uppercase();
+            request.answer(answer);
+        });
+    }
+}
+
+/// Tasks of several threads call and serve.
+#[test]
+fn tasks_of_several_threads_call_and_serve() {
+    with_watchdog("tasks_of_several_threads_call_and_serve", || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (server, client) = (ThreadedReactor::start(config()), ThreadedReactor::start(config()));
+            let (server, client) = (server.expect("a reactor"), client.expect("a reactor"));
+            let mut listener = server.listen(([127, 0, 0, 1], 0).into()).await.expect("a listener");
+            let address = listener.local_address();
+            let accepting = tokio::spawn(async move {
+                while let Some(conn) = listener.accept().await {
+                    tokio::spawn(serve(conn.calls().1));
+                }
+            });
+            let (caller, _) = client.connect(address).await.expect("a connection").calls();
+            let tasks: Vec<_> = (0..1000)
+                .map(|n| {
+                    let caller = caller.clone();
+                    tokio::spawn(async move { (n, caller.call(format!("call {n}"), PATIENCE).await) })
+                })
+                .collect();
+            for task in tasks {
+                let (n, answer) = task.await.expect("a task");
+                assert_eq!(answer.as_deref(), Ok(format!("CALL {n}").as_bytes()));
+            }
+            // Its time is over before it is made.
+            assert_eq!(caller.call("in vain", Duration::ZERO).await, Err(CallError::Deadline));
+            server.drain(PATIENCE);
+            server.ended().await.expect("a drain");
+            let last = caller.call("too late", PATIENCE).await;
+            assert!(matches!(last, Err(CallError::Disconnected(_) | CallError::Refused(_))), "{last:?}");
+            accepting.await.expect("a drain");
+            drop(caller);
+            client.drain(PATIENCE);
+            client.ended().await.expect("a drain");
+        });
+    });
+}

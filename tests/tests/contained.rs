@@ -1,0 +1,217 @@
+//! Panics of a program in the middle of a call that it makes: `fill` of `Context::append` and of `Stream::write_with`
+//! (`Config::contain_panics`). Nothing of the reactor is lost by them, however many there are.
+
+use std::cell::RefCell;
+use std::io::Read;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::{Config, ConnectionId, Context, DisconnectReason, Handler, Message, SendErrorKind, TimerId};
+use rdma_reactor_tests::life;
+use rdma_reactor_tests::sim::fabric::Shared;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
+
+const PANICS: usize = 1_000;
+const TEXT: &[u8] = b"whole";
+const PAUSE: Duration = Duration::from_millis(1);
+
+fn config() -> Config {
+    life::config().contain_panics(true)
+}
+
+/// What a node has lived through.
+#[derive(Debug, Default)]
+struct Book {
+    up: Vec<ConnectionId>,
+    gone: Vec<DisconnectReason>,
+    panics: usize,
+    /// Calls of `fill` that put `TEXT` into the room.
+    filled: usize,
+    received: Vec<u8>,
+}
+
+/// A program that panics in `fill` in callbacks of timers: the connections stay.
+#[derive(Clone, Debug, Default)]
+struct Program {
+    book: Rc<RefCell<Book>>,
+    /// It panics in `on_connect`, too, which ends the connection.
+    at_connect: bool,
+    /// So many of eight panics come over a message that bytes were put into before.
+    after: usize,
+}
+
+impl Program {
+    /// The bytes of `TEXT`, unless this call panics.
+    fn fill(&self, room: &mut [u8], panics: bool) -> usize {
+        room[..TEXT.len()].copy_from_slice(TEXT);
+        if panics {
+            self.book.borrow_mut().panics += 1;
+            panic!("in fill");
+        }
+        self.book.borrow_mut().filled += 1;
+        TEXT.len()
+    }
+}
+
+impl Handler for Program {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.book.borrow_mut().up.push(conn);
+        if self.at_connect {
+            let _ = cx.append(conn, |room| self.fill(room, true));
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
+        if self.book.borrow().panics == PANICS {
+            return;
+        }
+        cx.set_timer(PAUSE, token + 1);
+        let conn = self.book.borrow().up[token as usize % 2];
+        if token as usize % 8 < self.after {
+            let len = cx.append(conn, |room| self.fill(room, false));
+            assert!(matches!(len, Ok(_) | Err(SendErrorKind::WouldBlock(_))), "{len:?}");
+        }
+        let _ = cx.append(conn, |room| self.fill(room, true));
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.book.borrow_mut().received.extend_from_slice(&message);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.book.borrow_mut().gone.push(reason);
+    }
+}
+
+impl StreamHandler for Program {
+    fn on_open(&mut self, _: &mut StreamContext<'_>, id: ConnectionId) {
+        self.book.borrow_mut().up.push(id);
+    }
+    fn on_timer(&mut self, cx: &mut StreamContext<'_>, _: TimerId, token: u64) {
+        if self.book.borrow().panics == PANICS {
+            return;
+        }
+        cx.context().set_timer(PAUSE, token + 1);
+        let id = self.book.borrow().up[token as usize % 2];
+        let _ = cx.stream(id).write_with(|room| self.fill(room, true));
+    }
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let mut bytes = [0; 64];
+        while let Ok(len @ 1..) = cx.stream(id).read(&mut bytes) {
+            self.book.borrow_mut().received.extend_from_slice(&bytes[..len]);
+        }
+    }
+}
+
+/// A node with this program that has two connections to a server.
+fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>, Program) {
+    let (fabric, server) = (network(2), Program::default());
+    let mut nodes = vec![
+        Node::new(reactor(0, &fabric, config()), handler),
+        Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
+    ];
+    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
+    for _ in 0..2 {
+        nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
+    }
+    until(&fabric, &mut nodes, "both are up", |_| {
+        program.book.borrow().up.len() == 2 && server.book.borrow().up.len() == 2
+    });
+    (fabric, nodes, server)
+}
+
+/// Closes both connections. All buffers are free then.
+fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
+    for &conn in &program.book.borrow().up {
+        nodes[0].reactor.context().close(conn);
+    }
+    until(fabric, nodes, "both ends", |nodes| nodes[0].reactor.stats().connections.current == 0);
+    let (all, free) = nodes[0].reactor.pool_levels();
+    assert_eq!(all, free, "buffers of connections that are gone");
+}
+
+/// Has timers panic, eight in each millisecond, until there were enough panics.
+fn panic_often(fabric: &Shared, nodes: &mut [Node], program: &Program) {
+    for nth in 0..8 {
+        nodes[0].reactor.context().set_timer(PAUSE, nth);
+    }
+    until(fabric, nodes, "all panics", |nodes| nodes[0].reactor.stats().turns.panics == PANICS as u64);
+    assert_eq!((program.book.borrow().panics, program.book.borrow().gone.len()), (PANICS, 0));
+}
+
+#[test]
+fn panics_in_fill_lose_no_buffer() {
+    for after in [0, 4] {
+        let program = Program { after, ..Program::default() };
+        let (fabric, mut nodes, server) = connected(&program, Box::new(program.clone()));
+        panic_often(&fabric, &mut nodes, &program);
+        let filled = program.book.borrow().filled;
+        until(&fabric, &mut nodes, "what was sent", |_| server.book.borrow().received.len() >= filled * TEXT.len());
+        // What was filled before a panic has arrived, and nothing of what a panic has left in the room.
+        let chunks = server.book.borrow().received.len() / TEXT.len();
+        assert_eq!(server.book.borrow().received, TEXT.repeat(chunks));
+        assert_eq!((chunks, chunks > 100), (filled, after > 0));
+        // Both connections carry as many messages as there is room for.
+        let up = program.book.borrow().up.clone();
+        let mut sent = 0;
+        for conn in up {
+            while nodes[0].reactor.context().send(conn, TEXT).is_ok() {
+                sent += 1;
+            }
+        }
+        // A peer that owes no grant has left room for one message at least.
+        assert!(sent >= 2, "{sent} messages had room");
+        until(&fabric, &mut nodes, "traffic afterwards", |_| {
+            server.book.borrow().received.len() == (chunks + sent) * TEXT.len()
+        });
+        close(&fabric, &mut nodes, &program);
+    }
+}
+
+#[test]
+fn panics_of_streams_lose_no_buffer() {
+    let program = Program::default();
+    let (fabric, mut nodes, server) = connected(&program, Box::new(Streams::new(program.clone())));
+    panic_often(&fabric, &mut nodes, &program);
+    assert!(server.book.borrow().received.is_empty());
+    let up = program.book.borrow().up.clone();
+    for conn in &up {
+        nodes[0].reactor.context().send(*conn, TEXT).expect("room");
+    }
+    until(&fabric, &mut nodes, "traffic afterwards", |_| server.book.borrow().received.len() == 2 * TEXT.len());
+    close(&fabric, &mut nodes, &program);
+}
+
+/// The connection of a callback that has panicked ends, and its room is that of the next one.
+#[test]
+fn panics_in_fill_cost_their_connections_only() {
+    let fabric = network(2);
+    let (program, server) = (Program { at_connect: true, ..Program::default() }, Program::default());
+    let mut nodes = vec![
+        Node::new(reactor(0, &fabric, config()), Box::new(program.clone())),
+        Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
+    ];
+    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
+    for nth in 0..200 {
+        nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
+        until(&fabric, &mut nodes, "the end", |_| program.book.borrow().gone.len() == nth + 1);
+        let book = program.book.borrow();
+        assert!(
+            matches!(&book.gone[nth], DisconnectReason::Internal(why) if why.contains("in fill")),
+            "{:?}",
+            book.gone[nth]
+        );
+    }
+    let (all, free) = nodes[0].reactor.pool_levels();
+    assert_eq!(all, free, "buffers of connections that are gone");
+    // The last ones to connect have all that they are promised.
+    nodes[0].handler = Box::<Program>::default();
+    let conn = nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
+    let arrived = server.book.borrow().received.len();
+    until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.connected == 201);
+    let mut sent = 0;
+    while nodes[0].reactor.context().send(conn, TEXT).is_ok() {
+        sent += 1;
+    }
+    assert!(sent >= 4, "{sent} messages had room");
+    until(&fabric, &mut nodes, "traffic", |_| server.book.borrow().received.len() == arrived + sent * TEXT.len());
+}

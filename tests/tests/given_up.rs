@@ -1,0 +1,297 @@
+//! Messages and buffers that a program has when their device is given up, because it has failed or was removed, and that come
+//! back when the device is used again, with another pool.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rdma_reactor::{
+    Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, SendBuffer, SendErrorKind,
+};
+use rdma_reactor_tests::gate::{Call, Failure, Gate, Said};
+use rdma_reactor_tests::life;
+use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
+
+/// How a device comes to be given up.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    /// A call fails once.
+    Fails,
+    Removed,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    up: Vec<ConnectionId>,
+    gone: usize,
+    kept: Vec<DetachedMessage>,
+    received: usize,
+}
+
+/// A program that keeps every message.
+#[derive(Clone, Debug, Default)]
+struct Program(Rc<RefCell<Book>>);
+
+impl Handler for Program {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.0.borrow_mut().up.push(conn);
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        let mut book = self.0.borrow_mut();
+        book.received += 1;
+        book.kept.push(message.detach());
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.0.borrow_mut().gone += 1;
+    }
+}
+
+/// A server whose device is given up, and a client.
+struct World {
+    fabric: Shared,
+    gate: Gate,
+    nodes: Vec<Node>,
+    server: Program,
+    client: Program,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let (fabric, gate, server, client) = (network(2), Gate::default(), Program::default(), Program::default());
+        let mut nodes = vec![
+            Node::new(gated(0, &fabric, &gate, config.clone()).expect("no call fails"), Box::new(server.clone())),
+            Node::new(reactor(1, &fabric, config), Box::new(client.clone())),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        Self { fabric, gate, nodes, server, client }
+    }
+
+    fn until(&mut self, what: &str, done: impl FnMut(&[Node]) -> bool) {
+        until(&self.fabric, &mut self.nodes, what, done);
+    }
+
+    /// A new connection: its names here and there.
+    fn connect(&mut self) -> (ConnectionId, ConnectionId) {
+        let (server, client) = (self.server.clone(), self.client.clone());
+        let before = (server.0.borrow().up.len(), client.0.borrow().up.len());
+        self.nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        self.until("a connection", |_| {
+            (server.0.borrow().up.len(), client.0.borrow().up.len()) == (before.0 + 1, before.1 + 1)
+        });
+        (server.0.borrow().up[before.0], client.0.borrow().up[before.1])
+    }
+
+    /// The server's device is given up, and is there again.
+    fn give_up(&mut self, how: How) {
+        let (server, gone) = (self.server.clone(), self.server.0.borrow().up.len());
+        match how {
+            How::Removed => self.gate.say(Said::Removal),
+            How::Fails => {
+                let polled = self.gate.counts().get(&Call::PollCq).copied().unwrap_or(0);
+                self.gate.fail_nth(Call::PollCq, polled, Failure::Errno(libc::EIO));
+            }
+        }
+        lock(&self.fabric).ring(0);
+        self.until("the end", |_| server.0.borrow().gone == gone);
+        // The last id on the device is gone: its channel becomes readable.
+        lock(&self.fabric).ring(0);
+        let gate = self.gate.clone();
+        self.until("the device is given up", |_| gate.objects().completion_queues == 0);
+        self.gate.heal();
+        self.gate.plug_in();
+        // A listener whose device was removed is made anew within a second.
+        let calm = lock(&self.fabric).now() + 2_000_000_000;
+        let fabric = self.fabric.clone();
+        self.until("a listener", |_| lock(&fabric).now() > calm);
+    }
+
+    fn buffers(&mut self, conn: ConnectionId, count: usize) -> Vec<SendBuffer> {
+        (0..count).map(|_| self.nodes[0].reactor.context().buffer(conn).expect("memory")).collect()
+    }
+
+    /// A few turns.
+    fn settle(&mut self) {
+        let (calm, fabric) = (lock(&self.fabric).now() + 10_000_000, self.fabric.clone());
+        self.nodes.iter_mut().for_each(|node| node.more = true);
+        self.until("some time", |_| lock(&fabric).now() > calm);
+    }
+
+    /// The client sends a message on each of its connections that is open, and the server gets it.
+    fn exchange(&mut self, conn: ConnectionId) {
+        let (server, before) = (self.server.clone(), self.server.0.borrow().received);
+        self.nodes[1].reactor.context().send(conn, b"traffic").expect("room");
+        self.nodes[1].more = true;
+        self.until("traffic", |_| server.0.borrow().received == before + 1);
+        server.0.borrow_mut().kept.pop();
+    }
+
+    /// Closes everything. All buffers are free then, and all memory that exists is registered.
+    fn finish(mut self) {
+        self.server.0.borrow_mut().kept.clear();
+        for node in &mut self.nodes {
+            node.reactor.context().close_all();
+            node.more = true;
+        }
+        self.until("all ends", |nodes| nodes.iter().all(|node| node.reactor.stats().connections.current == 0));
+        self.settle();
+        let (all, free) = self.nodes[0].reactor.pool_levels();
+        assert_eq!(all, free, "buffers of connections that are gone");
+        assert_eq!(self.nodes[0].reactor.stats().memory.fetched_bytes, 0);
+        assert_eq!(self.gate.memories() as i64, self.gate.objects().regions, "memory that nobody has is released");
+        self.nodes.clear();
+        assert_eq!(self.gate.memories(), 0);
+    }
+}
+
+fn mark(buffer: &mut SendBuffer, number: usize) {
+    buffer.set_len(8);
+    buffer.copy_from_slice(&(number as u64).to_ne_bytes());
+}
+
+fn each_way(test: impl Fn(How, Config)) {
+    for how in [How::Fails, How::Removed] {
+        for shared in [None, Some(64)] {
+            let config = life::config().shared_receives(shared).completions(|c| c.queue = 64 + shared.unwrap_or(0));
+            println!("{how:?}, shared receives: {shared:?}");
+            test(how, config);
+        }
+    }
+}
+
+#[test]
+fn two_buffers_are_never_the_same_memory() {
+    each_way(|how, config| {
+        let mut world = World::new(config);
+        let (conn, _) = world.connect();
+        let mut old = world.buffers(conn, 50);
+        old.iter_mut().enumerate().for_each(|(number, buffer)| mark(buffer, number));
+        world.give_up(how);
+        let (conn, there) = world.connect();
+        let mut new = world.buffers(conn, 1);
+        // Half of the old ones go home, to a pool that does not exist any more.
+        old.truncate(25);
+        world.settle();
+        new.extend(world.buffers(conn, 120));
+        new.iter_mut().enumerate().for_each(|(number, buffer)| mark(buffer, 1000 + number));
+        for (number, buffer) in
+            old.iter().enumerate().chain(new.iter().enumerate().map(|(nth, buffer)| (1000 + nth, buffer)))
+        {
+            assert_eq!(**buffer, (number as u64).to_ne_bytes(), "buffer {number} has the bytes of another one");
+        }
+        world.exchange(there);
+        drop(new);
+        drop(old);
+        world.finish();
+    });
+}
+
+#[test]
+fn a_buffer_of_a_device_that_was_given_up_is_refused() {
+    each_way(|how, config| {
+        let mut world = World::new(config);
+        let (conn, _) = world.connect();
+        // More than the next pool has room for at first: the last ones would lie behind its memory.
+        let old = world.buffers(conn, 400);
+        world.give_up(how);
+        let (conn, there) = world.connect();
+        let mut back = Vec::new();
+        for (number, mut buffer) in old.into_iter().enumerate() {
+            mark(&mut buffer, number);
+            let refused =
+                world.nodes[0].reactor.context().send_buffer(conn, buffer).expect_err("it is of another pool");
+            assert_eq!(refused.kind, SendErrorKind::ForeignBuffer);
+            assert!(refused.to_string().contains("Context::buffer"), "{refused}");
+            assert_eq!(*refused.buffer, (number as u64).to_ne_bytes());
+            back.push(refused.buffer);
+        }
+        world.exchange(there);
+        drop(back);
+        let own = world.buffers(conn, 1).pop().expect("one");
+        world.nodes[0].reactor.context().send_buffer(conn, own).expect("one of its own");
+        world.settle();
+        world.finish();
+    });
+}
+
+/// A device that keeps a shared receive queue may still write into what is posted there. The queue is counted, and the memory of the
+/// buffers stays registered, and so is never freed.
+#[test]
+fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
+    let mut world = World::new(life::config().shared_receives(Some(64)));
+    world.connect();
+    world.gate.break_after(Call::DestroySrq, 0);
+    world.gate.say(Said::Removal);
+    lock(&world.fabric).ring(0);
+    let server = world.server.clone();
+    world.until("the end", |_| server.0.borrow().gone == 1);
+    lock(&world.fabric).ring(0);
+    world.until("the device is given up", |nodes| nodes[0].reactor.stats().connections.undestroyed == 1);
+    let (unreleased, left) = (world.nodes[0].reactor.stats().memory.unreleased, world.gate.objects());
+    assert!(unreleased > 0);
+    assert_eq!((left.regions, left.shared_queues), (unreleased as i64, 1));
+    assert_eq!(world.gate.memories(), unreleased);
+}
+
+/// If the device takes only a part of the first shared receives and then keeps the queue, too, nothing is taken back from that: the
+/// connection is refused, and later ones have the queue.
+#[test]
+fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
+    let mut world = World::new(life::config().shared_receives(Some(64)));
+    world.gate.fail_nth(Call::PostSrqRecv, 0, Failure::LastErrno(libc::EIO));
+    world.gate.fail_nth(Call::DestroySrq, 0, Failure::Errno(libc::EBUSY));
+    world.nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    world.until("a refusal", |nodes| nodes[0].reactor.stats().connections.refused == 1);
+    assert_eq!((world.gate.failed(), world.gate.objects().shared_queues), (2, 1));
+    let (_, there) = world.connect();
+    world.exchange(there);
+    assert_eq!(world.gate.counts()[&Call::CreateSrq], 1);
+    world.finish();
+}
+
+#[test]
+fn messages_outlive_their_device() {
+    // The memory that messages in several buffers are joined in is accounted for, or they keep their buffers.
+    for transfer_memory in [1 << 20, 4 << 10] {
+        each_way(|how, config| {
+            let mut world = World::new(
+                config
+                    .receive_depth(32)
+                    .completions(|c| c.queue = 256)
+                    .large_messages(|l| l.max_message = 4 << 10)
+                    .large_messages(|l| l.memory = transfer_memory),
+            );
+            for round in 0..3_usize {
+                let (_, there) = world.connect();
+                let (server, before) = (world.server.clone(), world.server.0.borrow().kept.len());
+                let lens = [9, 2_500, 600, 9];
+                for (nth, len) in lens.into_iter().enumerate() {
+                    let byte = (10 * round + nth) as u8;
+                    while let Err(error) = world.nodes[1].reactor.context().send(there, &vec![byte; len]) {
+                        assert!(matches!(error, SendErrorKind::WouldBlock(_)), "{error}");
+                        world.settle();
+                    }
+                    world.nodes[1].more = true;
+                    world.until("the message", |_| server.0.borrow().kept.len() == before + nth + 1);
+                }
+                world.give_up(how);
+                for (nth, message) in server.0.borrow().kept.iter().enumerate() {
+                    assert!(message.iter().all(|&byte| byte == message[0]), "message {nth} after round {round}");
+                }
+                // Some are dropped, some are released, some stay until the device was given up once more.
+                let dropped = server.0.borrow_mut().kept.pop();
+                drop(dropped);
+                let released = server.0.borrow_mut().kept.remove(0);
+                world.nodes[0].reactor.context().release(released);
+                world.settle();
+            }
+            assert_eq!(world.server.0.borrow().kept.len(), 6);
+            let (_, there) = world.connect();
+            world.exchange(there);
+            let kept = std::mem::take(&mut world.server.0.borrow_mut().kept);
+            drop(kept);
+            world.settle();
+            world.finish();
+        });
+    }
+}

@@ -1,0 +1,14 @@
+//! Attacks on the way to a connection, and in shared memory, by real processes of this host: `rdma-hostile` in its short form. It counts
+//! who comes up and what was done without the right, and measures no time; `make hostile` does.
+
+use std::process::Command;
+
+#[test]
+fn newcomers_come_up_beside_attackers() {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "300", env!("CARGO_BIN_EXE_rdma-hostile"), "--short"]).env_remove("RUST_LOG");
+    let output = command.output().expect("it starts");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{stdout}{stderr}", output.status);
+    print!("{stdout}");
+}

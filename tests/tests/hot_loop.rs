@@ -1,0 +1,227 @@
+//! A reactor with completions all the time serves everything else, too; and a reactor that spins in vain lets its peer run.
+//!
+//! The load is a message that a device sends back each time, so that polling always finds something. Time passes with the readings of
+//! the clock.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rdma_reactor::{
+    Config, ConnectionId, Context, Handler, Interest, IoId, Message, ProviderChoice, Reactor, ReactorHandle, Reactors,
+    Readiness, TimerId, Wait,
+};
+use rdma_reactor_tests::null::Null;
+use rdma_reactor_tests::steady::Steps;
+
+/// Round trips of the load before anything else is asked for, and after which that is late: some hundred intervals between two looks.
+const BEFORE: u64 = 10_000;
+const LATE: u64 = 1_000_000;
+
+const SPIN: Wait = Wait::Spin(Duration::from_secs(60));
+
+/// What a program asks for under load, and waits for.
+enum Wanted {
+    /// Its own descriptor becomes readable.
+    Edge(UnixStream),
+    /// A timer fires.
+    Timer,
+    /// Another thread sends a message.
+    Call(ReactorHandle),
+}
+
+/// A program with one message on its way all the time.
+struct Loaded {
+    wanted: Wanted,
+    conn: Option<ConnectionId>,
+    round_trips: u64,
+    served: bool,
+}
+
+impl Loaded {
+    fn serve(&mut self, cx: &mut Context<'_>) {
+        self.served = true;
+        cx.stop();
+    }
+}
+
+impl Handler for Loaded {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.round_trips += 1;
+        if self.round_trips == BEFORE {
+            match &mut self.wanted {
+                Wanted::Edge(far) => far.write_all(b"x").expect("room for an octet"),
+                Wanted::Timer => drop(cx.set_timer(Duration::from_millis(2), 0)),
+                Wanted::Call(remote) => remote.post(()).expect("room for a message"),
+            }
+        }
+        if self.round_trips > LATE {
+            return cx.stop();
+        }
+        cx.send(conn, &message).expect("room for one message");
+    }
+    fn on_io_ready(&mut self, cx: &mut Context<'_>, _: IoId, _: Readiness) {
+        if self.round_trips >= BEFORE {
+            self.serve(cx);
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        self.serve(cx);
+    }
+    fn on_wake(&mut self, cx: &mut Context<'_>, _: ()) {
+        self.serve(cx);
+    }
+}
+
+/// A program that says nothing, and counts what it gets.
+#[derive(Default)]
+struct Peer {
+    conn: Option<ConnectionId>,
+    received: u64,
+}
+
+impl Handler for Peer {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.received += 1;
+    }
+}
+
+/// Runs a reactor under load until what is wanted has come, or is late.
+fn served_under_load(wanted: impl FnOnce(&mut Reactor) -> Wanted) {
+    let config = Config::default().wait(SPIN);
+    let ([mut client, mut server], mirror) = Null::reactors(&config, || Box::new(Steps::new()));
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().local_address(listener).expect("it listens");
+    client.context().connect(address).expect("an attempt");
+    let wanted = wanted(&mut client);
+    let (mut program, mut peer) = (Loaded { wanted, conn: None, round_trips: 0, served: false }, Peer::default());
+    while program.conn.is_none() || peer.conn.is_none() {
+        client.turn(&mut program, Duration::ZERO).expect("a turn");
+        server.turn(&mut peer, Duration::ZERO).expect("a turn");
+    }
+    mirror.up();
+    client.context().send(program.conn.expect("it is up"), b"load").expect("room for a message");
+    client.run(&mut program).expect("turns");
+    assert!(program.served, "not after {} round trips", program.round_trips - BEFORE);
+}
+
+#[test]
+fn a_descriptor_is_served_under_load() {
+    let (near, far) = UnixStream::pair().expect("two descriptors");
+    near.set_nonblocking(true).expect("it does not block");
+    served_under_load(|reactor| {
+        reactor.context().register_io(&near, Interest::READABLE).expect("a registration");
+        Wanted::Edge(far)
+    });
+}
+
+#[test]
+fn a_timer_fires_under_load() {
+    served_under_load(|_| Wanted::Timer);
+}
+
+#[test]
+fn a_call_is_heard_under_load() {
+    served_under_load(|reactor| Wanted::Call(reactor.handle()));
+}
+
+/// Nothing but the turns themselves tells the reactor that there is room again.
+#[test]
+fn sends_of_other_threads_go_out_when_there_is_room() {
+    const SENDS: u64 = 1_000;
+    let ([mut client, mut server], _) = Null::reactors(&Config::default(), || Box::new(Steps::new()));
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().local_address(listener).expect("it listens");
+    client.context().connect(address).expect("an attempt");
+    let (mut program, mut peer) = (Peer::default(), Peer::default());
+    let mut turns = |program: &mut Peer, peer: &mut Peer| {
+        // `turn` would call the reactor, as another thread does.
+        client.step(program, Duration::ZERO).expect("a turn");
+        server.step(peer, Duration::ZERO).expect("a turn");
+        client.handle()
+    };
+    let mut remote = turns(&mut program, &mut peer);
+    while program.conn.is_none() || peer.conn.is_none() {
+        remote = turns(&mut program, &mut peer);
+    }
+    for _ in 0..SENDS {
+        remote.send(program.conn.expect("it is up"), b"x").expect("room for a send");
+    }
+    for _ in 0..BEFORE {
+        turns(&mut program, &mut peer);
+    }
+    assert_eq!(peer.received, SENDS);
+}
+
+/// Sends a message to and fro so many times; `None` sends each one back.
+struct Shuttle {
+    left: Option<u64>,
+    /// Rounds of polling up to the first message, and up to the last one.
+    spins: Option<(u64, u64)>,
+}
+
+impl Shuttle {
+    const fn new(left: Option<u64>) -> Self {
+        Self { left, spins: None }
+    }
+
+    fn spent(&self) -> u64 {
+        self.spins.map_or(0, |(first, last)| last - first)
+    }
+}
+
+impl Handler for Shuttle {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.left.is_some() {
+            cx.send(conn, b"x").expect("room for one message");
+        }
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let spins = cx.stats().turns.spins;
+        self.spins.get_or_insert((spins, spins)).1 = spins;
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+            if *left == 0 {
+                return cx.stop();
+            }
+        }
+        cx.send(conn, &message).expect("room for one message");
+    }
+}
+
+/// Two threads that spin on one processor: each lets the other run long before its time slice ends. A slice is some milliseconds, which
+/// is thousands of rounds of polling.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "two threads are what it is about")]
+fn spinning_threads_share_a_processor() {
+    const ROUND_TRIPS: u64 = 300;
+    let reactor = || Reactor::new(Config::default().provider(ProviderChoice::Iwarp).wait(SPIN)).expect("a reactor");
+    let mut server = reactor();
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().local_address(listener).expect("it listens");
+    let stop = server.handle();
+    let serving = std::thread::spawn(move || {
+        Reactors::pin(0).expect("a core");
+        let mut program = Shuttle::new(None);
+        server.run(&mut program).map(|()| program.spent())
+    });
+    let asking = std::thread::spawn(move || {
+        Reactors::pin(0).expect("a core");
+        let mut client = reactor();
+        client.context().connect(address).expect("an attempt");
+        let mut program = Shuttle::new(Some(ROUND_TRIPS));
+        client.run(&mut program).map(|()| program.spent())
+    });
+    let asked = asking.join().expect("a thread").expect("turns");
+    stop.stop();
+    let served = serving.join().expect("a thread").expect("turns");
+    let spins = [asked, served].map(|spins| spins / ROUND_TRIPS);
+    println!("{spins:?} rounds of polling for each round trip");
+    assert!(spins.iter().all(|&spins| spins < 1_000), "{spins:?} rounds of polling for each round trip");
+}

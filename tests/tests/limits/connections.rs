@@ -1,0 +1,569 @@
+//! Limits in the number of connections and handshakes, and what their peers and the log hear of them.
+
+use super::super::*;
+
+/// Row 41. The pools never have more than `max_memory`. A connection past that is refused, by its reason, on the side that has the
+/// limit; the others go on, and another one fits when one has ended.
+#[test]
+fn connections_past_max_memory_are_refused() {
+    const MEMORY: usize = 1 << 20;
+    // Either side has the limit in turn.
+    for limited in 0..2 {
+        let (fabric, attempts) = (network(2), Attempts::default());
+        let small = config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
+        let config = |node: usize| if node == limited { small.clone().max_memory(MEMORY) } else { small.clone() };
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config(0)), Box::<Attempts>::default()),
+            Node::new(reactor(1, &fabric, config(1)), Box::new(attempts.clone())),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        let over = |nodes: &mut [Node; 2], opened: usize| {
+            nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+            until(&fabric, nodes, "an answer", |nodes| {
+                let buffers = nodes[limited].reactor.stats().memory.pool_buffers;
+                assert!(buffers * (4 << 10) <= MEMORY, "{buffers} buffers");
+                attempts.up.borrow().len() + attempts.errors.borrow().len() == opened
+            });
+        };
+        for opened in 1..=10 {
+            over(&mut nodes, opened);
+        }
+        let fit = attempts.up.borrow().len();
+        assert!((2..=4).contains(&fit), "{fit} connections of 66 buffers each");
+        assert!(nodes[limited].reactor.stats().memory.pool_buffers >= 66 * fit, "all of them have their buffers");
+        for error in attempts.errors.borrow().iter() {
+            let told = match error {
+                ConnectError::Rejected { reason, .. } => limited == 0 && *reason == RejectReason::Busy,
+                ConnectError::Limit { limit, value } => {
+                    limited == 1 && *limit == "max_memory" && *value == MEMORY as u64
+                }
+                _ => false,
+            };
+            assert!(told, "{error:?}");
+        }
+        let first = attempts.up.borrow()[0];
+        nodes[1].reactor.context().close(first);
+        until(&fabric, &mut nodes, "an end", |nodes| {
+            nodes.iter().all(|node| node.reactor.stats().connections.current == fit - 1)
+        });
+        over(&mut nodes, 11);
+        assert_eq!(attempts.up.borrow().len(), fit + 1, "another one fits");
+    }
+}
+
+/// Lets virtual time pass.
+fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
+    let end = lock(fabric).now() + time;
+    lock(fabric).schedule(end, Script::Tick);
+    until(fabric, nodes, "time passes", |_| lock(fabric).now() >= end);
+}
+
+/// Requests that are taken back at once count towards `max_pending` until nothing of them is left, so that they take no more
+/// connections and buffers than that. There are as many requests as one of the three processes sent that once had four times as many
+/// connections, for as many places; `make soak` sends those of all three (`TAKEN_BACK`). They go to servers that handle few completions
+/// in each turn, 24,000 to each, as the network has no ports for many more, and another number at a time.
+#[test]
+fn requests_that_are_taken_back_count_until_they_are_gone() {
+    const EACH: usize = 24_000;
+    let all = std::env::var("TAKEN_BACK").map_or(400_000, |text| text.parse().expect("TAKEN_BACK=N"));
+    for nth in 0..usize::div_ceil(all, EACH) {
+        take_back(EACH.min(all - nth * EACH), 300 + 8 * nth);
+    }
+}
+
+/// So many requests that are taken back, so many at a time, and then an honest client.
+fn take_back(requests: usize, at_a_time: usize) {
+    /// Buffers of a connection: for the receives, the sends, and two messages of the reactor.
+    const BUFFERS: usize = 64 + 64 + 2;
+    let (fabric, attempts) = (network(3), Attempts::default());
+    let scarce = config().completions(|c| c.per_turn = 64);
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, scarce), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let mut sockets: Vec<_> = (0..at_a_time).map(|_| Hostile::new(&fabric)).collect();
+    let frame = startup_frame(&greeting(WINDOW));
+    let mut most = 0;
+    for round in 0..requests.div_ceil(at_a_time) {
+        // All ask, and then all go, while the server is busy with something else.
+        let wait = |time: u64| {
+            let until = lock(&fabric).now() + time;
+            lock(&fabric).advance(until);
+        };
+        sockets.iter_mut().for_each(|socket| socket.open(address(0, 7471)));
+        wait(MS);
+        sockets.iter_mut().for_each(|socket| socket.send(frame.clone()));
+        wait(MS);
+        if round % 2 == 0 {
+            // They go when the server has accepted some of them.
+            step(&fabric, &mut nodes).expect("a turn");
+        }
+        sockets.iter_mut().for_each(|socket| socket.close(round % 3 > 0));
+        wait(MS);
+        for _ in 0..=round % 2 {
+            step(&fabric, &mut nodes).expect("a turn");
+            let stats = nodes[0].reactor.stats();
+            let (current, buffers) = (stats.connections.current, stats.memory.pool_buffers);
+            most = most.max(current);
+            assert!(current <= PLACES, "{current} connections in round {round}");
+            assert!(buffers <= 2 * PLACES * BUFFERS, "{buffers} buffers in round {round}");
+        }
+    }
+    let stats = nodes[0].reactor.stats().connections;
+    println!("{requests} requests, {at_a_time} at a time: {most} connections, {} refused", stats.refused);
+    assert!(stats.refused as usize > requests / 4 && stats.connected == 0, "{stats:?}");
+    pass(&fabric, &mut nodes, 60_000 * MS);
+    let stats = nodes[0].reactor.stats();
+    assert_eq!(stats.connections.current, 0, "a minute later");
+    assert!(stats.memory.pool_buffers <= 2 * BUFFERS, "a minute later: {:?}", stats.memory);
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "an honest client is up", |_| attempts.up.borrow().len() == 1);
+}
+
+/// Peers that connect, send a good request, and say nothing more.
+struct Silent {
+    fabric: Shared,
+    request: Vec<u8>,
+    /// Those that have connected and are to ask.
+    asking: Vec<Hostile>,
+    /// Those that have asked, and when, the oldest first.
+    held: VecDeque<(u64, Hostile)>,
+    /// Those that are closed: to drop one would close all sockets of its node.
+    gone: Vec<Hostile>,
+}
+
+impl Silent {
+    fn new(fabric: &Shared, mode: SecurityMode) -> Self {
+        let mut greeting = greeting(WINDOW);
+        greeting[7] = (mode as u8) << 4;
+        let (asking, held, gone) = Default::default();
+        Self { fabric: fabric.clone(), request: startup_frame(&greeting), asking, held, gone }
+    }
+
+    /// Another one connects, from this node. It asks when time has passed.
+    fn connect(&mut self, node: usize) {
+        let mut socket = Hostile::at(node, &self.fabric);
+        socket.open(address(0, 7471));
+        self.asking.push(socket);
+    }
+
+    fn ask(&mut self) {
+        let now = lock(&self.fabric).now();
+        for mut socket in self.asking.drain(..) {
+            socket.send(self.request.clone());
+            self.held.push_back((now, socket));
+        }
+    }
+
+    /// Those that have held their places for so long go.
+    fn go_after(&mut self, time: u64) {
+        let now = lock(&self.fabric).now();
+        while self.held.front().is_some_and(|(since, _)| since + time <= now) {
+            let (_, mut socket) = self.held.pop_front().expect("there are some");
+            socket.close(true);
+            self.gone.push(socket);
+        }
+    }
+}
+
+/// A server on node 0 and a client on node 1, and what comes of the client's attempts.
+fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
+    let attempts = Attempts::default();
+    let server = Config::default().buffer_size(512).receive_depth(16).send_depth(8).security(security(mode));
+    let client = Config::default().security(security(mode));
+    let mut nodes = [
+        Node::new(reactor(0, fabric, server), Box::<Attempts>::default()),
+        Node::new(reactor(1, fabric, client), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    (nodes, attempts)
+}
+
+/// Places for connections that are not up, by default.
+const PLACES: usize = 1024;
+
+/// Connections come from so many hosts at such a rate, and say nothing. Honest clients come from one other host, ten a second; if
+/// `hosts` is 0, both come from there. Returns how many of the clients came up, percent.
+fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) -> u64 {
+    const SECONDS: u64 = 7;
+    let fabric = network(2 + hosts);
+    let ((mut nodes, attempts), mut silent) = (secured_pair(&fabric, mode), Silent::new(&fabric, mode));
+    let (mut opened, mut tried, mut most) = (0, 0, 0);
+    for ms in 0..SECONDS * 1000 {
+        silent.ask();
+        while opened * 1000 < ms * per_second {
+            silent.connect((opened as usize).checked_rem(hosts).map_or(1, |nth| 2 + nth));
+            opened += 1;
+        }
+        // They hold their places for longer than the server lets them.
+        silent.go_after(6000 * MS);
+        if matches!(ms % 100, 0) {
+            let mut cx = nodes[1].reactor.context();
+            attempts.up.borrow_mut().drain(..).for_each(|id| cx.close(id));
+            cx.connect(address(0, 7471)).expect("connecting");
+            tried += 1;
+        }
+        pass(&fabric, &mut nodes, MS);
+        most = most.max(nodes[0].reactor.stats().connections.current);
+    }
+    let stats = nodes[0].reactor.stats().connections;
+    let up = 100 * stats.connected / tried;
+    println!("{mode:?}, {per_second} a second from {hosts} hosts: {up} % are up, {most} connections, {stats:?}");
+    assert!(most <= PLACES + 3, "{most} connections");
+    up
+}
+
+/// Connections that say nothing keep at most one in ten honest newcomers out, whether they come from one host or many or from the
+/// newcomers' own, at just the rate that holds all places (205 a second, for 5 s each) or a higher one.
+#[test]
+fn silent_newcomers_keep_nobody_out() {
+    for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
+        for (per_second, hosts) in [(240, 0), (1_000, 0), (240, 1), (1_000, 1), (240, 64), (1_000, 64), (1_000, 200)] {
+            let up = beside_silent_newcomers(mode, per_second, hosts);
+            assert!(up >= 90, "{mode:?}, {per_second} a second from {hosts} hosts: {up} % are up");
+        }
+    }
+}
+
+/// One host has 1,100 connections that say nothing, more than there are places, for 5 s each, and takes each place that falls free.
+/// Clients of the same host come up all the same, also the first one after a time in which nothing came.
+#[test]
+fn a_host_that_holds_all_places_lets_its_own_clients_in() {
+    const HELD: usize = 1_100;
+    for (mode, places) in
+        [(SecurityMode::Plain, PLACES), (SecurityMode::Tls, PLACES / 2), (SecurityMode::Psk, PLACES / 2)]
+    {
+        let fabric = network(2);
+        let ((mut nodes, attempts), mut silent) = (secured_pair(&fabric, mode), Silent::new(&fabric, mode));
+        let mut tried = 0;
+        for ms in 0..9_000 {
+            silent.ask();
+            silent.go_after(5_000 * MS);
+            let up = attempts.up.borrow().len();
+            let free = places.saturating_sub(nodes[0].reactor.stats().connections.current - up);
+            let wanted = if ms < 50 { HELD - silent.held.len() } else { free };
+            (0..wanted.min(64)).for_each(|_| silent.connect(1));
+            if ms % 400 == 399 {
+                nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+                tried += 1;
+            }
+            pass(&fabric, &mut nodes, MS);
+        }
+        assert_eq!((attempts.up.borrow().len(), attempts.errors.borrow().as_slice()), (tried, &[][..]), "{mode:?}");
+        let stats = nodes[0].reactor.stats().connections;
+        assert!(stats.current >= places && stats.evicted >= tried as u64, "{mode:?}: {stats:?}");
+    }
+}
+
+/// The peers of the nodes 2 and 3 seem to be one host of IPv6, and those of others another one.
+fn on_two_networks(peer: SocketAddr) -> SocketAddr {
+    let IpAddr::V4(v4) = peer.ip() else { return peer };
+    let node = u16::from(v4.octets()[3]) - 1;
+    let network = if matches!(node, 2 | 3) { 1 } else { 2 };
+    SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, network, node, node, node, node), peer.port()))
+}
+
+/// IPv6 addresses with the same first 64 bits are one host: a half of the handshakes is for all of them together.
+#[test]
+fn addresses_of_one_network_share_its_handshakes() {
+    const SHARE: usize = 8;
+    let (fabric, attempts) = (network(4), Attempts::default());
+    let config = || config().security(security(SecurityMode::Psk));
+    let inner = parts(0, &fabric);
+    let provider = |inner| Forward::gated(inner, Gate::default()).seen_as(on_two_networks);
+    let providers = inner.providers.into_iter().map(|inner| Box::new(provider(inner)) as _).collect();
+    let server = config().max_handshakes_per_peer(Some(SHARE));
+    let mut nodes = [
+        Node::new(
+            Reactor::with_parts(server, Parts { providers, ..inner }).expect("settings in range"),
+            Box::<Attempts>::default(),
+        ),
+        Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let mut silent = Silent::new(&fabric, SecurityMode::Psk);
+    for nth in 0..=SHARE {
+        silent.connect(2 + nth % 2);
+        pass(&fabric, &mut nodes, MS);
+        silent.ask();
+        pass(&fabric, &mut nodes, MS);
+        let stats = nodes[0].reactor.stats().connections;
+        assert_eq!((stats.current, stats.refused), (SHARE.min(nth + 1), (nth / SHARE) as u64), "{nth}: {stats:?}");
+    }
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "a client of another network is up", |_| attempts.up.borrow().len() == 1);
+}
+
+/// Two thousand clients of one host that connect at once and say their hello come up as far as there are places, and none of them
+/// gives way to another.
+#[test]
+fn a_burst_of_one_host_is_served() {
+    const CLIENTS: usize = 2_000;
+    let (fabric, attempts) = (network(2), Attempts::default());
+    let small = Config::default().buffer_size(512).receive_depth(16).send_depth(8);
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, small.clone()), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, small), Box::new(attempts.clone())),
+    ];
+    let many = ListenOptions::new().backlog(4096);
+    nodes[0].reactor.context().listen_with(address(0, 7471), many).expect("a free port");
+    for _ in 0..CLIENTS {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "an answer to each", |_| {
+        attempts.up.borrow().len() + attempts.errors.borrow().len() == CLIENTS
+    });
+    pass(&fabric, &mut nodes, 100 * MS);
+    let stats = nodes[0].reactor.stats().connections;
+    assert_eq!((stats.evicted, stats.connected), (0, attempts.up.borrow().len() as u64), "{stats:?}");
+    assert!(stats.connected >= 1024, "{stats:?}");
+}
+
+/// Takes long over each request.
+struct Ponders(Shared, u64);
+
+impl Handler for Ponders {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
+        let now = lock(&self.0).now();
+        lock(&self.0).advance(now + self.1);
+        Decision::Accept
+    }
+}
+
+/// Row 16. Requests whose peers have given up before the program decides are counted as refused, and leave nothing; a quick
+/// decision is as good as before.
+#[test]
+fn undecided_requests_are_counted() {
+    const CLIENTS: u64 = 5;
+    let (fabric, attempts) = (network(2), Attempts::default());
+    let hasty = config()
+        .timeouts(|t| t.connect = Duration::from_millis(100))
+        .timeouts(|t| t.handshake = Duration::from_millis(100));
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, hasty.clone()), Box::new(Ponders(fabric.clone(), 30_000 * MS))),
+        Node::new(reactor(1, &fabric, hasty), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for _ in 0..CLIENTS {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "the ends", |nodes| {
+        attempts.errors.borrow().len() as u64 == CLIENTS && nodes[0].reactor.stats().connections.refused == CLIENTS
+    });
+    assert!(attempts.errors.borrow().iter().all(|error| *error == ConnectError::Timeout), "{:?}", attempts.errors);
+    let stats = nodes[0].reactor.stats().connections;
+    assert_eq!((stats.connected, stats.current), (0, 0), "{stats:?}");
+    let (all, free) = nodes[0].reactor.pool_levels();
+    assert_eq!(all, free);
+    nodes[0].handler = Box::new(Ponders(fabric.clone(), MS));
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == 1);
+}
+
+/// A peer whose request comes while the reactor begins to drain is told that, and not that the reactor is at a
+/// limit.
+#[test]
+fn a_draining_reactor_says_so() {
+    let (fabric, first, late) = (network(3), Attempts::default(), Attempts::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config()), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, config()), Box::new(first.clone())),
+        Node::new(reactor(2, &fabric, config()), Box::new(late.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "it is up", |_| first.up.borrow().len() == 1);
+    assert!(!nodes[0].reactor.is_draining());
+    nodes[0].dead = true;
+    nodes[2].reactor.context().connect(address(0, 7471)).expect("connecting");
+    pass(&fabric, &mut nodes, MS);
+    nodes[0].reactor.context().drain(Duration::from_secs(1));
+    assert!(nodes[0].reactor.is_draining() && !nodes[0].reactor.is_drained());
+    nodes[0].dead = false;
+    until(&fabric, &mut nodes, "an answer", |_| !late.errors.borrow().is_empty());
+    let error = late.errors.borrow()[0].clone();
+    assert_eq!(error, ConnectError::Rejected { reason: RejectReason::Draining, private_data: Vec::new() });
+    assert_eq!(error.to_string(), "rejected: the peer is shutting down");
+    until(&fabric, &mut nodes, "it is drained", |nodes| nodes[0].reactor.is_drained());
+    assert!(nodes[0].reactor.is_draining());
+}
+
+/// Publishes so many messages to each subscriber, and closes a connection when it has them.
+struct Publisher {
+    left: BTreeMap<ConnectionId, usize>,
+    ends: Rc<RefCell<Vec<(ConnectionId, DisconnectReason)>>>,
+}
+
+impl Handler for Publisher {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.left.insert(conn, 500);
+        self.on_writable(cx, conn);
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let Some(left) = self.left.get_mut(&conn) else { return };
+        while *left > 0 && cx.send(conn, &[7; 100]).is_ok() {
+            *left -= 1;
+        }
+        if *left == 0 {
+            cx.close(conn);
+        }
+    }
+    fn on_drain(&mut self, _: &mut Context<'_>, _: Duration) {}
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.ends.borrow_mut().push((conn, reason));
+    }
+}
+
+/// Reads, or keeps what it gets.
+#[derive(Default)]
+struct Subscriber {
+    keeps: Option<Vec<DetachedMessage>>,
+    got: Rc<Cell<usize>>,
+    end: Rc<RefCell<Option<DisconnectReason>>>,
+}
+
+impl Handler for Subscriber {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.got.set(self.got.get() + 1);
+        if let Some(kept) = &mut self.keeps {
+            kept.push(message.detach());
+        }
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        *self.end.borrow_mut() = Some(reason);
+    }
+}
+
+/// A server that is drained tells by the reasons who was served in full and who was cut off at the deadline, also if it is not told of
+/// each message. So do the peers.
+#[test]
+fn a_server_knows_whom_it_has_cut_off() {
+    for quiet in [false, true] {
+        let (fabric, ends) = (network(3), Rc::<RefCell<Vec<_>>>::default());
+        let publisher = Publisher { left: BTreeMap::new(), ends: Rc::clone(&ends) };
+        let served = Subscriber::default();
+        let slow = Subscriber { keeps: Some(Vec::new()), ..Subscriber::default() };
+        let (got, told) = (Rc::clone(&served.got), [Rc::clone(&served.end), Rc::clone(&slow.end)]);
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config().quiet_sends(quiet)), Box::new(publisher)),
+            Node::new(reactor(1, &fabric, config()), Box::new(served)),
+            Node::new(reactor(2, &fabric, config()), Box::new(slow)),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        for node in &mut nodes[1..] {
+            node.reactor.context().connect(address(0, 7471)).expect("connecting");
+        }
+        until(&fabric, &mut nodes, "one is served", |_| ends.borrow().len() == 1);
+        nodes[0].reactor.context().drain(Duration::from_millis(100));
+        nodes[0].more = true;
+        until(&fabric, &mut nodes, "both know", |nodes| {
+            nodes[0].reactor.is_drained() && told.iter().all(|told| told.borrow().is_some())
+        });
+        let complete: Vec<_> = ends.borrow().iter().map(|(_, reason)| reason.clone()).collect();
+        let expected = [true, false].map(|complete| DisconnectReason::Local { complete });
+        assert_eq!(complete, expected, "quiet: {quiet}");
+        assert_eq!(nodes[0].reactor.stats().connections.cut_off, 1);
+        assert_eq!(got.get(), 500);
+        let told = told.map(|told| told.borrow_mut().take());
+        assert_eq!(told, [Some(DisconnectReason::Closed), Some(DisconnectReason::Lost)]);
+    }
+}
+
+/// The warnings about peers, by the name of the thread that wrote them.
+struct Warnings(Mutex<Vec<(String, String)>>);
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn && metadata.target().starts_with("rdma_reactor::conn::")
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        #[allow(clippy::disallowed_methods, reason = "a thread with a name tells whose lines they are")]
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        if self.enabled(record.metadata()) {
+            self.0.lock().expect("nobody panics here").push((thread, record.args().to_string()));
+        }
+    }
+    fn flush(&self) {}
+}
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
+impl Warnings {
+    fn begin() {
+        static BEGUN: Once = Once::new();
+        BEGUN.call_once(|| log::set_logger(&WARNINGS).expect("the first logger"));
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+
+    /// Takes the lines of a test, by the end of its name.
+    fn of(test: &str) -> Vec<String> {
+        let mut lines = WARNINGS.0.lock().expect("nobody panics here");
+        let (own, others) = lines.drain(..).partition(|(thread, _)| thread.ends_with(test));
+        *lines = others;
+        own.into_iter().map(|(_, line)| line).collect()
+    }
+}
+
+/// Lines of a level that is not logged use up nothing: the host that has caused some is in the log when it is worth a warning, and no
+/// line was left out.
+#[test]
+fn lines_that_nobody_sees_are_not_counted() {
+    Warnings::begin();
+    let (fabric, attempts) = (network(2), Attempts::default());
+    let mode = SecurityMode::Psk;
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config()), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, config().security(stranger(mode))), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let secured = ListenOptions::new().security(security(mode));
+    nodes[0].reactor.context().listen_with(address(0, 7472), secured).expect("a free port");
+    let mut silent = Silent::new(&fabric, SecurityMode::Plain);
+    (0..3).for_each(|_| silent.connect(1));
+    pass(&fabric, &mut nodes, MS);
+    silent.ask();
+    until(&fabric, &mut nodes, "nobody says hello", |nodes| nodes[0].reactor.stats().connections.refused == 3);
+    nodes[1].reactor.context().connect(address(0, 7472)).expect("connecting");
+    until(&fabric, &mut nodes, "an answer", |_| !attempts.errors.borrow().is_empty());
+    let lines = Warnings::of("lines_that_nobody_sees_are_not_counted");
+    assert!(
+        matches!(lines.as_slice(), [line] if line.contains("keys differ") && !line.contains("left out")),
+        "{lines:#?}"
+    );
+}
+
+/// Peers that are not accepted are in the log of the server, with their addresses, but not each time.
+#[test]
+fn failed_handshakes_are_logged_once_in_a_while() {
+    Warnings::begin();
+    for mode in [SecurityMode::Psk, SecurityMode::Tls] {
+        let (fabric, attempts) = (network(3), Attempts::default());
+        let settings = |node| if node == 0 { security(mode) } else { stranger(mode) };
+        let program = |node| if node == 0 { Attempts::default() } else { attempts.clone() };
+        let mut nodes: Vec<_> = (0..3)
+            .map(|node| Node::new(reactor(node, &fabric, config().security(settings(node))), Box::new(program(node))))
+            .collect();
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        let fail = |nodes: &mut [Node], times: usize| {
+            for nth in 0..times {
+                let tried = attempts.errors.borrow().len() + attempts.up.borrow().len();
+                nodes[1 + nth % 2].reactor.context().connect(address(0, 7471)).expect("connecting");
+                until(&fabric, nodes, "an answer", |_| {
+                    attempts.errors.borrow().len() + attempts.up.borrow().len() > tried
+                });
+                pass(&fabric, nodes, 10 * MS);
+            }
+        };
+        fail(&mut nodes, 40);
+        pass(&fabric, &mut nodes, 10_000 * MS);
+        fail(&mut nodes, 1);
+        let lines = Warnings::of("failed_handshakes_are_logged_once_in_a_while");
+        assert_eq!(lines.len(), 3, "{mode:?}: {lines:#?}");
+        for (line, host) in lines.iter().zip([1, 2, 1]) {
+            assert!(line.contains(&address(host, 0).ip().to_string()), "{mode:?}: {line}");
+        }
+        assert!(lines[2].ends_with("(38 lines about peers were left out before this one)"), "{mode:?}: {}", lines[2]);
+        assert_eq!(nodes[0].reactor.stats().connections.refused, 41);
+    }
+}

@@ -1,0 +1,450 @@
+//! Limits in memory: whose keys open it, and how long peers may hold what large messages need.
+
+use super::super::*;
+
+/// A server that shows the first peer one region, and keeps it.
+struct Vault(Rc<RefCell<Option<Region>>>);
+
+impl Handler for Vault {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.0.borrow().is_none() {
+            let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
+            *self.0.borrow_mut() = Some(cx.register(conn, 64, &options).expect("a region"));
+        }
+    }
+}
+
+/// Tries one key when it is connected, by a Write or by a Read.
+struct Guess {
+    target: RemoteRegion,
+    reads: bool,
+    sink: Option<Region>,
+    ended: Rc<Cell<u32>>,
+}
+
+impl Handler for Guess {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let mut region = cx.register(conn, 64, &RegionOptions::new()).expect("a region");
+        let sent = if self.reads {
+            cx.read(conn, self.target, &mut region, 0..8)
+        } else {
+            cx.write(conn, self.target, &region, 0..8)
+        };
+        assert!(sent.is_ok(), "{sent:?}");
+        self.sink = Some(region);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        assert!(!matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout), "{reason:?}");
+        self.ended.set(self.ended.get() + 1);
+    }
+}
+
+/// Row 56. A guess of a key costs the connection that it was made on, at once, also a guess that another peer's rights make
+/// right; the memory stays as it was, and its owner goes on.
+#[test]
+fn each_guess_of_a_key_costs_its_connection() {
+    let (fabric, vault) = (network(3), Rc::new(RefCell::new(None)));
+    let mut nodes = vec![
+        Node::new(reactor(0, &fabric, config()), Box::new(Vault(Rc::clone(&vault)))),
+        Node::new(reactor(1, &fabric, config()), Box::new(Streams::new(Deaf))),
+        Node::new(reactor(2, &fabric, config()), Box::new(Streams::new(Deaf))),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the owner", |_| vault.borrow().is_some());
+    let real = vault.borrow().as_ref().expect("just seen").remote();
+    let ended = Rc::new(Cell::new(0));
+    for (nth, key) in (0..40_u32).map(|nth| real.key.wrapping_add(nth.wrapping_mul(nth))).enumerate() {
+        let target = RemoteRegion { key, ..real };
+        nodes[2].handler = Box::new(Guess { target, reads: nth % 2 == 0, sink: None, ended: Rc::clone(&ended) });
+        let begun = lock(&fabric).now();
+        nodes[2].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the end", |nodes| {
+            ended.get() == nth as u32 + 1 && nodes[0].reactor.stats().connections.disconnected == nth as u64 + 1
+        });
+        let took = lock(&fabric).now() - begun;
+        assert!(took < 2 * MS, "key {key:#x}: after {took} ns");
+        assert_eq!(nodes[0].reactor.stats().connections.current, 1, "the owner's connection");
+    }
+    let mut bytes = [1; 64];
+    vault.borrow().as_ref().expect("it is kept").copy_to(0, &mut bytes);
+    assert_eq!(bytes, [0; 64], "nobody has written");
+}
+
+const OFFER: u8 = 6;
+const PROGRESS: u8 = 11;
+const SECOND: u64 = 1_000 * MS;
+const MIB: usize = 1 << 20;
+
+/// The offer of a peer by hand.
+fn offer(number: u32, region: RemoteRegion) -> Vec<u8> {
+    [&number.to_le_bytes()[..], &[0; 4], &region.to_bytes()].concat()
+}
+
+/// A server that answers each message, and keeps so many of the first ones for ever.
+#[derive(Default)]
+struct Answers {
+    keeps: usize,
+    kept: Vec<DetachedMessage>,
+    ends: u32,
+}
+
+impl Handler for Answers {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        // A peer that withholds has no credits to give.
+        let _ = cx.send(conn, b"here");
+        if self.kept.len() < self.keeps {
+            self.kept.push(message.detach());
+        }
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.ends += 1;
+    }
+}
+
+/// Times of answers, ns, and the reason why a connection has ended.
+#[derive(Clone, Default)]
+struct Log(Rc<RefCell<(Vec<u64>, Option<DisconnectReason>)>>);
+
+impl Log {
+    fn answers(&self) -> usize {
+        self.0.borrow().0.len()
+    }
+    fn end(&self) -> Option<DisconnectReason> {
+        self.0.borrow().1.clone()
+    }
+}
+
+/// Sends messages of this length, the next one when the last was answered.
+struct Asks {
+    fabric: Shared,
+    len: usize,
+    count: usize,
+    begun: u64,
+    log: Log,
+}
+
+impl Asks {
+    fn boxed(fabric: &Shared, len: usize, count: usize, log: &Log) -> Box<dyn Handler> {
+        Box::new(Self { fabric: fabric.clone(), len, count, begun: 0, log: log.clone() })
+    }
+}
+
+impl Handler for Asks {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.begun = lock(&self.fabric).now();
+        if self.count > 0 {
+            self.count -= 1;
+            cx.send(conn, &vec![5; self.len]).expect("room");
+        }
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        let took = lock(&self.fabric).now() - self.begun;
+        self.log.0.borrow_mut().0.push(took);
+        self.on_connect(cx, conn);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.log.0.borrow_mut().1 = Some(reason);
+    }
+}
+
+/// Peers that offer sixteen messages of 64 MiB each and answer no Read, from one address or from one each, hold no memory that an
+/// honest sender of such messages waits for. They are alive otherwise.
+#[test]
+fn peers_that_answer_no_reads_hold_no_memory() {
+    for count in [2, 8, 40] {
+        for many in [false, true] {
+            withheld(count, many);
+        }
+    }
+}
+
+fn withheld(count: usize, many: bool) {
+    const LEN: usize = 64 * MIB;
+    const ASKED: usize = 2;
+    let (fabric, log) = (network(2 + count), Log::default());
+    let mut nodes = vec![Node::new(reactor(0, &fabric, Config::default()), Box::<Answers>::default())];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let mut peers: Vec<_> = (0..count).map(|nth| Hostile::at(if many { 2 + nth } else { 2 }, &fabric)).collect();
+    let pause = |nodes: &mut [Node], time: u64| {
+        let end = lock(&fabric).now() + time;
+        lock(&fabric).schedule(end, Script::Tick);
+        until(&fabric, nodes, "a pause", |_| lock(&fabric).now() >= end);
+    };
+    for act in 0..3 {
+        for peer in &mut peers {
+            match act {
+                0 => peer.open(address(0, 7471)),
+                1 => peer.greet(),
+                _ => (0..16).for_each(|number| {
+                    let region = RemoteRegion { address: 0x1000, len: LEN as u64, key: number };
+                    peer.message(&message(OFFER, 16, &offer(number, region)));
+                }),
+            }
+        }
+        pause(&mut nodes, 100 * MS);
+    }
+    assert_eq!(nodes[0].reactor.stats().connections.current, count, "all are up");
+    nodes.push(Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, LEN, ASKED, &log)));
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    let (mut alive, end) = (0, lock(&fabric).now() + 60 * SECOND);
+    until(&fabric, &mut nodes, "the answers", |_| {
+        let now = lock(&fabric).now();
+        if now >= alive {
+            alive = now + SECOND;
+            lock(&fabric).schedule(alive, Script::Tick);
+            for peer in &mut peers {
+                peer.read();
+                peer.message(&message(PONG, 16, &[]));
+            }
+        }
+        log.answers() == ASKED || log.end().is_some() || now > end
+    });
+    let (times, ended) = log.0.take();
+    println!("{count} peers, of their own addresses: {many}: answers after {times:?} ns, {ended:?}");
+    assert!(times.len() == ASKED && ended.is_none(), "{ended:?}");
+    assert!(times.iter().all(|&time| time < 3 * SECOND), "{times:?} ns");
+}
+
+/// A server with memory for three messages of 4 MiB beside each other.
+fn short_of_memory() -> Config {
+    Config::default()
+        .large_messages(|l| l.memory = 16 * MIB)
+        .large_messages(|l| l.max_message = 4 << 20)
+        .large_messages(|l| l.cache = 0)
+}
+
+/// Peers that answer Reads at first and then none give way when others wait for the memory that they have, some of them after the
+/// others; whoever waits loses nothing but time.
+#[test]
+fn peers_that_stop_answering_give_way_to_those_that_wait() {
+    for count in [2, 8, 40] {
+        let (fabric, log) = (network(2 + count), Log::default());
+        let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::<Answers>::default())];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        let nobody = Log::default();
+        for nth in 0..count {
+            let asks = Asks::boxed(&fabric, 4 * MIB, 2, &nobody);
+            nodes.push(Node::new(reactor(1 + nth, &fabric, Config::default()), asks));
+            nodes[1 + nth].reactor.context().connect(address(0, 7471)).expect("connecting");
+            // It stops when it has memory, or has had the time to ask for some.
+            let end = lock(&fabric).now() + 5 * MS;
+            lock(&fabric).schedule(end, Script::Tick);
+            until(&fabric, &mut nodes, "an offer", |nodes| {
+                let memory = nodes[0].reactor.stats().memory.fetched_bytes;
+                if nth < 3 { memory == 4 * MIB * (nth + 1) } else { lock(&fabric).now() >= end }
+            });
+            nodes[1 + nth].dead = true;
+        }
+        nodes.push(Node::new(reactor(1 + count, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 2, &log)));
+        nodes[1 + count].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the answers", |_| log.answers() == 2 || log.end().is_some());
+        let (times, ended) = log.0.take();
+        println!("{count} peers: answers after {times:?} ns, {ended:?}");
+        assert!(times.len() == 2 && ended.is_none(), "{ended:?}");
+        // Three at a time have the memory for the grace time; those that are silent altogether end by the keepalive.
+        let most = (2 * (count as u64 / 3 + 1) * SECOND).min(16 * SECOND);
+        assert!(times.iter().all(|&time| time <= most), "{times:?} ns");
+    }
+}
+
+/// Of 64 MiB, three peers that answer pings and no Reads have 4 MiB each, and a sender on a slow path has some for the first of its
+/// messages, one to a connection. Then another one sends a message. Returns the times after which the three have given way and the
+/// slow one's first message and that of the other are answered, ms. The two lose nothing.
+fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u64; 3] {
+    const SILENT: usize = 3;
+    const PERIOD: u64 = 900 * MS;
+    const AWAKE: u64 = MS / 25;
+    let (fabric, [slow, other]) = (network(3 + SILENT), [(); 2].map(|()| Log::default()));
+    let server = Config::default().large_messages(|l| l.memory = 64 * MIB);
+    let mut nodes = vec![Node::new(reactor(0, &fabric, server), Box::<Answers>::default())];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let held = |nodes: &[Node]| nodes[0].reactor.stats().memory.fetched_bytes;
+    let mut silent: Vec<_> = (0..SILENT).map(|nth| Hostile::at(3 + nth, &fabric)).collect();
+    for act in 0..3 {
+        for peer in &mut silent {
+            match act {
+                0 => peer.open(address(0, 7471)),
+                1 => peer.greet(),
+                _ => {
+                    let region = RemoteRegion { address: 0x1000, len: 4 << 20, key: 1 };
+                    peer.message(&message(OFFER, 16, &offer(0, region)));
+                }
+            }
+        }
+        let end = lock(&fabric).now() + MS;
+        lock(&fabric).schedule(end, Script::Tick);
+        until(&fabric, &mut nodes, "a pause", |_| lock(&fabric).now() >= end);
+    }
+    assert_eq!(held(&nodes), 12 * MIB, "they have memory on trust");
+    for (len, connections, log) in [(slow_len, connections, &slow), (len, 1, &other)] {
+        let asks = Asks::boxed(&fabric, len, connections, log);
+        let mut node = Node::new(reactor(nodes.len(), &fabric, Config::default()), asks);
+        for _ in 0..connections {
+            node.reactor.context().connect(address(0, 7471)).expect("connecting");
+        }
+        nodes.push(node);
+        if nodes.len() == 2 {
+            until(&fabric, &mut nodes, "the slow one has memory", |nodes| held(nodes) == 12 * MIB + slow_len);
+        }
+    }
+    let (begun, mut window, mut alive, mut gone) = (lock(&fabric).now(), 0, 0, None);
+    while slow.answers() == 0 || other.answers() == 0 || gone.is_none() {
+        let now = lock(&fabric).now();
+        if now >= window {
+            window = now + PERIOD;
+            lock(&fabric).schedule(window, Script::Tick);
+            lock(&fabric).schedule(now + AWAKE, Script::Tick);
+        }
+        nodes[1].dead = now + PERIOD >= window + AWAKE;
+        if now >= alive {
+            alive = now + SECOND;
+            for peer in &mut silent {
+                peer.read();
+                peer.message(&message(PONG, 16, &[]));
+            }
+        }
+        step(&fabric, &mut nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+        let left = nodes[0].reactor.stats().connections.current - connections - 1;
+        gone = gone.or_else(|| (left == 0).then(|| (now - begun) / MS));
+        let ends = [slow.end(), other.end()];
+        assert!(now < 100 * SECOND && ends == [None, None], "{now}: {ends:?}, {} bytes", held(&nodes));
+    }
+    let first = |log: &Log| log.0.borrow().0[0] / MS;
+    let times = [gone.expect("just seen"), first(&slow), first(&other)];
+    println!("the silent ones are gone after {} ms, and answers come after {:?} ms", times[0], &times[1..]);
+    times
+}
+
+/// A message as large as all memory waits for a slow sender, which moves, and for peers that answer no Reads. These give way within
+/// their grace time, although it cannot be fetched yet.
+#[test]
+fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
+    let [gone, slow, large] = beside_a_slow_one((4 * MIB, 1), 64 * MIB);
+    assert!(gone < 2_200 && (3_000..=slow).contains(&large), "nobody but the slow one was waited for");
+}
+
+/// The first in line is a second connection of a host that has its share, and waits for itself. Those behind it get the memory of peers
+/// that answer no Reads all the same.
+#[test]
+fn a_host_that_waits_for_itself_hides_nobody() {
+    let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
+    assert!(other < 2_500 && slow > 20_000, "two of the three are enough");
+}
+
+/// Three senders on slow paths have all the memory, and move. A fourth one waits for it longer than its transfer timeout. All
+/// messages arrive, and nobody is given up.
+#[test]
+fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
+    const SLOW: usize = 3;
+    const PERIOD: u64 = 900 * MS;
+    const AWAKE: u64 = MS / 25;
+    let (fabric, logs) = (network(2 + SLOW), [(); SLOW + 1].map(|()| Log::default()));
+    let mut nodes = vec![Node::new(
+        reactor(0, &fabric, short_of_memory().timeouts(|t| t.transfer = Duration::from_secs(2))),
+        Box::<Answers>::default(),
+    )];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let limits = [30, 30, 30, 2].map(Duration::from_secs);
+    let (mut window, mut opened) = (0, 1);
+    while logs.iter().any(|log| log.answers() == 0) {
+        let now = lock(&fabric).now();
+        if opened <= SLOW + 1 {
+            // The fast one comes when the others have the memory.
+            let has_memory = nodes[0].reactor.stats().memory.fetched_bytes == 4 * MIB * (opened - 1);
+            if has_memory {
+                nodes[1..].iter_mut().for_each(|node| node.dead = true);
+                let asks = Asks::boxed(&fabric, 4 * MIB, 1, &logs[opened - 1]);
+                let client = Config::default().timeouts(|t| t.transfer = limits[opened - 1]);
+                nodes.push(Node::new(reactor(opened, &fabric, client), asks));
+                nodes[opened].reactor.context().connect(address(0, 7471)).expect("connecting");
+                opened += 1;
+            }
+        } else {
+            // Each of the slow ones sends for a moment, about a mebibyte in a second.
+            if now >= window {
+                window = now + PERIOD;
+                lock(&fabric).schedule(window, Script::Tick);
+                lock(&fabric).schedule(now + AWAKE, Script::Tick);
+            }
+            let asleep = now + PERIOD >= window + AWAKE;
+            nodes[1..=SLOW].iter_mut().for_each(|node| node.dead = asleep);
+        }
+        step(&fabric, &mut nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+        assert!(now < 100 * SECOND, "{:?}", logs.each_ref().map(Log::answers));
+        assert!(logs.iter().all(|log| log.end().is_none()), "{now}: {:?}", logs.each_ref().map(Log::end));
+    }
+    let times = logs.each_ref().map(|log| log.0.borrow().0[0] / MS);
+    println!("answers after {times:?} ms");
+    assert!(times[SLOW] > 2_000, "{times:?}: it had to wait for longer than its limit");
+}
+
+/// A peer may say for four transfer timeouts that it waits for memory of its own, and no longer.
+#[test]
+fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
+    const LIMIT: u64 = 2_000;
+    let (fabric, logs) = (network(3), [(); 2].map(|()| Log::default()));
+    let answers = Answers { keeps: 3, ..Answers::default() };
+    let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::new(answers))];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    // Two connections, since one gets no more than half.
+    for (nth, log) in logs.iter().enumerate() {
+        let client = Config::default().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
+        let asks = Asks::boxed(&fabric, 4 * MIB, 4, log);
+        nodes.push(Node::new(reactor(1 + nth, &fabric, client), asks));
+        nodes[1 + nth].reactor.context().connect(address(0, 7471)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "the ends", |_| logs.iter().all(|log| log.end().is_some()));
+    assert!(logs.iter().all(|log| log.end() == Some(DisconnectReason::TransferTimeout)));
+    assert_eq!(logs.iter().map(Log::answers).sum::<usize>(), 3);
+    let now = lock(&fabric).now();
+    assert!((4 * LIMIT * MS..(4 * LIMIT + 100) * MS).contains(&now), "{now} ns");
+}
+
+/// A peer by hand that offers one message which can be fetched, and notes the messages that it gets.
+struct Offerer {
+    region: Option<Region>,
+    got: Rc<RefCell<Vec<Vec<u8>>>>,
+}
+
+impl Handler for Offerer {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let options = RegionOptions::new().allow(Access::REMOTE_READ);
+        let region = cx.register(conn, 4 * MIB, &options).expect("a region");
+        cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
+        cx.send(conn, &message(OFFER, WINDOW, &offer(7, region.remote()))).expect("room");
+        self.region = Some(region);
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.got.borrow_mut().push(message.to_vec());
+    }
+}
+
+/// Only a peer whose greeting has the feature is told that this side waits for memory.
+#[test]
+fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
+    for understands in [false, true] {
+        let (fabric, log, got) = (network(3), Log::default(), Rc::<RefCell<Vec<Vec<u8>>>>::default());
+        let answers = Answers { keeps: 1, ..Answers::default() };
+        // There is room for one message of this length beside nothing else.
+        let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
+        let offerer = Offerer { region: None, got: Rc::clone(&got) };
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, small), Box::new(answers)),
+            Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 1, &log)),
+            Node::new(reactor(2, &fabric, Config::default()), Box::new(offerer)),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "a message that is kept", |_| log.answers() == 1);
+        let mut private = greeting(WINDOW);
+        private[7] |= if understands { 0x40 } else { 0 };
+        let options = ConnectOptions::new().framing(Framing::Raw).private_data(private);
+        nodes[2].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
+        let end = lock(&fabric).now() + 3 * SECOND;
+        until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() >= end);
+        let told = got.borrow().iter().filter(|message| message[0] == PROGRESS).count();
+        println!("{understands}: {told} reports");
+        assert_eq!(told > 0, understands, "{:?}", got.borrow());
+    }
+}

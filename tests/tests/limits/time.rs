@@ -1,0 +1,292 @@
+//! Limits in time: of slow callbacks, of peers that send too slowly or nothing, and of peers that never read.
+
+use super::super::*;
+
+/// Time that a slow callback takes, ms: longer than every limit of its program.
+const THOUGHT: u64 = 500;
+
+/// A program with a slow callback, which asks for something at its end.
+struct Slow {
+    fabric: Shared,
+    attempts: Attempts,
+    answer: Vec<u8>,
+    /// What it asks for first, of three things.
+    first: usize,
+    /// Times at which a timer was set and has fired, ns.
+    timer: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Handler for Slow {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: Message<'_>) {
+        let now = lock(&self.fabric).now() + THOUGHT * MS;
+        lock(&self.fabric).advance(now);
+        for what in self.first..self.first + 3 {
+            match what % 3 {
+                0 => {
+                    self.timer.borrow_mut().push(now);
+                    cx.set_timer(Duration::from_millis(30), 0);
+                }
+                1 => _ = cx.connect(address(2, 7471)).expect("connecting"),
+                _ => {
+                    cx.send(conn, &self.answer).expect("room");
+                    cx.close(conn);
+                }
+            }
+        }
+    }
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, _: u64) {
+        self.timer.borrow_mut().push(lock(&self.fabric).now());
+    }
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.attempts.on_connect(cx, conn);
+    }
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        self.attempts.on_connect_error(cx, conn, error);
+    }
+}
+
+/// Times count from the call, however long the callback has taken: that of a timer, of an attempt to connect, and of a close, before
+/// which a large message arrives.
+#[test]
+fn times_count_from_the_call() {
+    (0..3).for_each(times_count_from);
+}
+
+fn times_count_from(first: usize) {
+    let (fabric, ends, attempts, timer) = (network(3), Ends::default(), Attempts::default(), Rc::default());
+    let slow = Slow {
+        fabric: fabric.clone(),
+        attempts: attempts.clone(),
+        answer: vec![9; 600_000],
+        first,
+        timer: Rc::clone(&timer),
+    };
+    let up = |cx: &mut Context<'_>, conn: ConnectionId| _ = cx.send(conn, b"begin").expect("room");
+    let asks = Honest { fabric: fabric.clone(), ends: ends.clone(), up };
+    let ms = Duration::from_millis;
+    let limits = Config::default().timeouts(|t| t.connect = ms(100)).timeouts(|t| t.close = ms(100));
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, limits), Box::new(slow)),
+        Node::new(reactor(1, &fabric, Config::default()), Box::new(asks)),
+        Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the end", |_| {
+        !ends.0.borrow().is_empty() && timer.borrow().len() == 2 && attempts.up.borrow().len() == 2
+    });
+    assert_eq!(ends.0.borrow()[0].1, DisconnectReason::Closed, "all was sent before the close ran out of time");
+    assert_eq!(nodes[1].reactor.stats().messages.received, 1);
+    assert!(attempts.errors.borrow().is_empty());
+    let timer: Vec<u64> = timer.take();
+    assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
+}
+
+/// Row 48. A peer that answers each question and never grants anything is given up when the last credit for a question is used,
+/// whether the program sends or not.
+#[test]
+fn a_peer_that_answers_and_never_grants_is_given_up() {
+    for sends in [true, false] {
+        let (fabric, ends, signs) = (network(2), Ends::default(), Rc::new(Cell::new(0)));
+        let refused = Rc::new(Cell::new(None));
+        let noted = Rc::clone(&refused);
+        let up = move |cx: &mut Context<'_>, conn: ConnectionId| {
+            while sends && noted.get().is_none() {
+                noted.set(cx.send(conn, b"to the void").err());
+            }
+        };
+        let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up };
+        let rude = Rude { signs: Rc::clone(&signs), first: Vec::new(), region: None };
+        let mut nodes = beside_rude(&fabric, config(), Box::new(program), rude);
+        until(&fabric, &mut nodes, "the end", |_| !ends.0.borrow().is_empty());
+        let (at, reason) = ends.0.borrow()[0].clone();
+        assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
+        assert_eq!(refused.get().is_some(), sends);
+        assert!(refused.get().is_none_or(|error| error == SendErrorKind::WouldBlock(Blocked::Window)));
+        let questions = u64::from(signs.get());
+        assert!(questions > 0 && questions <= u64::from(WINDOW), "{questions} questions were answered");
+        let limit = (questions + 1) * (INTERVAL + 1) + TIMEOUT + SLACK;
+        assert!(at <= limit * MS, "{at} ns, {questions} questions");
+        until(&fabric, &mut nodes, "the end", |nodes| nodes[1].reactor.stats().connections.current == 0);
+    }
+}
+
+/// Row 52. A message whose last part never comes ends its connection after `Timeouts::transfer`, though its sender is alive.
+#[test]
+fn a_message_without_its_last_part_has_a_limit_in_time() {
+    const LIMIT: u64 = 400;
+    let (fabric, ends, signs) = (network(2), Ends::default(), Rc::new(Cell::new(0)));
+    let mut part = message(FRAGMENT, WINDOW, b"the first of three");
+    part[1] = 2;
+    let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
+    let rude = Rude { signs: Rc::clone(&signs), first: part, region: None };
+    let config = config().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
+    let mut nodes = beside_rude(&fabric, config, Box::new(program), rude);
+    until(&fabric, &mut nodes, "the end", |_| !ends.0.borrow().is_empty());
+    let (at, reason) = ends.0.borrow()[0].clone();
+    assert_eq!(reason, DisconnectReason::TransferTimeout);
+    assert!(signs.get() > 10, "it was alive");
+    assert!((LIMIT * MS..(LIMIT + SLACK) * MS).contains(&at), "{at} ns");
+    let (all, free) = nodes[0].reactor.pool_levels();
+    assert_eq!(all, free, "the buffers of the parts are free");
+}
+
+/// Row 55. A frame that comes octet by octet is no sign of life: its sender is given up as a silent one. A frame that comes in
+/// larger pieces over a longer time arrives.
+#[test]
+fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
+    let payload = vec![5; 8_000];
+    for (piece, arrives) in [(1, false), (20, false), (1_000, true)] {
+        let (fabric, ends, received) = (network(3), Ends::default(), Rc::new(Cell::new(0)));
+        let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
+        let mut nodes = [Node::new(reactor(0, &fabric, config()), Box::new(program))];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        let mut peer = Hostile::new(&fabric);
+        peer.open(address(0, 7471));
+        let pause = |nodes: &mut [Node], time: u64| {
+            let end = lock(&fabric).now() + time;
+            lock(&fabric).schedule(end, Script::Tick);
+            until(&fabric, nodes, "a pause", |_| lock(&fabric).now() >= end);
+        };
+        pause(&mut nodes, MS);
+        peer.greet();
+        pause(&mut nodes, MS);
+        let begun = lock(&fabric).now();
+        let frame = fpdu_untagged(&Untagged { msn: 2, ..SEND }, &message(DATA, WINDOW, &payload), true);
+        for part in frame.chunks(piece) {
+            peer.read();
+            peer.send(part.to_vec());
+            pause(&mut nodes, INTERVAL * MS);
+            received.set(nodes[0].reactor.stats().messages.received);
+            if !ends.0.borrow().is_empty() {
+                break;
+            }
+        }
+        assert_eq!((received.get() == 1, ends.0.borrow().is_empty()), (arrives, arrives), "pieces of {piece}");
+        if !arrives {
+            let (at, reason) = ends.0.borrow()[0].clone();
+            assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
+            // The header of the frame counts once it is there, and each 512 octets of the rest.
+            let signs = (HEADER / piece as u64 + 1) * INTERVAL;
+            assert!(at - begun <= (signs + TIMEOUT + SLACK) * MS, "pieces of {piece}: after {} ns", at - begun);
+        }
+    }
+}
+
+/// Writes to each stream as much as there is room for, and closes it some time later.
+struct Writer {
+    fabric: Shared,
+    over: Rc<Cell<Option<u64>>>,
+    id: Option<ConnectionId>,
+}
+
+/// The time at which the writer closes its stream, ms.
+const CLOSES: u64 = 1_000;
+
+impl StreamHandler for Writer {
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.id = Some(id);
+        while cx.stream(id).write(&[7; 5_000]).is_ok() {}
+        cx.context().set_timer(Duration::from_millis(CLOSES), 0);
+    }
+    fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
+    fn on_timer(&mut self, cx: &mut StreamContext<'_>, _: TimerId, _: u64) {
+        if let Some(id) = self.id {
+            cx.stream(id).close();
+        }
+    }
+    fn on_close(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {
+        self.over.set(Some(lock(&self.fabric).now()));
+    }
+    fn on_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.over.set(Some(lock(&self.fabric).now()));
+    }
+}
+
+/// Row 54. A stream whose peer never reads stays open as long as that is alive, and is over within the linger time and that of
+/// closing when it is closed. If the peer's process stands still, it is given up as any other.
+#[test]
+fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
+    const LINGER: u64 = 300;
+    for stops in [false, true] {
+        let (fabric, over) = (network(2), Rc::new(Cell::new(None)));
+        let writer = Writer { fabric: fabric.clone(), over: Rc::clone(&over), id: None };
+        let writer = Streams::new(writer).linger(Duration::from_millis(LINGER));
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config()), Box::new(writer)),
+            Node::new(reactor(1, &fabric, config()), Box::new(Streams::new(Deaf))),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() > 10 * MS);
+        nodes[1].dead = stops;
+        until(&fabric, &mut nodes, "the end", |_| over.get().is_some());
+        let at = over.get().expect("it is over");
+        let limits = if stops { (TIMEOUT, 10 + TIMEOUT + SLACK) } else { (CLOSES, CLOSES + LINGER + 20 + SLACK) };
+        assert!((limits.0 * MS..limits.1 * MS).contains(&at), "{stops}: {at} ns");
+        let (all, free) = nodes[0].reactor.pool_levels();
+        assert_eq!(all, free, "the writer's buffers are free");
+    }
+}
+
+/// Sends a message in parts of one octet, one just before each limit on the time in which it must move, and signs of life between
+/// them.
+struct Drip {
+    left: u8,
+    ticks: u64,
+    region: Option<Region>,
+}
+
+impl Drip {
+    fn part(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.left -= 1;
+        let mut part = message(FRAGMENT, WINDOW, b"x");
+        part[1] = self.left;
+        cx.send(conn, &part).expect("room");
+    }
+}
+
+impl Handler for Drip {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
+        self.region = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
+        self.part(cx, conn);
+        cx.set_timer(Duration::from_millis(10), 0);
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
+        let Some(conn) = cx.connection_ids().next() else { return };
+        self.ticks += 1;
+        if let Some(region) = &self.region {
+            let _ = cx.write(conn, nowhere, region, 0..0);
+        }
+        if self.ticks % 38 == 0 && self.left > 0 {
+            self.part(cx, conn);
+        }
+        cx.set_timer(Duration::from_millis(10), 0);
+    }
+}
+
+/// `Timeouts::transfer` is for a message in parts as a whole: its sender gains no time by each part.
+#[test]
+fn a_message_in_parts_has_one_limit_in_time_as_a_whole() {
+    const LIMIT: u64 = 400;
+    let (fabric, ends) = (network(2), Ends::default());
+    let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
+    let server = config().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
+    let drip = Drip { left: 60, ticks: 0, region: None };
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, server), Box::new(program)),
+        Node::new(reactor(1, &fabric, config()), Box::new(drip)),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
+    nodes[1].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
+    until(&fabric, &mut nodes, "the end", |nodes| {
+        !ends.0.borrow().is_empty() || nodes[0].reactor.stats().messages.received > 0
+    });
+    let (at, reason) = ends.0.borrow().first().cloned().expect("the message must not arrive");
+    assert_eq!(reason, DisconnectReason::TransferTimeout);
+    assert!((LIMIT * MS..(LIMIT + SLACK) * MS).contains(&at), "{at} ns");
+}

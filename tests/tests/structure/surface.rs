@@ -1,0 +1,111 @@
+//! The public items of a crate: types, traits, functions, constants, and the methods of types and traits. Whatever is `pub` in the source
+//! can be reached from outside, because the lint `unreachable_pub` finds what cannot.
+
+use std::collections::BTreeSet;
+
+use syn::{ImplItem, Item, TraitItem, Type, Visibility};
+
+use super::source::{Source, is_for_tests};
+
+/// The public items of a crate, sorted, each as `Type`, `Type::method`, or `function`, behind the public module at the
+/// root that it is in.
+pub(crate) fn items(source: &Source) -> BTreeSet<String> {
+    let root = source.modules.get("").map(|root| root.syntax.items.as_slice()).unwrap_or_default();
+    let public: BTreeSet<String> = root
+        .iter()
+        .filter_map(|item| match item {
+            Item::Mod(module) if is_public(&module.vis) => Some(module.ident.to_string()),
+            _ => None,
+        })
+        .collect();
+    let mut all = BTreeSet::new();
+    for (name, module) in &source.modules {
+        let mut found = BTreeSet::new();
+        module.syntax.items.iter().for_each(|item| note(item, &mut found));
+        let top = name.split('/').next().filter(|top| public.contains(*top));
+        all.extend(found.into_iter().map(|item| top.map_or(item.clone(), |top| format!("{top}::{item}"))));
+    }
+    all
+}
+
+const fn is_public(visibility: &Visibility) -> bool {
+    matches!(visibility, Visibility::Public(_))
+}
+
+fn note(item: &Item, found: &mut BTreeSet<String>) {
+    let mut note_if = |visibility: &Visibility, attributes: &[syn::Attribute], name: &syn::Ident| {
+        if is_public(visibility) && !is_for_tests(attributes) {
+            found.insert(name.to_string());
+        }
+    };
+    match item {
+        Item::Struct(item) => note_if(&item.vis, &item.attrs, &item.ident),
+        Item::Enum(item) => note_if(&item.vis, &item.attrs, &item.ident),
+        Item::Fn(item) => note_if(&item.vis, &item.attrs, &item.sig.ident),
+        Item::Const(item) => note_if(&item.vis, &item.attrs, &item.ident),
+        Item::Type(item) => note_if(&item.vis, &item.attrs, &item.ident),
+        Item::Trait(item) if is_public(&item.vis) && !is_for_tests(&item.attrs) => {
+            found.insert(item.ident.to_string());
+            for part in &item.items {
+                if let TraitItem::Fn(method) = part {
+                    found.insert(format!("{}::{}", item.ident, method.sig.ident));
+                }
+            }
+        }
+        Item::Impl(block) if block.trait_.is_none() && !is_for_tests(&block.attrs) => {
+            let Type::Path(of) = &*block.self_ty else { return };
+            let Some(name) = of.path.segments.last().map(|segment| segment.ident.to_string()) else { return };
+            for part in &block.items {
+                match part {
+                    ImplItem::Fn(method) if is_public(&method.vis) && !is_for_tests(&method.attrs) => {
+                        found.insert(format!("{name}::{}", method.sig.ident));
+                    }
+                    ImplItem::Const(constant) if is_public(&constant.vis) => {
+                        found.insert(format!("{name}::{}", constant.ident));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The text of the list, below a history: its lines `# NUMBER: WHY` say how the number of items has changed.
+pub(crate) fn list(history: &[String], items: &[(&str, BTreeSet<String>)]) -> String {
+    let history = history.iter().map(|line| format!("{line}\n"));
+    let names = items.iter().flat_map(|(of, names)| names.iter().map(move |name| format!("{of} {name}\n")));
+    history.chain(names).collect()
+}
+
+/// The lines of a list that are its history, and the number in the last one.
+pub(crate) fn history(list: &str) -> (Vec<String>, Option<usize>) {
+    let lines: Vec<String> = list.lines().filter(|line| line.starts_with('#')).map(Into::into).collect();
+    let last = lines.last().and_then(|line| line[1..].trim().split(':').next()?.parse().ok());
+    (lines, last)
+}
+
+#[test]
+fn public_items_are_found_and_others_are_not() {
+    let source = Source::of(&[
+        ("open.rs", "pub fn act() {}"),
+        ("lib.rs", "mod inner; pub mod open; pub use inner::Thing; pub const MOST: u32 = 1; pub(crate) fn hidden() {}"),
+        (
+            "inner.rs",
+            "pub struct Thing; impl Thing { pub fn act(&self) {} fn own(&self) {} pub(crate) fn near(&self) {} }
+             impl Clone for Thing { fn clone(&self) -> Self { Self } }
+             pub trait Can { fn can(&self); }
+             #[cfg(test)] pub fn for_tests() {}",
+        ),
+    ]);
+    let found: Vec<_> = items(&source).into_iter().collect();
+    assert_eq!(found, ["Can", "Can::can", "MOST", "Thing", "Thing::act", "open::act"]);
+}
+
+#[test]
+fn the_history_ends_with_the_number_of_items() {
+    let text = "# The list.\n# 2: the first ones\n# 3: another one\nreactor a\nreactor b\n";
+    let (lines, last) = history(text);
+    assert_eq!((lines.len(), last), (3, Some(3)));
+    assert_eq!(list(&lines, &[("reactor", ["a".to_owned(), "b".to_owned()].into())]), text);
+}

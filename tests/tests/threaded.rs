@@ -1,0 +1,329 @@
+//! A reactor on a thread of its own, used from tasks of several threads. No test assumes how fast time goes: each waits for what is to
+//! happen, and a watchdog ends a test that hangs.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use rdma_reactor::threaded::{
+    Connection, ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedReactor,
+};
+use rdma_reactor::{Config, ConnectError, DisconnectReason, ProviderChoice};
+use rdma_reactor_tests::patience::PATIENCE;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
+
+fn config() -> Config {
+    Config::default().provider(ProviderChoice::Iwarp)
+}
+
+/// Runs a test on several threads.
+fn on_threads<F: Future>(threads: usize, test: F) -> F::Output {
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") })
+}
+
+/// Two reactors with one connection: its active side, then its passive one.
+async fn pair(config: Config) -> (ThreadedReactor, Connection, ThreadedReactor, Connection) {
+    let (here, there) = (ThreadedReactor::start(config.clone()).unwrap(), ThreadedReactor::start(config).unwrap());
+    let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
+    let conn = here.connect(listener.local_address()).await.unwrap();
+    let accepted = listener.accept().await.unwrap();
+    (here, conn, there, accepted)
+}
+
+/// Sends each message of each connection back, until its reactor is drained.
+async fn serve(reactor: ThreadedReactor) -> SocketAddr {
+    let mut listener = reactor.listen(LOOPBACK.into()).await.unwrap();
+    let address = listener.local_address();
+    tokio::spawn(async move {
+        while let Some(mut conn) = listener.accept().await {
+            tokio::spawn(async move {
+                while let Ok(message) = conn.recv().await {
+                    if conn.send(message).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+async fn end(reactor: ThreadedReactor) {
+    reactor.drain(PATIENCE);
+    assert_eq!(reactor.ended().await, Ok(()));
+}
+
+#[test]
+fn a_thousand_tasks_on_four_threads_get_their_own_answers() {
+    on_threads(4, async {
+        let server = ThreadedReactor::start(config()).unwrap();
+        let address = serve(server.clone()).await;
+        let client = ThreadedReactor::start(config()).unwrap();
+        let mut tasks = JoinSet::new();
+        for task in 0..1_000_u32 {
+            let client = client.clone();
+            tasks.spawn(async move {
+                let mut conn = client.connect(address).await.unwrap();
+                for call in 0..20_u32 {
+                    let question = [task.to_le_bytes(), call.to_le_bytes()].concat();
+                    conn.send(question.clone()).await.unwrap();
+                    assert_eq!(conn.recv().await.unwrap()[..], question[..]);
+                }
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        let wakes = client.with(|cx| cx.stats().turns.waits).await.unwrap();
+        println!("{wakes} waits of the client's reactor for 20,000 calls");
+        end(client).await;
+        end(server).await;
+    });
+}
+
+#[test]
+fn tasks_share_a_connection_and_keep_their_order() {
+    on_threads(4, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        let (sender, _receiver) = conn.split();
+        let mut tasks = JoinSet::new();
+        for task in 0..8_u32 {
+            let sender = sender.clone();
+            tasks.spawn(async move {
+                for message in 0..500_u32 {
+                    sender.send([task.to_le_bytes(), message.to_le_bytes()].concat()).await.unwrap();
+                }
+            });
+        }
+        let mut next = [0; 8];
+        for _ in 0..8 * 500 {
+            let message = accepted.recv().await.unwrap();
+            let (task, message) = message.split_at(4);
+            let next = &mut next[u32::from_le_bytes(task.try_into().unwrap()) as usize];
+            assert_eq!(u32::from_le_bytes(message.try_into().unwrap()), *next);
+            *next += 1;
+        }
+        assert_eq!(next, [500; 8]);
+        end(here).await;
+        end(there).await;
+    });
+}
+
+/// A peer that takes nothing stops the sender after the queue, the window and what is between them.
+#[test]
+fn a_sender_waits_for_a_peer_that_does_not_receive() {
+    on_threads(2, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        let mut sent = 0_u64;
+        // It waits: nothing that happens meanwhile makes room.
+        while conn.send(sent.to_le_bytes().to_vec()).now_or_never().is_some() {
+            sent += 1;
+            here.with(|_| ()).await.unwrap();
+        }
+        let mut waiting = Box::pin(conn.send(sent.to_le_bytes().to_vec()));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(waiting);
+        assert!(sent >= 64, "{sent}");
+        println!("{sent} messages until the sender waits");
+        // A future that was dropped has sent nothing, and nothing is lost.
+        for expected in 0..sent {
+            assert_eq!(accepted.recv().await.unwrap()[..], expected.to_le_bytes());
+        }
+        conn.send("last").await.unwrap();
+        assert_eq!(&accepted.recv().await.unwrap()[..], b"last");
+        end(here).await;
+        end(there).await;
+    });
+}
+
+#[test]
+fn a_dropped_connection_sends_what_was_taken_first() {
+    on_threads(2, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        for message in 0..1_000_u32 {
+            // The peer receives, so that there is room again.
+            while conn.send(message.to_le_bytes().to_vec()).now_or_never().is_none() {
+                tokio::task::yield_now().await;
+            }
+            if message % 100 == 99 {
+                for _ in 0..100 {
+                    accepted.recv().await.unwrap();
+                }
+            }
+        }
+        for message in 0..50_u32 {
+            conn.send(message.to_le_bytes().to_vec()).await.unwrap();
+        }
+        drop((conn, here));
+        for message in 0..50_u32 {
+            assert_eq!(accepted.recv().await.unwrap()[..], message.to_le_bytes());
+        }
+        assert_eq!(accepted.recv().await.unwrap_err(), ConnectionEnd::Disconnected(DisconnectReason::Closed));
+        assert_eq!(accepted.send("too late").await, Err(ConnectionEnd::Disconnected(DisconnectReason::Closed)));
+        end(there).await;
+    });
+}
+
+#[test]
+fn deliver_waits_until_the_message_is_sent() {
+    on_threads(2, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        conn.sender().deliver("one").await.unwrap();
+        assert_eq!(&accepted.recv().await.unwrap()[..], b"one");
+        accepted.peer_address().expect("it has an address");
+        let id = accepted.id();
+        there.with(move |cx| cx.abort(id)).await.unwrap();
+        // It breaks now or later; from then on nothing is delivered.
+        let end = loop {
+            match conn.sender().deliver("two").await {
+                Ok(()) => tokio::task::yield_now().await,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(end, DeliverError::NotSent(_) | DeliverError::Unknown(_)), "{end}");
+        end_both(here, there).await;
+    });
+}
+
+async fn end_both(here: ThreadedReactor, there: ThreadedReactor) {
+    end(here).await;
+    end(there).await;
+}
+
+#[test]
+fn a_message_that_is_too_long_for_the_peer_is_refused_by_its_length() {
+    on_threads(2, async {
+        let settings = config().large_messages(|large| large.max_message = 1 << 20);
+        let (here, conn, there, mut accepted) = pair(settings).await;
+        let refused = conn.send(vec![0; (1 << 20) + 1]).await.unwrap_err();
+        assert!(matches!(refused, ConnectionEnd::TooLong { len: 1_048_577, max: 1_048_576 }), "{refused}");
+        let (sent, received) = tokio::join!(conn.send(vec![7; 1 << 20]), accepted.recv());
+        sent.unwrap();
+        assert!(received.unwrap()[..] == vec![7; 1 << 20][..]);
+        end_both(here, there).await;
+    });
+}
+
+#[test]
+fn nobody_listens() {
+    on_threads(2, async {
+        let reactor = ThreadedReactor::start(config()).unwrap();
+        let listener = reactor.listen(LOOPBACK.into()).await.unwrap();
+        let address = listener.local_address();
+        drop(listener);
+        let refused = reactor.connect(address).await.unwrap_err();
+        assert!(matches!(refused, ConnectError::Rejected { .. } | ConnectError::Transport(_)), "{refused}");
+        end(reactor).await;
+    });
+}
+
+#[test]
+fn connections_of_a_dropped_listener_are_closed() {
+    on_threads(2, async {
+        let (here, there) = (ThreadedReactor::start(config()).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let mut conn = here.connect(listener.local_address()).await.unwrap();
+        drop(listener);
+        assert_eq!(conn.recv().await.unwrap_err(), ConnectionEnd::Disconnected(DisconnectReason::Closed));
+        end_both(here, there).await;
+    });
+}
+
+#[test]
+fn a_panic_on_the_thread_ends_every_wait() {
+    on_threads(2, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        let (sender, mut receiver): (_, Receiver) = conn.split();
+        let waits = tokio::spawn(async move { receiver.recv().await.map(|message| message.to_vec()) });
+        let answer = here.with(|_| panic!("a planted panic")).await;
+        assert!(answer.is_err());
+        assert_eq!(here.ended().await, Err(ThreadError::Panicked("a planted panic".into())));
+        assert_eq!(waits.await.unwrap(), Err(ConnectionEnd::Reactor));
+        assert_eq!(sender.send("nobody is there").await, Err(ConnectionEnd::Reactor));
+        assert!(here.connect(([127, 0, 0, 1], 9).into()).await.is_err());
+        assert!(here.listen(LOOPBACK.into()).await.is_err());
+        // The peer hears of it.
+        assert!(accepted.recv().await.is_err());
+        end(there).await;
+    });
+}
+
+#[test]
+fn a_drain_ends_what_waits() {
+    on_threads(2, async {
+        let (here, mut conn, there, accepted) = pair(config()).await;
+        let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let accepts = tokio::spawn(async move { listener.accept().await.is_none() });
+        let waits = tokio::spawn(async move { conn.recv().await.map(|message| message.to_vec()) });
+        accepted.send("before the drain").await.unwrap();
+        end(there).await;
+        assert!(accepts.await.unwrap(), "nothing is accepted");
+        assert_eq!(waits.await.unwrap(), Ok(b"before the drain".to_vec()));
+        assert!(matches!(accepted.send("after").await, Err(ConnectionEnd::Disconnected(_))));
+        end(here).await;
+    });
+}
+
+/// The thread ends when nobody holds it; that is seen by its listener.
+#[test]
+fn the_thread_ends_with_its_last_holder() {
+    on_threads(2, async {
+        let (here, there) = (ThreadedReactor::start(config()).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let mut conn = here.connect(listener.local_address()).await.unwrap();
+        let accepted = listener.accept().await.unwrap();
+        drop((there, listener));
+        // The connection holds it.
+        accepted.send("still here").await.unwrap();
+        assert_eq!(&conn.recv().await.unwrap()[..], b"still here");
+        drop(accepted);
+        assert!(conn.recv().await.is_err());
+        end(here).await;
+    });
+}
+
+#[test]
+fn without_an_executor_a_thread_waits() {
+    let server = ThreadedReactor::start(config()).unwrap();
+    let mut listener = server.block_on(server.listen(LOOPBACK.into())).unwrap().unwrap();
+    let client = ThreadedReactor::start(config()).unwrap();
+    let mut conn = client.block_on(client.connect(listener.local_address())).unwrap().unwrap();
+    let mut accepted = server.block_on(listener.accept()).unwrap().unwrap();
+    client.block_on(conn.send("hello")).unwrap().unwrap();
+    let message = server.block_on(accepted.recv()).unwrap().unwrap();
+    server.block_on(accepted.send(message)).unwrap().unwrap();
+    assert_eq!(&client.block_on(conn.recv()).unwrap().unwrap()[..], b"hello");
+    // On the reactor's own thread that would wait for ever.
+    let own = client.clone();
+    let refused = client.block_on(client.with(move |_| own.block_on(async {}))).unwrap().unwrap();
+    assert_eq!(refused, Err(OwnThread));
+    for reactor in [client, server] {
+        reactor.drain(Duration::from_secs(10));
+        assert_eq!(reactor.block_on(reactor.ended()).unwrap(), Ok(()));
+    }
+}
+
+/// An attempt that nobody waits for any more is given up.
+#[test]
+fn a_dropped_connect_leaves_nothing() {
+    on_threads(2, async {
+        let (here, there) = (ThreadedReactor::start(config()).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let address = serve(there.clone()).await;
+        for _ in 0..100 {
+            let _ = here.connect(address).now_or_never();
+        }
+        let up = Arc::new(AtomicUsize::new(0));
+        while here.with(|cx| cx.stats().connections.current).await.unwrap() > 0 {
+            up.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+        end_both(here, there).await;
+    });
+}

@@ -1,0 +1,258 @@
+//! The test suite of the written contract of [`Provider`](crate::Provider): each case is a sentence of [`crate::provider`] or
+//! [`crate::roles`], and runs on two providers below the reactor.
+//!
+//! A provider brings a [`Factory`], which makes pairs of it, says where they listen, and has the time and the edges that they live
+//! by: those of the system ([`System`]), or virtual ones. [`provider_conformance!`](crate::provider_conformance) makes a test of each
+//! case, and [`run`] runs all of them and prints a line for each. A case that needs what the device lacks is reported as not there.
+//! Where a device is known to depart from the contract, a [`Deviation`] says so: the case runs, and must fail.
+//!
+//! Each completion of each case is checked against the work requests that are not done: none comes twice, for another queue pair,
+//! before an earlier one, or for a queue pair that is destroyed. The providers are driven by their edges and deadlines alone, so a
+//! case does not end if one of them is lost.
+//!
+//! `docs/writing-a-provider.md` says which case finds which mistake.
+//!
+//! Work requests are posted through a [`Station`](crate::Station), so a factory needs no unsafe code.
+//!
+//! Not covered: datagrams, memory of GPUs, and what is about a device rather than the contract, such as its removal.
+
+mod completing;
+mod connecting;
+mod ending;
+mod environment;
+mod factory;
+mod keys;
+mod ledger;
+mod limits;
+mod one_sided;
+mod roles;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use environment::{Environment, System};
+pub use factory::{Deviation, Factory, Need};
+pub use world::World;
+
+/// A case of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name.
+    pub name: &'static str,
+    run: fn(&mut World),
+    /// What it needs of the device.
+    pub needs: &'static [Need],
+}
+
+/// The result of a case that has not failed.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The provider keeps its word.
+    Passed,
+    /// The device lacks what the case needs.
+    NotThere(Need),
+    /// The device departs from the contract in a known way; this is what the case has found.
+    Deviates(String),
+}
+
+/// A case that has failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its name.
+    pub case: &'static str,
+    /// What it has found.
+    pub what: String,
+}
+
+/// Makes the table of the cases, and the macro that makes a test of each.
+macro_rules! cases {
+    ($d:tt $($module:ident: { $($name:ident $([$($need:ident),+])?,)* })*) => {
+        /// The cases.
+        pub const CASES: &[Case] = &[
+            $($(Case { name: stringify!($name), run: $module::$name, needs: &[$($(Need::$need),+)?] },)*)*
+        ];
+
+        /// Makes a module with a test of each case of [the suite](crate::conformance), for a provider: the name of the module, and an
+        /// expression that is a [`Factory`](crate::conformance::Factory).
+        #[macro_export]
+        macro_rules! provider_conformance {
+            ($d module:ident, $d factory:expr) => {
+                mod $d module {
+                    #[allow(unused_imports)]
+                    use super::*;
+                    $($(
+                        #[test]
+                        fn $name() {
+                            $d crate::conformance::check(&$d factory, stringify!($name));
+                        }
+                    )*)*
+                }
+            };
+        }
+    };
+}
+
+cases! { $
+    connecting: {
+        an_address_names_its_device,
+        port_0_takes_a_free_one,
+        an_address_in_use_is_an_error,
+        private_data_goes_both_ways,
+        too_much_private_data_is_refused,
+        a_reject_carries_private_data,
+        an_attempt_without_a_listener_is_refused,
+        an_attempt_ends_at_its_deadline,
+        an_attempt_that_is_destroyed_is_over,
+        a_queue_pair_comes_before_the_connection,
+        the_depth_of_reads_is_agreed [Reads],
+    }
+    completing: {
+        each_message_wakes_a_sleeper,
+        messages_have_any_length,
+        a_message_is_gathered_and_scattered,
+        a_chain_is_taken_from_front_to_back,
+        a_later_completion_ends_unsignaled_sends,
+        an_armed_queue_raises_one_event,
+        a_queue_that_waits_for_solicited_completions_raises_one_event [SolicitedEvents],
+        a_completion_that_is_there_raises_no_event,
+        queues_share_a_channel,
+        a_message_that_is_too_long_is_not_delivered,
+        an_inline_send_is_copied_at_once [Inline],
+        immediate_data_comes_with_its_message [SendWithImmediate],
+    }
+    one_sided: {
+        writes_and_reads_have_any_length [Reads, Writes],
+        a_send_queue_completes_in_order [Reads, Writes],
+        a_fenced_send_waits_for_reads [Reads],
+        immediate_data_follows_its_write [WriteWithImmediate],
+        atomics_return_the_old_value [Atomics],
+        extensions_need_an_agreement [Extensions],
+    }
+    keys: {
+        a_write_without_the_right_is_refused [Writes],
+        a_read_without_the_right_is_refused [Reads],
+        a_key_that_never_was_is_refused [Reads, Writes],
+        a_range_is_all_that_a_peer_reaches [Reads, Writes],
+        a_deregistered_key_never_works_again [Reads, Writes],
+        an_invalidated_key_never_works_again [RemoteKeys, Reads, Writes],
+        a_restricted_key_is_good_for_one_peer [RemoteKeys, Reads, Writes],
+        a_send_with_invalidate_takes_the_key_back [RemoteInvalidation, Writes],
+        nothing_is_written_after_an_invalidate [RemoteKeys, Writes, PromptInvalidation],
+        a_region_lies_within_its_memory,
+    }
+    ending: {
+        a_disconnect_flushes_everything_once,
+        both_sides_learn_of_a_disconnect,
+        destroying_tells_the_peer,
+        what_was_sent_arrives_before_the_end [OrderlyDisconnect],
+        nothing_happens_after_a_destroy,
+        a_destroyed_queue_pair_gives_its_places_back,
+        a_receive_after_the_flush_is_not_filled,
+        a_send_after_the_flush_is_flushed,
+        a_queue_in_use_is_not_destroyed,
+        an_end_leaves_the_others_alone,
+    }
+    limits: {
+        attributes_out_of_range_are_refused,
+        a_full_queue_is_backpressure,
+        a_chain_is_taken_up_to_the_fault,
+        a_handle_is_never_used_twice,
+        a_stale_handle_is_an_error,
+    }
+    roles: {
+        connections_share_receives [SharedReceives],
+        a_shared_receive_counts_until_it_is_polled [SharedReceives],
+        an_end_returns_its_shared_receives [SharedReceives],
+        a_shared_queue_needs_room_for_its_completions [SharedReceives],
+        a_sign_of_life_has_its_time [Liveness],
+        a_request_is_handed_over [Handover],
+        a_request_that_is_dropped_ends [Handover],
+        another_thread_registers [OffLoopRegistration, Writes],
+        a_path_is_that_of_a_queue_pair [Paths],
+        a_sound_queue_has_not_failed [Adapter],
+        events_of_devices_have_an_end [DeviceEvents],
+        an_immediate_send_keeps_its_place [ImmediateSends],
+        an_immediate_send_is_no_work_request [ImmediateSends],
+        an_immediate_send_needs_a_connection [ImmediateSends],
+        lent_memory_is_read_where_it_is [SharedMemory],
+        a_direct_region_is_used_by_its_peer [SharedMemory, Reads, Writes, Atomics],
+    }
+}
+
+/// Runs a case.
+///
+/// # Errors
+/// The provider does not keep its word, the device lacks what the factory does not state or has what it states to lack, or a known
+/// departure is gone.
+pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<Outcome, Failure> {
+    let known = factory.deviations().iter().find(|row| row.case == case.name && row.device == factory.device());
+    let failure = |what: String| Failure { case: case.name, what };
+    let caught = |run: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic));
+    let lacks = |need: &&Need| factory.missing().contains(need);
+    let third = case.needs.contains(&Need::Handover) && !case.needs.iter().any(|need| lacks(&need));
+    let patience = if known.is_some() { factory.short_patience() } else { factory.patience() };
+    let mut world = None;
+    caught(&mut || {
+        let world = world.insert(World::new(factory, if third { 3 } else { 2 }, patience));
+        for need in case.needs {
+            let capabilities = world.side(world::PASSIVE).capabilities;
+            let met = need.is_met(world.provider(world::PASSIVE), &capabilities);
+            assert_ne!(met, lacks(&need), "{need:?}: the device has it: {met}, and the factory states the contrary");
+        }
+    })
+    .map_err(failure)?;
+    if let Some(need) = case.needs.iter().find(lacks) {
+        return Ok(Outcome::NotThere(*need));
+    }
+    // The deviation is forgiven in the case alone.
+    let found = caught(&mut || {
+        world.iter_mut().for_each(|world| (case.run)(world));
+        world.take().into_iter().for_each(World::finish);
+    });
+    match (found, known) {
+        (Ok(()), None) => Ok(Outcome::Passed),
+        (Ok(()), Some(known)) => {
+            Err(failure(format!("the case passes, and {} is known to be different: {}", known.device, known.what)))
+        }
+        (Err(found), Some(known)) if found.contains(known.finds) => {
+            Ok(Outcome::Deviates(format!("{}: {found}", known.what)))
+        }
+        (Err(found), Some(known)) => {
+            let Deviation { device, what, finds, .. } = known;
+            Err(failure(format!("{found}; of {device} this is known: {what}, with {finds:?} in the message")))
+        }
+        (Err(found), None) => Err(failure(found)),
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// Runs the case of a name, and prints a line.
+///
+/// # Panics
+/// If it fails, or there is no such case.
+pub fn check(factory: &dyn Factory, name: &str) {
+    let case = CASES.iter().find(|case| case.name == name).expect("the name of a case");
+    match run_case(factory, case) {
+        Ok(outcome) => println!("{}: {name}: {outcome:?}", factory.device()),
+        Err(failure) => panic!("{}: {name}: {}", factory.device(), failure.what),
+    }
+}
+
+/// Runs the cases whose names contain `filter`, and prints a line for each. Returns those that failed.
+pub fn run(factory: &dyn Factory, filter: &str) -> Vec<Failure> {
+    let mut failures = Vec::new();
+    for case in CASES.iter().filter(|case| case.name.contains(filter)) {
+        match run_case(factory, case) {
+            Ok(outcome) => println!("{}: {}: {outcome:?}", factory.device(), case.name),
+            Err(failure) => {
+                println!("{}: {}: FAILED: {}", factory.device(), case.name, failure.what);
+                failures.push(failure);
+            }
+        }
+    }
+    failures
+}

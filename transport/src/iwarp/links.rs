@@ -1,0 +1,314 @@
+//! The connections that are in shared memory: whose rings are looked at, and who is called.
+//!
+//! A side that is not *armed* is not called, so whoever may sleep arms all of its links before. The links that something has come for
+//! lately are *hot*: a busy poll looks at their rings, and at nothing else in most rounds. Each link that is not armed is hot.
+
+use std::io;
+use std::time::Instant;
+
+use super::drive::peer_has_gone;
+use super::endpoint::{Endpoint, State};
+use super::net::{Channel, Net, SocketId};
+use super::provider::Iwarp;
+use crate::cm::DisconnectCause;
+use crate::error::Result;
+use crate::mr::{Access, MrId};
+use crate::qp::QpId;
+use crate::roles;
+use crate::shm::fault::{Fault, Refusal};
+use crate::shm::link::{Link, Received, Sent};
+use crate::shm::packet::{CALL_PACKET, MAX_PACKET, Packet};
+use crate::slab::Key;
+
+/// The most links that are hot.
+const MAX_HOT: usize = 32;
+/// Rounds of a busy poll after which a link is not hot any more if nothing has come for it.
+const IDLE: u32 = 10_000;
+/// One in so many rounds of a busy poll looks at everything: the others look at the rings of hot links only. The second number counts while
+/// there are connections on TCP.
+const ROUNDS: (u32, u32) = (64, 2);
+/// The most packets of a peer that are read at a time.
+const PACKETS: usize = 16;
+
+impl<N: Net> Iwarp<N> {
+    /// Takes a round of a busy poll at the rings of hot links. Returns whether there is more to do; `None` if the round is to look at
+    /// everything.
+    #[inline]
+    pub(super) fn spin_links(&mut self, now: Instant) -> Option<bool> {
+        self.links.rounds = self.links.rounds.wrapping_add(1);
+        let mut found = false;
+        let mut at = 0;
+        while let Some(&mut (key, ref mut idle)) = self.links.hot.get_mut(at) {
+            let Some(Endpoint { state: State::Live, link: Some(link), .. }) = self.endpoints.get(key) else {
+                self.links.hot.swap_remove(at);
+                continue;
+            };
+            if link.is_stirring() {
+                (*idle, found) = (0, true);
+                if self.serve(key, now) {
+                    self.enqueue(key);
+                }
+            } else {
+                *idle += 1;
+                if *idle > IDLE {
+                    self.cool(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        let every = if self.live > self.links.count { ROUNDS.1 } else { ROUNDS.0 };
+        (found || self.links.rounds % every != 0).then_some(!self.ready.is_empty())
+    }
+
+    /// Makes a link hot.
+    #[inline]
+    fn heat(&mut self, key: Key) {
+        self.links.unarmed = true;
+        if self.links.hot.iter().any(|hot| hot.0 == key) {
+            return;
+        }
+        if self.links.hot.len() == MAX_HOT {
+            let idlest = (0..MAX_HOT).max_by_key(|&at| self.links.hot[at].1).unwrap_or(0);
+            self.cool(idlest);
+        }
+        self.links.hot.push((key, 0));
+    }
+
+    /// Lets a link be called, and looks at its ring no more until then.
+    fn cool(&mut self, at: usize) {
+        let (key, _) = self.links.hot.swap_remove(at);
+        if self.arm_link(key) {
+            self.enqueue(key);
+            self.net.wake(Channel::Completion);
+        }
+    }
+
+    /// Has each link called for what comes from now on. Returns whether something has come already.
+    pub(super) fn arm_links(&mut self) -> bool {
+        self.links.unarmed = false;
+        let mut news = false;
+        for at in 0..self.links.hot.len() {
+            let key = self.links.hot[at].0;
+            if self.arm_link(key) {
+                self.enqueue(key);
+                news = true;
+            }
+        }
+        news
+    }
+
+    /// Has a link called for what comes from now on. Returns whether something has come already; then it has to be served.
+    fn arm_link(&mut self, key: Key) -> bool {
+        let Some(Endpoint { state: State::Live, link: Some(link), socket: Some(socket), queued, .. }) =
+            self.endpoints.get_mut(key)
+        else {
+            return false;
+        };
+        if link.is_armed() || *queued {
+            return false;
+        }
+        let (news, calls) = link.arm();
+        let socket = *socket;
+        if calls {
+            self.call(socket);
+        }
+        news
+    }
+
+    /// Calls the peer of a link. One that cannot be called has calls that it has not read, or is gone.
+    #[inline]
+    fn call(&mut self, socket: SocketId) {
+        let _ = self.net.pass(socket, &CALL_PACKET, None);
+    }
+
+    /// Serves a link: reads packets if there may be some, consumes what has come within the link's budget, and puts out what can go.
+    /// Returns `true` if something may be left.
+    pub(super) fn serve(&mut self, key: Key, now: Instant) -> bool {
+        let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), socket: Some(_), .. }) =
+            self.endpoints.get_mut(key)
+        else {
+            return false;
+        };
+        (endpoint.queued, endpoint.unfinished) = (false, false);
+        let called = std::mem::take(&mut endpoint.readable);
+        if called {
+            self.read_packets(key);
+        }
+        let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) else { return false };
+        link.wake(called);
+        self.heat(key);
+        let mut received = self.consume(key);
+        if received.as_ref().is_ok_and(|received| received.unknown_window) {
+            // Its packet was sent before the record.
+            self.read_packets(key);
+            received = self.consume(key).and_then(|received| match received.unknown_window {
+                false => Ok(received),
+                true => Err(Fault::Violation(Refusal::Malformed)),
+            });
+        }
+        let received = match received {
+            Ok(received) => received,
+            Err(fault) => {
+                self.break_link(key, fault, now);
+                return false;
+            }
+        };
+        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return false };
+        if received.news {
+            endpoint.last_heard = Some(now);
+        }
+        self.pump(key);
+        let Some(Endpoint { state: State::Live, link: Some(link), closed, readable, unfinished, .. }) =
+            self.endpoints.get_mut(key)
+        else {
+            return false;
+        };
+        // What the peer has put into the ring before it went is there, because its end was seen before the ring was empty.
+        if *closed && !received.more && !link.has_news() {
+            let cause = peer_has_gone(link.is_at_boundary());
+            self.end(key, cause, None, now);
+            return false;
+        }
+        received.more || *readable || *closed || *unfinished
+    }
+
+    #[inline]
+    fn consume(&mut self, key: Key) -> std::result::Result<Received, Fault> {
+        let budget = self.config.receive_budget;
+        match self.endpoints.get_mut(key) {
+            Some(Endpoint { link: Some(link), .. }) => link.receive(budget, &mut self.resources),
+            _ => Err(Fault::Violation(Refusal::Malformed)),
+        }
+    }
+
+    /// Reads packets of the peer, as many as a peer may send at a time.
+    fn read_packets(&mut self, key: Key) {
+        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
+        let (Some(socket), Some(link)) = (endpoint.socket, endpoint.link.as_mut()) else { return };
+        for _ in 0..PACKETS {
+            let mut room = [0; MAX_PACKET];
+            match self.net.take(socket, &mut room) {
+                Ok((0, _)) => {
+                    endpoint.closed = true;
+                    return;
+                }
+                Ok((len, file)) => link.packet(Packet::parse(room.get(..len).unwrap_or_default()), file.as_ref()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    endpoint.closed = true;
+                    return;
+                }
+            }
+        }
+        endpoint.readable = true;
+    }
+
+    /// Puts out what can go, and calls the peer if it sleeps over it.
+    #[inline]
+    pub(super) fn pump(&mut self, key: Key) {
+        let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), .. }) = self.endpoints.get_mut(key) else {
+            return;
+        };
+        let (Some(link), Some(socket)) = (endpoint.link.as_mut(), endpoint.socket) else { return };
+        let sent = link.transmit(&mut self.resources);
+        if link.has_announcements() {
+            announce(&mut self.net, socket, link);
+        }
+        let calls = link.publish() | link.release();
+        let more = sent == Sent::More || link.has_fault();
+        // Whoever is called for news alone, or for nothing because nobody sleeps, may now wait for room as well.
+        let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
+        let unarmed = !link.is_armed();
+        endpoint.unfinished |= more;
+        if calls {
+            self.call(socket);
+        }
+        let news = if arms { self.arm_link(key) } else { false };
+        if unarmed && !arms {
+            self.heat(key);
+        }
+        if more || news {
+            self.enqueue(key);
+            self.net.wake(Channel::Completion);
+        }
+    }
+
+    /// Ends a link because of a fault.
+    fn break_link(&mut self, key: Key, fault: Fault, now: Instant) {
+        let cause = match fault {
+            Fault::Violation(refusal) => {
+                if let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) {
+                    link.refuse(refusal);
+                }
+                DisconnectCause::PeerViolation(refusal.to_string())
+            }
+            Fault::Refused(refusal) => DisconnectCause::TerminatedByPeer(refusal.to_string()),
+            Fault::WorkRequest(status) => DisconnectCause::WorkRequest(status.into()),
+        };
+        self.end(key, cause, None, now);
+    }
+
+    /// Lets the peer see what is in the ring, and notices no more of a link that is destroyed.
+    pub(super) fn leave_link(&mut self, key: Key) {
+        let Some(Endpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else { return };
+        let socket = *socket;
+        if link.publish() {
+            self.call(socket);
+        }
+    }
+
+    /// Flushes a link that has ended, and closes its socket.
+    pub(super) fn end_link(&mut self, key: Key) {
+        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
+        let (Some(link), socket) = (endpoint.link.as_mut(), endpoint.socket.take()) else { return };
+        let calls = link.end(&mut self.resources.cqs);
+        if let Some(socket) = socket {
+            if calls {
+                self.call(socket);
+            }
+            self.close(socket, false);
+        }
+    }
+
+    /// Takes a region back from the peers that may have mapped it.
+    pub(super) fn take_back(&mut self, region: MrId) -> Result<()> {
+        let (key, memory, _) = self.resources.keys.memory(region)?;
+        if memory.file().is_some() {
+            for id in self.endpoints.keys() {
+                if let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
+                    link.take_back(key);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends the packets of new lendings. A lending whose packet is not taken is not used.
+fn announce<N: Net>(net: &mut N, socket: SocketId, link: &mut Link<N::Segment>) {
+    while let Some(announcement) = link.next_announcement() {
+        if let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) {
+            log::debug!("memory is not lent to a peer of this host: {error}");
+        }
+    }
+}
+
+impl<N: Net> roles::SharedMemory for Iwarp<N> {
+    fn is_shared(&self, qp: QpId) -> bool {
+        self.endpoints.get(qp.0).is_some_and(|endpoint| endpoint.link.is_some())
+    }
+
+    fn lend(&mut self, qp: QpId, region: MrId) -> Result<bool> {
+        let (key, memory, access) = self.resources.keys.memory(region)?;
+        let lent = match self.endpoints.get_mut(qp.0) {
+            Some(Endpoint { state: State::Live, link: Some(link), .. }) => {
+                link.lend(memory, key, access & Access::REMOTE_READ)
+            }
+            _ => false,
+        };
+        self.pump(qp.0);
+        Ok(lent)
+    }
+}

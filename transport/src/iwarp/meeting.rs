@@ -1,0 +1,323 @@
+//! Two sides of a connection within the host find each other (`crate::shm::greeting`), and leave their TCP stream.
+//!
+//! The active side decides: it says hello on the Unix socket of the passive side's offer, and when the passive side has accepted its
+//! segment, it puts the first record there. From then on the connection is in the segment, and its stream is closed. Whatever goes wrong
+//! before, the active side sends its first message over the stream instead, and the passive side, which may not send before it has heard
+//! that message, goes on there, too.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::config::SharedMemoryPolicy;
+use super::door::{Greeted, Meeting, Visitor};
+use super::endpoint::{Endpoint, State};
+use super::net::{Channel, Net, SocketId};
+use super::provider::{Iwarp, Owner};
+use super::queue_pair::Role;
+use super::startup::{Agreement, Asked};
+use crate::cm::{CmEventKind, ConnectFailure};
+use crate::mem::{Memory, Sharing, Window};
+use crate::shm::greeting::{HELLO_LEN, Hello, NAME_LEN, Offer, proves};
+use crate::shm::link::Link;
+use crate::shm::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
+use crate::shm::segment::{self, Side};
+use crate::slab::Key;
+
+/// The most peers that are let in at a time.
+const ADMITTED: usize = 64;
+/// How long a visitor has for its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+/// The start of the names of doors; random digits follow.
+const NAME: &[u8] = b"rdma-";
+
+impl<N: Net> Iwarp<N> {
+    // The passive side.
+
+    /// Makes an offer to a peer that may be met.
+    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &Asked) -> Option<Offer> {
+        if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
+            return None;
+        }
+        let name = self.door()?;
+        let mut secret = [0; 16];
+        (self.entropy)(&mut secret);
+        Some(Offer { name, secret, key })
+    }
+
+    /// The name of the door, which is opened for the first offer.
+    fn door(&mut self) -> Option<[u8; NAME_LEN]> {
+        if let Some((_, name)) = self.links.door.open {
+            return Some(name);
+        }
+        let mut name = [0; NAME_LEN];
+        (self.entropy)(&mut name[NAME.len()..]);
+        for digit in &mut name[NAME.len()..] {
+            *digit = b"0123456789abcdef"[usize::from(*digit % 16)];
+        }
+        name[..NAME.len()].copy_from_slice(NAME);
+        match self.net.listen_local(&name) {
+            Ok(socket) => {
+                self.own(socket, Owner::Door);
+                self.links.door.open = Some((socket, name));
+                Some(name)
+            }
+            Err(error) => {
+                log::debug!("no socket where peers of this host could come: {error}; connections stay on TCP");
+                None
+            }
+        }
+    }
+
+    /// Lets those in who have come to the door.
+    pub(super) fn admit(&mut self, now: Instant) {
+        let Some((door, _)) = self.links.door.open else { return };
+        for _ in 0..ADMITTED {
+            match self.net.accept_local(door) {
+                Ok(socket) => {
+                    let deadline = now + HELLO_TIMEOUT;
+                    let (key, oldest) = self.links.door.add(socket, deadline);
+                    self.own(socket, Owner::Visitor(key));
+                    self.push_deadline(deadline, Owner::Visitor(key));
+                    if let Some(oldest) = oldest {
+                        self.close(oldest.socket, false);
+                    }
+                    self.hear_visitor(key);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Somebody else's user, or no descriptor: the peer sees the end of its socket, and stays on TCP.
+                Err(error) => log::debug!("a peer of this host is not let in: {error}"),
+            }
+        }
+        // The rest raises no edge again. No listener has this key: it stands for the door.
+        self.net.wake(Channel::Cm);
+        self.backlog.push_back(Key::NONE);
+    }
+
+    /// Reads the hello of a visitor.
+    pub(super) fn hear_visitor(&mut self, key: Key) {
+        let Some(&Visitor { socket, .. }) = self.links.door.visitors.get(key) else { return };
+        let mut room = [0; HELLO_LEN + 1];
+        let heard = match self.net.take(socket, &mut room) {
+            Ok((len, file)) => Hello::parse(room.get(..len).unwrap_or_default()).zip(file),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => None,
+        };
+        self.links.door.visitors.remove(key);
+        let result = heard.ok_or_else(|| "it says no hello".to_owned()).and_then(|(hello, file)| {
+            self.receive_guest(&hello, socket, file).map_err(|why| format!("connection {}: {why}", hello.key))
+        });
+        if let Err(why) = result {
+            log::debug!("a peer of this host stays on TCP: {why}");
+            self.close(socket, false);
+        }
+    }
+
+    /// Sends a visitor away that has said nothing.
+    pub(super) fn send_away(&mut self, key: Key) {
+        if let Some(visitor) = self.links.door.visitors.remove(key) {
+            self.close(visitor.socket, false);
+        }
+    }
+
+    /// Accepts the segment of a peer that an offer was made to.
+    fn receive_guest(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
+        let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
+        match endpoint.meeting.as_deref() {
+            Some(Meeting::Offered(secret)) if proves(&hello.secret, secret) => {}
+            _ => return Err("the secret is not that of its offer".into()),
+        }
+        let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
+        let memory = window.into_memory().map_err(|_| "its segment cannot be written")?;
+        let segment = self.net.segment(memory);
+        self.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
+        self.own(socket, Owner::Meeting(hello.key));
+        if let Some(endpoint) = self.endpoints.get_mut(hello.key) {
+            endpoint.meeting = Some(Box::new(Meeting::Met(socket, segment)));
+        }
+        Ok(())
+    }
+
+    /// Leaves the stream of a connection if the peer has done so. Returns whether it has.
+    pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
+        match endpoint.meeting.as_deref() {
+            Some(Meeting::Met(_, segment)) if Link::has_begun(segment, Side::Passive) => {}
+            _ => return false,
+        }
+        if let Some(Meeting::Met(socket, segment)) = endpoint.meeting.take().map(|meeting| *meeting) {
+            self.move_in(key, socket, segment, Side::Passive, now);
+            self.set_deadline(key, None);
+            self.announce(key);
+        }
+        true
+    }
+
+    // The active side.
+
+    /// Whether to ask the peer of a connected socket for an offer.
+    pub(super) fn asks_for_offer(&self, socket: SocketId) -> bool {
+        self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
+    }
+
+    /// Goes on when the reply has come that accepts a connection: in shared memory if the peer offers it, or over the stream.
+    pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
+        let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
+        let asked = socket.is_some_and(|socket| self.asks_for_offer(socket));
+        let offer = if asked { Offer::split(data) } else { None };
+        let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
+        let why = match offer {
+            Some((_, offer)) => match self.greet(&offer) {
+                Ok((socket, segment)) => {
+                    self.transition(key, State::Meeting(peer));
+                    self.own(socket, Owner::Meeting(key));
+                    if let Some(endpoint) = self.endpoints.get_mut(key) {
+                        let greeted = Greeted { socket, segment, agreement, private_data };
+                        endpoint.meeting = Some(Box::new(Meeting::Greeted(Box::new(greeted))));
+                        let at_most = now + self.config.meeting_timeout;
+                        let deadline = endpoint.deadline.map_or(at_most, |deadline| deadline.min(at_most));
+                        self.set_deadline(key, Some(deadline));
+                    }
+                    return;
+                }
+                Err(error) => error.to_string(),
+            },
+            None if asked => "the peer offers none".into(),
+            None => "the peer is not on this host".into(),
+        };
+        self.stay(key, peer, &agreement, private_data, &why, now);
+    }
+
+    /// Says hello to the peer that has made an offer.
+    fn greet(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
+        let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
+        let file = memory.take_file();
+        let socket = self.net.connect_local(&offer.name)?;
+        let hello = Hello { secret: offer.secret, key: offer.key };
+        match self.net.pass(socket, &hello.emit(), file.as_ref().map(std::os::fd::AsFd::as_fd)) {
+            Ok(()) => Ok((socket, self.net.segment(memory))),
+            Err(error) => {
+                self.net.close(socket, false);
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes on with a meeting after an edge on its Unix socket.
+    pub(super) fn meet(&mut self, key: Key, now: Instant) {
+        if self.follow(key, now) {
+            return;
+        }
+        let Some(Endpoint { meeting: Some(meeting), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(socket) = meeting.socket() else { return };
+        let mut room = [0; 8];
+        let why = match self.net.take(socket, &mut room) {
+            Ok((0, _)) => "the peer has refused".to_owned(),
+            Ok((len, _)) => {
+                let accepted = Packet::parse(room.get(..len).unwrap_or_default()) == Packet::Accepted;
+                if accepted && matches!(**meeting, Meeting::Greeted(_)) {
+                    self.lead(key, now);
+                }
+                return;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => error.to_string(),
+        };
+        self.give_up_meeting(key, &why, now);
+    }
+
+    /// Leaves the stream of a connection first.
+    fn lead(&mut self, key: Key, now: Instant) {
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
+        let Some(Meeting::Greeted(greeted)) = endpoint.meeting.take().map(|meeting| *meeting) else { return };
+        let Greeted { socket, segment, agreement, private_data } = *greeted;
+        endpoint.announced = true;
+        if let Some(qp) = endpoint.qp.as_mut() {
+            qp.read_depth = agreement.read_depth();
+        }
+        self.transition(key, State::Live);
+        self.set_deadline(key, None);
+        self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
+        self.move_in(key, socket, segment, Side::Active, now);
+    }
+
+    /// Ends a meeting: the connection stays on its stream.
+    pub(super) fn give_up_meeting(&mut self, key: Key, why: &str, now: Instant) {
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
+        let Some(meeting) = endpoint.meeting.take() else { return };
+        if let Some(socket) = meeting.socket() {
+            self.close(socket, false);
+        }
+        match (*meeting, self.endpoints.get(key).map(|endpoint| &endpoint.state)) {
+            (Meeting::Greeted(greeted), Some(&State::Meeting(peer))) => {
+                self.stay(key, peer, &greeted.agreement, greeted.private_data, why, now);
+            }
+            _ => log::debug!("connection {key} stays on TCP: {why}"),
+        }
+    }
+
+    /// Goes on over the stream on the active side.
+    fn stay(
+        &mut self,
+        key: Key,
+        peer: SocketAddr,
+        agreement: &Agreement,
+        private_data: Box<[u8]>,
+        why: &str,
+        now: Instant,
+    ) {
+        if self.config.shared_memory == SharedMemoryPolicy::Require {
+            let failure = ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"));
+            return self.fail(key, Some(failure), Some(Vec::new()), now);
+        }
+        if self.config.shared_memory != SharedMemoryPolicy::Off {
+            log::debug!("{peer}: over TCP, not in shared memory: {why}");
+        }
+        let Some(socket) = self.endpoints.get(key).and_then(|endpoint| endpoint.socket) else { return };
+        self.transition(key, State::Live);
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.announced = true;
+        }
+        self.set_deadline(key, None);
+        self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
+        self.begin(key, socket, Role::Initiator, agreement, now);
+    }
+
+    // Both.
+
+    /// Moves a live connection into its segment, and closes its stream.
+    fn move_in(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: Side, now: Instant) {
+        let Some(endpoint) = self.endpoints.get_mut(key) else { return };
+        let Some(qp) = endpoint.qp.take() else { return };
+        let mut link = Link::new(segment, side, qp.read_depth, qp.leave());
+        if side == Side::Active {
+            link.begin();
+        }
+        endpoint.link = Some(Box::new(link));
+        endpoint.last_heard = Some(now);
+        (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
+        // Packets may have come while the socket was on the other channel.
+        (endpoint.readable, endpoint.closed) = (true, false);
+        let stream = endpoint.socket.replace(socket);
+        self.links.count += 1;
+        self.own(socket, Owner::Endpoint(key));
+        let promoted = self.net.promote(socket);
+        self.pump(key);
+        // The peer finds the first record behind the end of the stream.
+        if side == Side::Active {
+            let _ = self.net.pass(socket, &CALL_PACKET, None);
+        }
+        if let Some(stream) = stream {
+            self.close(stream, false);
+        }
+        log::debug!("connection {key} is in shared memory");
+        if let Err(error) = promoted {
+            return self.end(key, super::endpoint::lost(&error), None, now);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(key) {
+            endpoint.enqueue(key, &mut self.ready);
+        }
+        self.net.wake(Channel::Completion);
+    }
+}

@@ -1,0 +1,203 @@
+//! Large payloads, which are received where they belong.
+
+use super::operations::Pair;
+use super::*;
+use crate::mr::Access;
+
+const SEGMENT: usize = 65_483;
+/// Octets that are not received in place: those up to the first header, and all that is between payloads.
+const FIRST: usize = 256 * 1024;
+
+/// Has `end` take bytes in calls of up to `room`, `most` at a time; returns how many octets were copied.
+fn copied(end: &mut End, mut bytes: &[u8], room: usize, most: usize) -> usize {
+    let mut copied = 0;
+    let End { qp, resources, intake, .. } = end;
+    while !bytes.is_empty() {
+        let received = qp.receive(intake, room, &resources.keys, &mut |slices| {
+            let mut now = &bytes[..bytes.len().min(most)];
+            let before = now.len();
+            for slice in slices {
+                now = &now[slice.fill(now)..];
+            }
+            Ok(before - now.len())
+        });
+        let n = received.unwrap().0;
+        assert!(n > 0, "there is room in each call");
+        copied += intake.staged(n);
+        bytes = &bytes[n..];
+        qp.input(intake, n, resources).unwrap();
+        copied += intake.spilled();
+    }
+    copied
+}
+
+/// Sends of these sizes to receives with room for `room` bytes each; returns how many octets were copied.
+fn sends(sizes: &[usize], crc: bool, room: usize, most: usize) -> usize {
+    let wire = stream(sizes, crc, SEGMENT, 1, usize::MAX);
+    let mut receiver = End::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
+    // All receives lie one behind the other, with a little between them.
+    let stride = room + 8;
+    let memory = Memory::new(stride * sizes.len()).unwrap();
+    memory.write(0, &vec![0xc5; stride * sizes.len()]);
+    for index in 0..sizes.len() {
+        receiver.recv(index as u64, SgeList::one(memory.sge(index * stride, room)));
+    }
+    let copied = copied(&mut receiver, &wire, 504 * 1024, most);
+    let done = receiver.done();
+    assert_eq!(done.len(), sizes.len());
+    for (index, wc) in done.iter().enumerate() {
+        assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (index as u64, WcStatus::Success, sizes[index]));
+        assert!(memory.read(index * stride, sizes[index]) == pattern(sizes[index], index), "message {index}");
+        assert!(memory.read(index * stride + room, 8).iter().all(|&byte| byte == 0xc5), "behind receive {index}");
+    }
+    copied
+}
+
+#[test]
+fn equal_messages_are_copied_by_the_system_only() {
+    for crc in [true, false] {
+        for most in [usize::MAX, 1 << 20, 300_001, 65_536] {
+            for (len, count) in [((1 << 20) + 8, 8), (65_544, 60), (8_200, 60)] {
+                let copied = sends(&vec![len; count], crc, len, most);
+                let frames = count * len.div_ceil(SEGMENT - 24);
+                assert!(copied <= FIRST + frames * 28, "{copied} octets of {count} x {len}, {most} at a time");
+            }
+        }
+    }
+}
+
+/// What was expected does not come: another length, another kind, the end of a message before that of its receive.
+#[test]
+fn a_wrong_forecast_changes_nothing() {
+    let sizes =
+        [200_000, 65_536, 200_000, 3, 150_000, 0, 65_459, 65_460, 131_000, 300, 70_000, 20, 199_999, 9_000, 8_999];
+    for crc in [true, false] {
+        for most in [usize::MAX, 100_000, 65_500, 9_001, 1_000] {
+            sends(&sizes, crc, 200_000, most);
+        }
+    }
+}
+
+/// Nothing is expected of a Write: what follows it may not touch the region that it went to.
+#[test]
+fn what_follows_a_write_stays_out_of_its_region() {
+    for crc in [true, false] {
+        let mut pair = Pair::new(agreement(crc, None), SEGMENT);
+        let target = pair.b.area(1 << 20, Access::REMOTE, 7);
+        let (source, inbox) = (Memory::new(1 << 20).unwrap(), Memory::new(1 << 20).unwrap());
+        source.write(0, &pattern(1 << 20, 1));
+        pair.b.recv(0, SgeList::one(inbox.sge(0, 1 << 20)));
+        for (wr_id, len) in [(1, 100_000), (2, 300_000)] {
+            let sges = SgeList::one(source.sge(0, len));
+            pair.a.post(wr_id, SendOp::Write(target.remote(500)), sges, SendFlags::SIGNALED).unwrap();
+        }
+        let sges = SgeList::one(source.sge(0, 200_000));
+        pair.a.post(3, SendOp::Send, sges, SendFlags::SIGNALED).unwrap();
+        let wire = pair.a.take_wire();
+        let copied = copied(&mut pair.b, &wire, 504 * 1024, usize::MAX);
+        // The Send is staged, since it is none of the Writes that were expected; with a CRC, so are Writes.
+        assert!(crc || copied <= FIRST + 200_000 + 20 * 28, "{copied} octets");
+        let bytes = target.bytes();
+        assert!(bytes[500..300_500] == pattern(1 << 20, 1)[..300_000]);
+        assert!(bytes[..500].iter().chain(&bytes[300_500..]).all(|&byte| byte == 0) && target.canaries());
+        assert!(inbox.read(0, 200_000) == pattern(1 << 20, 1)[..200_000]);
+    }
+}
+
+#[test]
+fn answers_to_reads_are_copied_by_the_system_only() {
+    for crc in [true, false] {
+        let mut pair = Pair::new(Agreement { ird: 16, ord: 16, ..agreement(crc, None) }, SEGMENT);
+        let source = pair.b.area(1 << 20, Access::REMOTE, 8);
+        source.write(0, &pattern(1 << 20, 2));
+        // Two of the sinks are not in the order of their addresses.
+        let sinks: Vec<_> = (0..5).map(|n| pair.a.area(1 << 20, Access::LOCAL_WRITE, 20 + n)).collect();
+        for (wr_id, sink) in [0, 2, 1, 4, 3].into_iter().enumerate() {
+            let (wr_id, len) = (wr_id as u64, (1 << 20) - sink * 1000);
+            let op = SendOp::Read(source.remote(0));
+            pair.a.post(wr_id, op, sinks[sink].sge(0, len), SendFlags::SIGNALED).unwrap();
+        }
+        let requests = pair.a.take_wire();
+        pair.b.deliver(&requests).unwrap();
+        let answers = pair.b.take_wire();
+        let copied = copied(&mut pair.a, &answers, 504 * 1024, usize::MAX);
+        assert!(copied <= FIRST + 85 * 24, "{copied} octets");
+        assert_eq!(pair.a.done().len(), 5);
+        for (nth, sink) in sinks.iter().enumerate() {
+            let (bytes, len) = (sink.bytes(), (1 << 20) - nth * 1000);
+            assert!(bytes[..len] == pattern(1 << 20, 2)[..len] && bytes[len..].iter().all(|&byte| byte == 0));
+            assert!(sink.canaries());
+        }
+    }
+}
+
+/// Without a CRC the answer to a Read is sent from the region, until that is taken back.
+#[test]
+fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
+    for part in [1, 500, 66_000, 150_000] {
+        let mut pair = Pair::new(agreement(false, None), SEGMENT);
+        let (source, sink) = (pair.b.area(200_000, Access::REMOTE, 8), pair.a.area(200_000, Access::LOCAL_WRITE, 20));
+        source.write(0, &pattern(200_000, 3));
+        pair.a.post(0, SendOp::Read(source.remote(0)), sink.sge(0, 200_000), SendFlags::SIGNALED).unwrap();
+        let request = pair.a.take_wire();
+        pair.b.deliver(&request).unwrap();
+        let End { qp, resources, wire, .. } = &mut pair.b;
+        let mut calls = 0;
+        let sent = qp.transmit(
+            &mut |bufs| {
+                calls += 1;
+                assert!(bufs.len() > 4, "headers and payloads lie apart");
+                let mut room = part;
+                for buf in bufs {
+                    room -= buf.append_to(wire, room);
+                }
+                Ok(wire.len())
+            },
+            resources,
+        );
+        assert_eq!((sent.unwrap(), calls), (Sent::Blocked, 1));
+        source.write(0, &[0xee; 200_000]);
+        resources.keys.deregister(source.id).unwrap();
+        let mut answer = std::mem::take(&mut pair.b.wire);
+        answer.extend(pair.b.take_wire());
+        pair.a.deliver(&answer).unwrap();
+        assert!(pair.a.done().iter().all(|wc| wc.status == WcStatus::Success) && !pair.a.qp.has_outstanding());
+        assert!(sink.bytes() == pattern(200_000, 3), "{part} at first");
+    }
+}
+
+/// The answer to a Read has what was there before the atomic operation behind it, though both go out in one call.
+#[test]
+fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
+    let mut pair = Pair::new(agreement(false, None), SEGMENT);
+    pair.a.qp.enable_extensions();
+    pair.b.qp.enable_extensions();
+    let (word, sink) = (pair.b.area(4096, Access::REMOTE, 8), pair.a.area(8192, Access::LOCAL_WRITE, 20));
+    pair.a.post(0, SendOp::Read(word.remote(0)), sink.sge(0, 4096), SendFlags::SIGNALED).unwrap();
+    let add = SendOp::FetchAdd { remote: word.remote(0), add: u64::MAX };
+    pair.a.post(1, add, sink.sge(4096, 8), SendFlags::SIGNALED).unwrap();
+    pair.settle().unwrap();
+    assert_eq!(pair.a.done().len(), 2);
+    assert_eq!((sink.bytes()[..4096].to_vec(), word.bytes()[..8].to_vec()), (vec![0; 4096], vec![255; 8]));
+}
+
+/// The octets of a damaged frame may lie in the receive, and it never completes.
+#[test]
+fn a_damaged_frame_among_many_completes_nothing() {
+    let sizes = [200_000; 4];
+    let wire = stream(&sizes, true, SEGMENT, 1, usize::MAX);
+    for at in [250_000, 350_000, 420_000, 599_999, 650_000] {
+        let mut damaged = wire.clone();
+        damaged[at] ^= 1;
+        let mut receiver = End::new(Role::Responder, agreement(true, Some(ReadyToReceive::Write)), 1448);
+        let memory = Memory::new(4 * 200_000).unwrap();
+        for index in 0..4 {
+            receiver.recv(index as u64, SgeList::one(memory.sge(index * 200_000, 200_000)));
+        }
+        // The first call shows what kind of stream it is; the others are planned.
+        let fault = receiver.deliver(&damaged[..100_000]).and_then(|()| receiver.deliver(&damaged[100_000..]));
+        assert!(matches!(fault, Err(Fault::Violation(TerminateCause::LLP_CRC, _))), "{fault:?}");
+        let done = receiver.done();
+        assert!(done.iter().all(|wc| wc.status == WcStatus::Success) && done.len() == at / 200_100);
+    }
+}

@@ -1,0 +1,123 @@
+//! How two sides that are connected by TCP find each other within a host.
+//!
+//! The active side says in a reserved bit of its MPA request that it may be met. The passive side puts an [`Offer`] behind the private data
+//! of its reply. The active side connects to the Unix socket that the offer names, and says [`Hello`] there, with the segment that it has
+//! made. Whoever shows the secret of an offer is the peer that it was made to, because nobody else was told.
+
+use crate::slab::Key;
+
+/// The first octets of an offer and of a hello.
+const MAGIC: [u8; 4] = *b"RDXS";
+/// The version of the layouts.
+const VERSION: u8 = 1;
+/// Length of the name of a Unix socket behind its first octet, which is zero: the name is abstract.
+pub(crate) const NAME_LEN: usize = 16;
+/// Length of an offer.
+pub(crate) const OFFER_LEN: usize = 48;
+/// Length of a hello.
+pub(crate) const HELLO_LEN: usize = 32;
+
+/// What a meeting needs to be that of an offer: 128 random bits.
+pub(crate) type Secret = [u8; 16];
+
+/// Where the passive side can be met, at the end of its reply's private data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// The abstract name of the Unix socket.
+    pub(crate) name: [u8; NAME_LEN],
+    /// Proves who comes.
+    pub(crate) secret: Secret,
+    /// The connection, as the passive side names it.
+    pub(crate) key: Key,
+}
+
+impl Offer {
+    /// The octets of the offer.
+    pub(crate) fn emit(&self) -> [u8; OFFER_LEN] {
+        let mut out = [0; OFFER_LEN];
+        out[..16].copy_from_slice(&self.name);
+        out[16..32].copy_from_slice(&self.secret);
+        out[32..36].copy_from_slice(&self.key.slot().to_le_bytes());
+        out[36..40].copy_from_slice(&self.key.generation().to_le_bytes());
+        // Behind what it is about, so that it can be told from private data.
+        out[43] = VERSION;
+        out[44..].copy_from_slice(&MAGIC);
+        out
+    }
+
+    /// The offer at the end of private data, and what is in front of it.
+    pub(crate) fn split(data: &[u8]) -> Option<(&[u8], Self)> {
+        let (rest, octets) = data.split_last_chunk::<OFFER_LEN>()?;
+        if octets[44..] != MAGIC || octets[43] != VERSION {
+            return None;
+        }
+        let key = Key::new(u32_at(octets, 32)?, u32_at(octets, 36)?);
+        Some((rest, Self { name: *octets.first_chunk()?, secret: *octets[16..].first_chunk()?, key }))
+    }
+}
+
+/// The first packet of the active side. The descriptor of its segment comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// As in the offer.
+    pub(crate) secret: Secret,
+    /// As in the offer.
+    pub(crate) key: Key,
+}
+
+impl Hello {
+    /// The octets of the hello.
+    pub(crate) fn emit(&self) -> [u8; HELLO_LEN] {
+        let mut out = [0; HELLO_LEN];
+        out[..4].copy_from_slice(&MAGIC);
+        out[4] = VERSION;
+        out[8..12].copy_from_slice(&self.key.slot().to_le_bytes());
+        out[12..16].copy_from_slice(&self.key.generation().to_le_bytes());
+        out[16..].copy_from_slice(&self.secret);
+        out
+    }
+
+    /// Reads a hello; `None` if it is none, or of another version.
+    pub(crate) fn parse(packet: &[u8]) -> Option<Self> {
+        let octets: &[u8; HELLO_LEN] = packet.try_into().ok()?;
+        if octets[..4] != MAGIC || octets[4] != VERSION {
+            return None;
+        }
+        let key = Key::new(u32_at(octets, 8)?, u32_at(octets, 12)?);
+        Some(Self { secret: *octets[16..].first_chunk()?, key })
+    }
+}
+
+fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+/// Whether a secret is the one of an offer; it takes as long wherever they differ.
+pub(crate) fn proves(shown: &Secret, offered: &Secret) -> bool {
+    shown.iter().zip(offered).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_and_hellos_are_read_as_they_were_written() {
+        let (name, secret, key) = (*b"0123456789abcdef", [7; 16], Key::new(5, 9));
+        let offer = Offer { name, secret, key };
+        let mut data = b"private".to_vec();
+        data.extend_from_slice(&offer.emit());
+        assert_eq!(Offer::split(&data), Some((&b"private"[..], offer)));
+        assert_eq!(Offer::split(&data[1..]).unwrap().0, b"rivate");
+        for at in [data.len() - 1, data.len() - 5] {
+            let mut other = data.clone();
+            other[at] ^= 1;
+            assert_eq!(Offer::split(&other), None);
+        }
+        assert_eq!(Offer::split(&data[8..]), None);
+        let hello = Hello { secret, key };
+        assert_eq!(Hello::parse(&hello.emit()), Some(hello));
+        assert_eq!((Hello::parse(&hello.emit()[1..]), Hello::parse(&[0; HELLO_LEN])), (None, None));
+        assert!(proves(&secret, &[7; 16]) && !proves(&secret, &[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 6]));
+    }
+}

@@ -1,0 +1,238 @@
+//! A link whose peer writes what it likes over all that both have mapped.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use proptest::prelude::RngCore;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+
+use super::link::{Link, Luggage};
+use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
+use super::record::{ELSEWHERE, Header, Kind, LAST, WORD};
+use super::segment::{
+    CALL, CAPACITY, HALF, HEAD, LEN, Payload, RING, SLOTS, Segment, Shared, Side, TABLE, TAIL, Words,
+};
+use crate::cm::ReadDepth;
+use crate::mem::{Memory, Sharing, Window};
+use crate::mr::{Access, RemoteKey};
+use crate::provider::CqId;
+use crate::qp::{QpAttr, QpId};
+use crate::slab::Key;
+use crate::soft::completions::Completions;
+use crate::soft::receive_queue::ReceiveQueue;
+use crate::soft::resources::Resources;
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+
+const DEPTH: u32 = 16;
+const ROOM: usize = 4096;
+/// The keys of a region that the peer may read and write, of one that it may read, of one of another connection, and of one that is only
+/// for this side.
+const KEYS: [u32; 4] = [0x10, 0x11, 0x12, 0x13];
+/// The side that is attacked.
+struct Victim {
+    link: Link<Shared>,
+    resources: Resources,
+    cq: CqId,
+    /// What was posted and has not completed.
+    open: BTreeSet<u64>,
+    next: u64,
+    /// Receives are between octets that nobody may write.
+    inbox: Memory,
+    out: Memory,
+    regions: Vec<Arc<Memory>>,
+}
+
+impl Victim {
+    fn new(segment: Shared) -> Self {
+        let mut resources = Resources::default();
+        let cq = resources.cqs.create(8 * DEPTH as usize);
+        resources.cqs.reserve(cq, 2 * DEPTH).unwrap();
+        let (send_cq, recv_cq) = (cq, cq);
+        let attr = QpAttr {
+            send_cq,
+            recv_cq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_inline: 64,
+            max_recv_sge: 0,
+            srq: None,
+        };
+        let rights = [Access::REMOTE, Access::REMOTE_READ, Access::REMOTE, Access::LOCAL_WRITE];
+        let mut regions = Vec::new();
+        for (key, access) in KEYS.into_iter().zip(rights) {
+            let memory = Arc::new(Memory::new(ROOM).unwrap());
+            memory.write(0, &[key as u8; ROOM]);
+            let (id, _) = resources.keys.register(&memory, 0..ROOM, access, || key).unwrap();
+            if key == KEYS[2] {
+                resources.keys.restrict(id, Key::new(7, 7)).unwrap();
+            }
+            regions.push(memory);
+        }
+        let luggage = Luggage {
+            completions: Completions::new(QpId(Key::new(1, 1)), attr),
+            receives: ReceiveQueue::new(DEPTH as usize),
+            extensions: true,
+            sends: Vec::new(),
+        };
+        let depths = ReadDepth { responder_resources: 4, initiator_depth: 4 };
+        Self {
+            link: Link::new(segment, Side::Passive, depths, luggage),
+            resources,
+            cq,
+            open: BTreeSet::new(),
+            next: 0,
+            inbox: Memory::new(DEPTH as usize * ROOM).unwrap(),
+            out: Memory::new(ROOM).unwrap(),
+            regions,
+        }
+    }
+
+    /// Posts as an honest program does.
+    fn post(&mut self, random: u32) {
+        self.next += 1;
+        let wr_id = self.next;
+        let part = SgeList::one(self.out.sge(0, 1 + random as usize % ROOM));
+        let remote = RemoteAddress { address: 0x1_0000, key: RemoteKey(KEYS[0]) };
+        let op = match random >> 16 & 7 {
+            0 => SendOp::Write(remote),
+            1 => SendOp::Read(remote),
+            2..=4 => SendOp::Send,
+            _ => {
+                let slot = random as usize % DEPTH as usize;
+                let sges = SgeList::one(self.inbox.sge(slot * ROOM + ROOM / 4, ROOM / 2));
+                if self.link.post_recv(&[RecvWr { wr_id, sges }], &mut self.resources.cqs).is_ok() {
+                    self.open.insert(wr_id);
+                }
+                return;
+            }
+        };
+        let wr = SendWr { wr_id, op, sges: part, flags: SendFlags::SIGNALED };
+        if self.link.post_send(&[wr], &mut self.resources).is_ok() {
+            self.open.insert(wr_id);
+        }
+    }
+
+    /// Takes a turn; `false` when the connection is over.
+    fn turn(&mut self, budget: usize) -> bool {
+        self.link.wake(false);
+        let received = self.link.receive(budget, &mut self.resources);
+        if let Err(super::fault::Fault::Violation(refusal)) = &received {
+            self.link.refuse(*refusal);
+        }
+        let goes_on = received.is_ok_and(|received| !received.unknown_window);
+        if goes_on {
+            self.link.transmit(&mut self.resources);
+            while self.link.next_announcement().is_some() {}
+            self.link.publish();
+            self.link.release();
+            self.link.arm();
+        } else {
+            self.link.end(&mut self.resources.cqs);
+        }
+        let mut done = Vec::new();
+        self.resources.cqs.poll(self.cq, usize::MAX, &mut done).unwrap();
+        for wc in done {
+            self.link.polled(wc.opcode);
+            assert!(self.open.remove(&wc.wr_id), "{wc:?} completes what is not posted");
+            assert!(wc.byte_len as usize <= ROOM || wc.immediate.is_some(), "{wc:?}");
+        }
+        goes_on
+    }
+
+    fn check(&self) {
+        for (memory, key) in self.regions.iter().zip(KEYS).skip(1) {
+            assert_eq!(memory.read(0, ROOM), [key as u8; ROOM], "the region of key {key:#x} was written");
+        }
+        for slot in 0..DEPTH as usize {
+            for at in [0, 3 * ROOM / 4] {
+                assert_eq!(self.inbox.read(slot * ROOM + at, ROOM / 4), [0; ROOM / 4], "beside receive {slot}");
+            }
+        }
+    }
+}
+
+/// One of several, most of the time the first one.
+fn pick<T: Copy>(rng: &mut TestRng, of: &[T]) -> T {
+    let any = rng.next_u32() as usize;
+    if any % 8 != 0 { of[0] } else { of[any / 8 % of.len()] }
+}
+
+/// Writes a record as it would have to be, but for now and then a key, a length, a flag or a window that is wrong; or anything anywhere.
+fn attack(segment: &Shared, rng: &mut TestRng, published: &mut u64, address: u64) {
+    let half = Side::Passive.incoming();
+    match rng.next_u32() % 64 {
+        0 => return segment.store(rng.next_u32() as usize % (LEN / WORD) * WORD, rng.next_u64()),
+        1 => {
+            let words = [HEAD, TAIL, CALL, TABLE + WORD * (rng.next_u32() as usize % SLOTS)];
+            let at = (rng.next_u32() as usize & 1) * HALF + words[rng.next_u32() as usize % 4];
+            return segment.store(at, rng.next_u64() >> (rng.next_u32() % 64));
+        }
+        2 => return segment.put(rng.next_u32() as usize % LEN, &Payload::Bytes(&rng.next_u64().to_ne_bytes())),
+        _ => {}
+    }
+    let usual = [3, 5, 7, 9][rng.next_u32() as usize % 4];
+    let kind = pick(rng, &[usual, 1, 2, 4, 6, 8, 10, 11, 12, 13, 14]);
+    let len = pick(rng, &[100_u32, 0, 1, 8, 2048, ROOM as u32, ROOM as u32 + 1, 1 << 20, u32::MAX]);
+    let Some(mut header) = Header::parse(kind | u64::from(len) << 32) else { return };
+    header.flags = pick(rng, &[LAST, 0, LAST | ELSEWHERE, ELSEWHERE, 0xff]);
+    header.slot = pick(rng, &[0, 1, 31, 32, 255]);
+    let at = *published as usize % CAPACITY;
+    if at + header.body() + 2 * WORD > CAPACITY {
+        // To the end of the ring.
+        header = Header::new(Kind::Pad, (CAPACITY - at) as u32);
+    }
+    let offset = pick(rng, &[0, 8, 1, ROOM as u64 - 8, ROOM as u64, u64::MAX, 1 << 63]);
+    let words = [u64::from(pick(rng, &KEYS)), address.wrapping_add(offset), rng.next_u64(), rng.next_u64()];
+    segment.poke(half + RING + at, header.emit());
+    for (nth, word) in words.into_iter().enumerate().take(header.kind.words()) {
+        segment.poke(half + RING + at + WORD * (1 + nth), word);
+    }
+    *published += header.size().next_multiple_of(WORD).min(CAPACITY - at) as u64;
+    segment.store(half + HEAD, *published);
+    // All that the victim has published is consumed.
+    segment.store(Side::Passive.outgoing() + TAIL, segment.load(Side::Passive.outgoing() + HEAD));
+}
+
+/// The other mapping of a segment.
+fn segments() -> (Shared, Shared) {
+    let mut ours = Memory::new_shared(LEN, Sharing::Write).unwrap();
+    let file = ours.take_file().unwrap();
+    let theirs = Window::map(&file, LEN, Sharing::Write).unwrap().into_memory().unwrap();
+    (Shared::new(ours), Shared::new(theirs))
+}
+
+/// Nothing that a peer writes ends the process, touches memory that it has no right to, completes a work request twice or leaves one behind.
+#[test]
+fn whatever_a_peer_writes_it_uses_only_what_it_may() {
+    let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let (mut ends, mut written, mut turns) = (0, 0, 0_u64);
+    while ends < 3000 {
+        let (ours, theirs) = segments();
+        let mut victim = Victim::new(ours);
+        let mut published = 0;
+        let nth = pick(&mut rng, &[0, 1, 2, 3]);
+        let address = victim.regions[nth].as_ptr() as u64;
+        for _ in 0..500 {
+            victim.post(rng.next_u32());
+            if rng.next_u32() % 4 != 0 {
+                attack(&theirs, &mut rng, &mut published, address);
+            }
+            if rng.next_u32() % 64 == 0 {
+                let packets: [&[u8]; 4] = [&CALL_PACKET, &ACCEPTED_PACKET, &[2; 40], &[]];
+                victim.link.packet(Packet::parse(packets[rng.next_u32() as usize % 4]), None);
+            }
+            turns += 1;
+            if !victim.turn(1 + rng.next_u32() as usize % 100_000) {
+                break;
+            }
+        }
+        victim.link.end(&mut victim.resources.cqs);
+        victim.turn(0);
+        assert!(victim.open.is_empty(), "{:?} are left", victim.open);
+        victim.check();
+        written += usize::from(victim.regions[0].read(0, ROOM) != [KEYS[0] as u8; ROOM]);
+        ends += 1;
+    }
+    println!("{ends} connections, {turns} turns, {written} with writes that were allowed");
+    assert!(written > 300, "the attacks do not get far: {written} writes, {turns} turns");
+}

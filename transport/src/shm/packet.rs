@@ -1,0 +1,114 @@
+//! The packets between two sides that have met: calls, and windows with their descriptors.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::mem::Memory;
+use crate::mr::Access;
+
+/// The longest packet.
+pub(crate) const MAX_PACKET: usize = 40;
+
+/// What an announcement says, as it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Announced {
+    pub(super) slot: u8,
+    pub(super) word: u64,
+    pub(super) rights: Access,
+    /// The address of its first byte at its owner.
+    pub(super) base: u64,
+    pub(super) len: u64,
+}
+
+/// A packet between two sides that have met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packet {
+    /// The peer is called.
+    Call,
+    /// The passive side has mapped the segment.
+    Accepted,
+    /// A window, whose descriptor comes with it.
+    Window(Announced),
+}
+
+const CALL: u8 = 0;
+const ACCEPTED: u8 = 1;
+const WINDOW: u8 = 2;
+
+/// The octets of a call.
+pub(crate) const CALL_PACKET: [u8; 1] = [CALL];
+/// The octets that accept a segment.
+pub(crate) const ACCEPTED_PACKET: [u8; 1] = [ACCEPTED];
+
+impl Packet {
+    /// Reads a packet. What is not known counts as a call.
+    pub(crate) fn parse(packet: &[u8]) -> Self {
+        match packet.first() {
+            Some(&ACCEPTED) => Self::Accepted,
+            Some(&WINDOW) => Announcement::parse(packet).map_or(Self::Call, Self::Window),
+            _ => Self::Call,
+        }
+    }
+}
+
+/// A lending that the peer has not been told of.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    pub(super) slot: u8,
+    pub(super) word: u64,
+    pub(super) rights: Access,
+    pub(super) memory: Arc<Memory>,
+    /// The bytes of it that are lent, from the first one on.
+    pub(super) len: usize,
+    /// The memory file, if the memory does not hold it.
+    pub(super) file: Option<OwnedFd>,
+}
+
+impl Announcement {
+    /// The descriptor that goes with it.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd).or_else(|| self.memory.file())
+    }
+
+    /// The octets of its packet.
+    pub(crate) fn emit(&self) -> [u8; MAX_PACKET] {
+        let mut out = [0; MAX_PACKET];
+        (out[0], out[1]) = (WINDOW, self.slot);
+        out[4..8].copy_from_slice(&self.rights.bits().to_le_bytes());
+        out[8..16].copy_from_slice(&self.word.to_le_bytes());
+        out[16..24].copy_from_slice(&(self.memory.as_ptr() as u64).to_le_bytes());
+        out[24..32].copy_from_slice(&(self.len as u64).to_le_bytes());
+        out
+    }
+
+    fn parse(packet: &[u8]) -> Option<Announced> {
+        let octets: &[u8; MAX_PACKET] = packet.try_into().ok()?;
+        let u64_at = |at: usize| Some(u64::from_le_bytes(*octets.get(at..)?.first_chunk()?));
+        let rights = Access::from_bits_truncate(u32_at(octets, 4)?) & Access::REMOTE;
+        Some(Announced { slot: octets[1], word: u64_at(8)?, rights, base: u64_at(16)?, len: u64_at(24)? })
+    }
+}
+
+fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_read_as_they_were_written() {
+        assert_eq!(Packet::parse(&CALL_PACKET), Packet::Call);
+        assert_eq!(Packet::parse(&ACCEPTED_PACKET), Packet::Accepted);
+        assert_eq!(
+            (Packet::parse(&[]), Packet::parse(&[WINDOW; 9]), Packet::parse(&[9; 40])),
+            (Packet::Call, Packet::Call, Packet::Call)
+        );
+        let memory = Arc::new(Memory::new(4096).unwrap());
+        let announcement =
+            Announcement { slot: 3, word: 1 << 32 | 77, rights: Access::REMOTE_READ, memory, len: 4096, file: None };
+        let Packet::Window(read) = Packet::parse(&announcement.emit()) else { panic!() };
+        assert_eq!((read.slot, read.word, read.rights, read.len), (3, 1 << 32 | 77, Access::REMOTE_READ, 4096));
+    }
+}

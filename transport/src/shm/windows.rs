@@ -1,0 +1,272 @@
+//! Memory of one side that the other one maps: [`Lendings`] is what this side lets its peer map, [`Windows`] what the peer lets this side.
+//!
+//! A lending has a slot, and a word in the table of its owner's half: the generation of the slot in the upper half, the key of the region
+//! in the lower one. Whoever uses a window compares the word with the one that it came with, so a lending that was taken back is not
+//! used any more, whoever has its slot now.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::packet::{Announced, Announcement};
+use super::record::WORD;
+use super::segment::{SLOTS, TABLE, Words};
+use crate::mem::{Memory, Sge, Sharing, Span, Window};
+use crate::mr::Access;
+
+/// Whether the peer has mapped a lending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Announced,
+    Mapped,
+    /// It cannot, or the slot has no lending any more.
+    Refused,
+}
+
+/// A lending.
+#[derive(Debug)]
+struct Lent {
+    memory: Arc<Memory>,
+    state: State,
+}
+
+/// A slot, which outlives its lendings.
+#[derive(Debug)]
+struct Slot {
+    word: u64,
+    lent: Option<Lent>,
+}
+
+/// The lendings of one side.
+#[derive(Debug)]
+pub(super) struct Lendings {
+    /// Where the half begins that this side writes.
+    half: usize,
+    slots: Vec<Slot>,
+    /// What the peer is to be told by packets.
+    announcements: Vec<Announcement>,
+}
+
+impl Lendings {
+    pub(super) const fn new(half: usize) -> Self {
+        Self { half, slots: Vec::new(), announcements: Vec::new() }
+    }
+
+    /// Lends a memory, for the peer to use with these rights. `key` is that of its region, 0 if it is none; `file` its memory file, if it
+    /// does not hold that itself. `None` if there is no slot, or no file.
+    pub(super) fn lend<W: Words>(
+        &mut self,
+        words: &W,
+        (memory, len, file): (&Arc<Memory>, usize, Option<OwnedFd>),
+        key: u32,
+        rights: Access,
+    ) -> Option<u8> {
+        if file.is_none() {
+            memory.file()?;
+        }
+        let free = self.slots.iter().position(|slot| slot.lent.is_none());
+        let slot = free.unwrap_or(self.slots.len());
+        if slot == SLOTS {
+            return None;
+        }
+        if slot == self.slots.len() {
+            self.slots.push(Slot { word: 0, lent: None });
+        }
+        let entry = self.slots.get_mut(slot)?;
+        entry.word = next_generation(entry.word) | u64::from(key);
+        entry.lent = Some(Lent { memory: Arc::clone(memory), state: State::Announced });
+        words.store(self.half + TABLE + WORD * slot, entry.word);
+        let slot = u8::try_from(slot).ok()?;
+        self.announcements.push(Announcement { slot, word: entry.word, rights, memory: Arc::clone(memory), len, file });
+        Some(slot)
+    }
+
+    /// Takes the lending of a region back. The peer may keep the pages that it has mapped.
+    pub(super) fn take_back<W: Words>(&mut self, words: &W, key: u32) {
+        let of_key = |slot: &Slot| slot.lent.is_some() && slot.word as u32 == key;
+        while let Some(at) = self.slots.iter().position(of_key) {
+            let slot = &mut self.slots[at];
+            (slot.word, slot.lent) = (next_generation(slot.word), None);
+            words.store(self.half + TABLE + WORD * at, slot.word);
+            self.announcements.retain(|announced| usize::from(announced.slot) != at);
+        }
+    }
+
+    /// Takes note of the peer's answer to an announcement.
+    pub(super) fn answered(&mut self, slot: u8, word: u64, mapped: bool) {
+        if let Some(Slot { lent: Some(lent), .. }) =
+            self.slots.get_mut(usize::from(slot)).filter(|slot| slot.word == word)
+        {
+            lent.state = if mapped { State::Mapped } else { State::Refused };
+        }
+    }
+
+    pub(super) fn state(&self, slot: u8) -> State {
+        let slot = self.slots.get(usize::from(slot)).and_then(|slot| slot.lent.as_ref());
+        slot.map_or(State::Refused, |lent| lent.state)
+    }
+
+    /// Whether the region with this key was lent.
+    pub(super) fn has(&self, key: u32) -> bool {
+        self.slots.iter().any(|slot| slot.lent.is_some() && slot.word as u32 == key)
+    }
+
+    /// The slot and the offset of an entry in memory that the peer has mapped.
+    #[inline]
+    pub(super) fn place(&self, entry: &Sge) -> Option<(u8, u64)> {
+        self.slots.iter().enumerate().find_map(|(at, slot)| {
+            let lent = slot.lent.as_ref().filter(|lent| lent.state == State::Mapped)?;
+            let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
+            (offset.checked_add(entry.len())? <= lent.memory.len()).then_some((at as u8, offset as u64))
+        })
+    }
+
+    pub(super) fn next_announcement(&mut self) -> Option<Announcement> {
+        self.announcements.pop()
+    }
+
+    pub(super) fn has_announcements(&self) -> bool {
+        !self.announcements.is_empty()
+    }
+}
+
+/// The word of a slot's next generation, without a key.
+const fn next_generation(word: u64) -> u64 {
+    ((word >> 32).wrapping_add(1) << 32) & (u64::MAX << 32)
+}
+
+#[derive(Debug)]
+struct Theirs {
+    window: Window,
+    announced: Announced,
+}
+
+/// What the peer lets this side map.
+#[derive(Debug)]
+pub(super) struct Windows {
+    /// Where the half begins that the peer writes.
+    half: usize,
+    slots: Vec<Option<Theirs>>,
+}
+
+impl Windows {
+    pub(super) const fn new(half: usize) -> Self {
+        Self { half, slots: Vec::new() }
+    }
+
+    /// Maps a window. On failure there is none in its slot.
+    pub(super) fn open(&mut self, announced: Announced, file: &OwnedFd) -> io::Result<()> {
+        let slot = usize::from(announced.slot);
+        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+        if slot >= SLOTS {
+            return Err(wrong());
+        }
+        if slot >= self.slots.len() {
+            self.slots.resize_with(slot + 1, || None);
+        }
+        self.slots[slot] = None;
+        let len = usize::try_from(announced.len).map_err(|_| wrong())?;
+        let writes = announced.rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let window = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read })?;
+        self.slots[slot] = Some(Theirs { window, announced });
+        Ok(())
+    }
+
+    /// Whether a window is still lent.
+    #[inline]
+    fn is_lent<W: Words>(&self, words: &W, announced: &Announced) -> bool {
+        let word = words.load(self.half + TABLE + WORD * usize::from(announced.slot));
+        word == announced.word || (cfg!(planted = "a-window-by-its-key") && word as u32 == announced.word as u32)
+    }
+
+    /// Payload that lies in the window of a slot; `None` if it does not, as far as known.
+    #[inline]
+    pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
+        let theirs = self.slots.get(usize::from(slot))?.as_ref()?;
+        if !self.is_lent(words, &theirs.announced) {
+            return None;
+        }
+        theirs.window.source(usize::try_from(offset).ok()?, len)
+    }
+
+    /// The window on a region of the peer, and the offset of an address in it, if this side may do there what it wants to.
+    #[inline]
+    pub(super) fn region<W: Words>(
+        &self,
+        words: &W,
+        key: u32,
+        address: u64,
+        len: usize,
+        need: Access,
+    ) -> Option<(&Window, usize)> {
+        self.slots.iter().flatten().find_map(|Theirs { window, announced }| {
+            let offset = address.checked_sub(announced.base)?;
+            let fits = offset.checked_add(len as u64)? <= announced.len;
+            (fits && announced.word as u32 == key && announced.rights.contains(need) && self.is_lent(words, announced))
+                .then_some((window, usize::try_from(offset).ok()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// The words of one table.
+    #[derive(Debug)]
+    struct Table(Vec<AtomicU64>);
+
+    impl Words for Table {
+        fn load(&self, at: usize) -> u64 {
+            self.0[at / WORD].load(Ordering::SeqCst)
+        }
+        fn store(&self, at: usize, value: u64) {
+            self.0[at / WORD].store(value, Ordering::SeqCst);
+        }
+        fn peek(&self, at: usize) -> u64 {
+            self.load(at)
+        }
+        fn poke(&self, at: usize, value: u64) {
+            self.store(at, value);
+        }
+        fn swap(&self, at: usize, value: u64) -> u64 {
+            self.0[at / WORD].swap(value, Ordering::SeqCst)
+        }
+        fn fence(&self) {}
+    }
+
+    /// Whoever has the slot and the key of a lending that was taken back has another generation, so the old window is not used.
+    #[test]
+    fn a_window_is_not_used_for_the_next_lending_of_its_slot() {
+        const KEY: u32 = 5;
+        let table = Table((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let (mut lendings, mut windows) = (Lendings::new(0), Windows::new(0));
+        let rights = Access::REMOTE_READ;
+        let lend = |lendings: &mut Lendings| {
+            let memory = Arc::new(Memory::new_shared(4096, Sharing::Read).expect("memory"));
+            assert_eq!(lendings.lend(&table, (&memory, 4096, None), KEY, rights), Some(0));
+            lendings.next_announcement().expect("the peer is told")
+        };
+        let announced = |told: &Announcement| {
+            let base = told.memory.as_ptr() as u64;
+            Announced { slot: told.slot, word: told.word, rights, base, len: 4096 }
+        };
+        let is_found = |windows: &Windows, of: &Announced| windows.region(&table, KEY, of.base, 8, rights).is_some();
+
+        let first = lend(&mut lendings);
+        let told = announced(&first);
+        let file = |of: &Announcement| of.file().expect("a file").as_fd().try_clone_to_owned().expect("a descriptor");
+        windows.open(told, &file(&first)).expect("it is mapped");
+        assert!(is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_some());
+
+        lendings.take_back(&table, KEY);
+        assert!(!is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_none());
+        let second = lend(&mut lendings);
+        assert!(!is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_none(), "it is another memory");
+        windows.open(announced(&second), &file(&second)).expect("it is mapped");
+        assert!(is_found(&windows, &announced(&second)));
+    }
+}

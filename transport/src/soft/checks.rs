@@ -1,0 +1,78 @@
+//! The checks of a send work request before it is posted.
+
+use super::keys::KeyTable;
+use crate::caps::Features;
+use crate::error::{Error, Result};
+use crate::qp::QpAttr;
+use crate::wr::{SendClass, SendFlags, SendWr};
+
+/// Longest message, bytes. A Message Offset has 32 bits.
+pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
+
+/// The operations that a queue pair carries out whatever the peer speaks, without a check of their own.
+const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
+/// The operations that need the extensions of RFC 7306.
+pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);
+
+/// What a work request is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms<'a> {
+    pub(crate) provider: &'static str,
+    pub(crate) attr: &'a QpAttr,
+    /// Whether the extensions were agreed on.
+    pub(crate) extensions: bool,
+    /// Reads that may be outstanding, if that is known.
+    pub(crate) depth: Option<usize>,
+    pub(crate) keys: &'a KeyTable,
+}
+
+/// Checks a work request with a payload of `len` bytes.
+#[inline]
+pub(crate) fn send(wr: &SendWr, len: usize, terms: &Terms<'_>) -> Result<()> {
+    if !UNCONDITIONAL.contains(wr.op.feature()) {
+        request(wr, len, terms)?;
+    }
+    if len as u64 > MAX_MESSAGE {
+        return Err(Error::OutOfRange { what: "message length", value: len as u64, range: "at most 1 GiB" });
+    }
+    if wr.flags.contains(SendFlags::INLINE) && len > terms.attr.max_inline as usize {
+        let range = "at most the max_inline of the queue pair";
+        return Err(Error::OutOfRange { what: "inline length", value: len as u64, range });
+    }
+    Ok(())
+}
+
+/// Checks the operations that are not [`UNCONDITIONAL`].
+fn request(wr: &SendWr, total: usize, terms: &Terms<'_>) -> Result<()> {
+    let feature = wr.op.feature();
+    if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {
+        return Err(Error::Unsupported { provider: terms.provider, feature: wr.op.name() });
+    }
+    let len = match wr.op.class() {
+        SendClass::Send | SendClass::Write => return Ok(()),
+        SendClass::Read => total,
+        SendClass::Atomic => 8,
+    };
+    let entries = wr.sges.as_slice();
+    if entries.len() > 1 || (entries.is_empty() && len > 0) {
+        let (value, range) = (entries.len() as u64, "1: the wire carries one");
+        return Err(Error::OutOfRange { what: "entries of an RDMA Read or atomic", value, range });
+    }
+    if wr.flags.contains(SendFlags::INLINE) {
+        return Err(Error::Unsupported { provider: terms.provider, feature: "inline RDMA Reads or atomics" });
+    }
+    if len > 0 && terms.depth == Some(0) {
+        let range = "at least 1: the peer serves no RDMA Reads";
+        return Err(Error::OutOfRange { what: "read depth of the connection", value: 0, range });
+    }
+    if len > 0
+        && entries.first().is_some_and(|entry| {
+            terms.keys.sink(entry.local_key().0, entry.address() as u64, len).is_none()
+                || (wr.op.class() == SendClass::Atomic && entry.len() != len)
+        })
+    {
+        let state = "without a registered entry of the right length and the right to write it here";
+        return Err(Error::InvalidState { call: "post_send of an RDMA Read or atomic", state });
+    }
+    Ok(())
+}

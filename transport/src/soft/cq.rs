@@ -1,0 +1,236 @@
+//! Completion queues, and the events of those that were armed.
+
+use std::collections::VecDeque;
+
+use crate::error::{Error, Result};
+use crate::provider::CqId;
+use crate::slab::Slab;
+use crate::wc::WorkCompletion;
+
+#[derive(Debug)]
+struct CompletionQueue {
+    /// The completions, in order. The first `polled` of them are gone.
+    ring: Vec<WorkCompletion>,
+    polled: usize,
+    entries: usize,
+    /// Entries that are promised to the work queues of queue pairs, and entries in the ring that destroyed queue pairs
+    /// left there.
+    reserved: usize,
+    /// Work queues that complete here.
+    users: usize,
+    armed: bool,
+}
+
+/// All completion queues of a provider.
+#[derive(Debug, Default)]
+pub struct CompletionQueues {
+    queues: Slab<CompletionQueue>,
+    events: VecDeque<CqId>,
+    /// Whether an event came since the last [`CompletionQueues::take_edge`].
+    edge: bool,
+    /// Number of completions so far, modulo 2^32.
+    pushed: u32,
+    /// Number of queues that are armed.
+    armed: usize,
+}
+
+/// Entries that the memory of a new queue is for. It grows to what is in the queue at one time.
+const FEW: usize = 256;
+
+const STALE: Error = Error::Stale { object: "completion queue" };
+
+impl CompletionQueues {
+    /// Makes a queue of that many entries.
+    pub fn create(&mut self, entries: usize) -> CqId {
+        let ring = Vec::with_capacity(entries.min(FEW));
+        CqId(self.queues.insert(CompletionQueue { ring, polled: 0, entries, reserved: 0, users: 0, armed: false }))
+    }
+
+    /// Destroys a queue.
+    ///
+    /// # Errors
+    /// There is no such queue, or work queues complete there.
+    pub fn destroy(&mut self, cq: CqId) -> Result<()> {
+        let queue = self.queues.get(cq.0).ok_or(STALE)?;
+        if queue.users > 0 {
+            return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
+        }
+        let gone = self.queues.remove(cq.0);
+        self.armed -= usize::from(gone.is_some_and(|queue| queue.armed));
+        Ok(())
+    }
+
+    /// Reserves room for a work queue of `depth`, so that the completion queue can never overrun.
+    pub fn reserve(&mut self, cq: CqId, depth: u32) -> Result<()> {
+        let queue = self.queues.get_mut(cq.0).ok_or(STALE)?;
+        let reserved = queue.reserved + depth as usize;
+        if reserved > queue.entries {
+            let (value, range) = (reserved as u64, "at most the entries it was created with");
+            return Err(Error::OutOfRange { what: "work requests on the completion queue", value, range });
+        }
+        queue.reserved = reserved;
+        queue.users += 1;
+        Ok(())
+    }
+
+    /// Gives the room of a work queue back, except for its `unpolled` completions that are still in the ring.
+    pub fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
+        if let Some(queue) = self.queues.get_mut(cq.0) {
+            queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
+            queue.users = queue.users.saturating_sub(1);
+        }
+    }
+
+    /// Gives back the room of one completion that a destroyed queue pair left and that was polled now.
+    pub fn release_orphan(&mut self, cq: CqId) {
+        if let Some(queue) = self.queues.get_mut(cq.0) {
+            queue.reserved = queue.reserved.saturating_sub(1);
+        }
+    }
+
+    /// Adds a completion, for which there is room: it was reserved. An armed queue has an event then.
+    #[inline]
+    pub fn push(&mut self, cq: CqId, completion: WorkCompletion) {
+        let Some(queue) = self.queues.get_mut(cq.0) else { return };
+        debug_assert!(queue.ring.len() - queue.polled < queue.entries, "completion queue overrun");
+        queue.ring.push(completion);
+        self.pushed = self.pushed.wrapping_add(1);
+        if queue.armed {
+            queue.armed = false;
+            self.armed -= 1;
+            self.events.push_back(cq);
+            self.edge = true;
+        }
+    }
+
+    /// Number of completions so far, modulo 2^32. A call that has changed it may have something to poll for.
+    #[must_use]
+    #[inline]
+    pub const fn pushed(&self) -> u32 {
+        self.pushed
+    }
+
+    /// Moves up to `max` completions to `out`; returns how many. If `out` is empty and takes all of them, it gets the queue's buffer for
+    /// its own, and nothing is copied.
+    #[inline]
+    pub fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
+        let Some(CompletionQueue { ring, polled, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
+        let left = ring.len() - *polled;
+        if left == 0 {
+            return Ok(0);
+        }
+        if left <= max && *polled == 0 && out.is_empty() {
+            std::mem::swap(ring, out);
+            return Ok(left);
+        }
+        let count = max.min(left);
+        out.extend_from_slice(&ring[*polled..*polled + count]);
+        *polled += count;
+        // The rest moves to the front when it is the smaller half, so that each completion moves once at most.
+        if *polled * 2 >= ring.len() {
+            ring.drain(..std::mem::take(polled));
+        }
+        Ok(count)
+    }
+
+    /// Arms a queue: its next completion is an event.
+    ///
+    /// # Errors
+    /// There is no such queue.
+    pub fn arm(&mut self, cq: CqId) -> Result<()> {
+        let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
+        self.armed += usize::from(!std::mem::replace(&mut queue.armed, true));
+        Ok(())
+    }
+
+    /// Whether no queue is left to be armed: whoever sleeps now arms none before.
+    #[inline]
+    pub(crate) fn are_all_armed(&self) -> bool {
+        self.armed == self.queues.len()
+    }
+
+    /// The next queue with an event, if it still exists.
+    pub fn next_event(&mut self) -> Option<CqId> {
+        loop {
+            let cq = self.events.pop_front()?;
+            if self.queues.get(cq.0).is_some() {
+                return Some(cq);
+            }
+        }
+    }
+
+    /// Whether events came since the last call.
+    pub fn take_edge(&mut self) -> bool {
+        std::mem::take(&mut self.edge)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qp::QpId;
+    use crate::slab::Key;
+    use crate::wc::{WcOpcode, WcStatus};
+
+    fn completion(wr_id: u64) -> WorkCompletion {
+        WorkCompletion::new(QpId(Key::new(0, 1)), wr_id, WcOpcode::Send, WcStatus::Success, 0)
+    }
+
+    #[test]
+    fn one_event_per_arming() {
+        let mut cqs = CompletionQueues::default();
+        let cq = cqs.create(8);
+        cqs.push(cq, completion(0));
+        cqs.arm(cq).unwrap();
+        assert_eq!(cqs.next_event(), None);
+        cqs.push(cq, completion(1));
+        cqs.push(cq, completion(2));
+        assert!(cqs.take_edge() && !cqs.take_edge());
+        assert_eq!((cqs.next_event(), cqs.next_event()), (Some(cq), None));
+        let mut out = Vec::new();
+        assert_eq!(cqs.poll(cq, 2, &mut out).unwrap(), 2);
+        assert_eq!(cqs.poll(cq, 2, &mut out).unwrap(), 1);
+        assert_eq!(out.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    /// Whether buffers are exchanged or parts are copied: each completion comes once, in order, behind what is in the vector.
+    #[test]
+    fn each_completion_is_polled_once_in_order() {
+        let mut cqs = CompletionQueues::default();
+        let cq = cqs.create(2000);
+        let (mut next, mut seen, mut out) = (0, 0, Vec::new());
+        for round in 0..200 {
+            for _ in 0..round % 17 {
+                cqs.push(cq, completion(next));
+                next += 1;
+            }
+            let kept = if round % 3 == 0 { out.len() } else { 0 };
+            out.truncate(kept);
+            let count = cqs.poll(cq, 1 + round % 13, &mut out).unwrap();
+            assert!(out.len() == kept + count && count <= 1 + round % 13);
+            for wc in &out[kept..] {
+                assert_eq!(wc.wr_id, seen);
+                seen += 1;
+            }
+        }
+        out.clear();
+        assert_eq!(cqs.poll(cq, 2000, &mut out).unwrap() as u64, next - seen);
+        assert_eq!((cqs.pushed() as u64, cqs.poll(cq, 1, &mut out).unwrap()), (next, 0));
+    }
+
+    #[test]
+    fn room_is_kept_for_every_work_request() {
+        let mut cqs = CompletionQueues::default();
+        let cq = cqs.create(8);
+        cqs.reserve(cq, 6).unwrap();
+        assert!(matches!(cqs.reserve(cq, 3), Err(Error::OutOfRange { value: 9, .. })));
+        assert!(cqs.destroy(cq).is_err());
+        cqs.release(cq, 6, 2);
+        assert!(cqs.reserve(cq, 7).is_err());
+        cqs.release_orphan(cq);
+        cqs.reserve(cq, 7).unwrap();
+        cqs.release(cq, 7, 0);
+        cqs.destroy(cq).unwrap();
+        assert!(matches!(cqs.arm(cq), Err(Error::Stale { .. })));
+    }
+}

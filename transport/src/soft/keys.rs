@@ -1,0 +1,398 @@
+//! The table of memory regions, which says what an STag from the wire may reach.
+//!
+//! STags are 32 random bits, and the table is searched by those bits themselves. A peer does not choose which STags are
+//! in it, so it cannot make a search long. Memory is looked up for each use and never remembered, so that nothing
+//! touches a region after it is taken back.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::mem::{Memory, Span, in_pages};
+use crate::mr::{Access, MrId};
+use crate::slab::{Key, Slab};
+
+/// Why an STag may not be used in some way. The peer learns the code that the RFCs have for it and nothing else; it
+/// cannot tell a region that it has no right to from one that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// There is no such region, or it is invalidated, without remote rights, or of another connection.
+    Unknown,
+    /// The region is one that the peer may use, but without this right.
+    Access,
+    /// The range is not within the region.
+    Bounds,
+    /// The end of the range is past the largest address.
+    Wrap,
+    /// An atomic operation is not at a multiple of 8 (RFC 7306 §8.2).
+    Misaligned,
+}
+
+const STALE: Error = Error::Stale { object: "memory region" };
+const DIRECT_OF_PART: &str =
+    "direct regions of a part of a memory, or of one that peers cannot map: see Memory::new_shared";
+
+#[derive(Debug)]
+struct Region {
+    stag: u32,
+    /// Tagged Offset of the first byte, which is its virtual address.
+    base: u64,
+    len: usize,
+    /// Offset of the first byte in the memory.
+    start: usize,
+    memory: Arc<Memory>,
+    access: Access,
+    /// Whether peers may use the STag.
+    valid: bool,
+    /// The connection whose peer alone may use the STag, if there is one.
+    owner: Option<Key>,
+}
+
+impl Region {
+    fn span(&self, offset: u64, len: usize) -> std::result::Result<Span<'_>, Miss> {
+        let end = offset.checked_add(len as u64).ok_or(Miss::Wrap)?;
+        let limit = self.base.saturating_add(self.len as u64);
+        if offset < self.base || end > limit {
+            return Err(Miss::Bounds);
+        }
+        self.memory.span(self.start + (offset - self.base) as usize, len).ok_or(Miss::Bounds)
+    }
+}
+
+/// All memory regions of a provider.
+#[derive(Debug, Default)]
+pub struct KeyTable {
+    regions: Slab<Region>,
+    /// A hash table of STag and region, with the low bits of the STag as the hash, and at most half full. An STag of 0
+    /// marks an empty place.
+    index: Vec<(u32, Key)>,
+    /// Number of direct regions.
+    direct: usize,
+}
+
+const EMPTY: (u32, Key) = (0, Key::new(0, 0));
+
+impl KeyTable {
+    /// Adds a region. Its STag comes from `random`.
+    pub fn register(
+        &mut self,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+        mut random: impl FnMut() -> u32,
+    ) -> Result<(MrId, u32)> {
+        if range.start > range.end || range.end > memory.len() {
+            let range_text = "within the memory";
+            return Err(Error::OutOfRange { what: "end of the region", value: range.end as u64, range: range_text });
+        }
+        let direct = access.contains(Access::DIRECT);
+        if direct && (memory.file().is_none() || range.start != 0 || in_pages(range.end) != memory.len()) {
+            return Err(Error::Unsupported { provider: "iwarp", feature: DIRECT_OF_PART });
+        }
+        if (self.regions.len() + 1) * 2 > self.index.len() {
+            self.grow();
+        }
+        let mut stag = random();
+        // 0 marks an empty place, and 1 stands for no region in a ready-to-receive message.
+        while stag <= 1 || self.find(stag).is_some() {
+            stag = random().wrapping_add(stag).wrapping_add(1);
+        }
+        let (start, len) = (range.start, range.end - range.start);
+        let base = memory.as_ptr() as u64 + start as u64;
+        let valid = access.intersects(Access::REMOTE);
+        let memory = Arc::clone(memory);
+        let key = self.regions.insert(Region { stag, base, len, start, memory, access, valid, owner: None });
+        self.place(stag, key);
+        self.direct += usize::from(direct);
+        Ok((MrId(key), stag))
+    }
+
+    /// A region with a given STag and a given first Tagged Offset, as a recorded peer had it.
+    #[cfg(any(test, fuzz_targets))]
+    pub fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
+        let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();
+        assert_eq!(got, stag);
+        self.regions.get_mut(id.0).unwrap().base = base;
+    }
+
+    fn grow(&mut self) {
+        let len = (self.index.len() * 2).max(64);
+        let old = std::mem::replace(&mut self.index, vec![EMPTY; len]);
+        for (stag, key) in old.into_iter().filter(|entry| entry.0 != 0) {
+            self.place(stag, key);
+        }
+    }
+
+    fn place(&mut self, stag: u32, key: Key) {
+        let mask = self.index.len() - 1;
+        let mut at = stag as usize & mask;
+        while self.index[at].0 != 0 {
+            at = (at + 1) & mask;
+        }
+        self.index[at] = (stag, key);
+    }
+
+    #[inline]
+    fn position(&self, stag: u32) -> Option<usize> {
+        let mask = self.index.len().checked_sub(1)?;
+        let mut at = stag as usize & mask;
+        loop {
+            match self.index[at].0 {
+                0 => return None,
+                found if found == stag => return Some(at),
+                _ => at = (at + 1) & mask,
+            }
+        }
+    }
+
+    #[inline]
+    fn find(&self, stag: u32) -> Option<&Region> {
+        if stag == 0 {
+            return None;
+        }
+        self.regions.get(self.index[self.position(stag)?].1)
+    }
+
+    /// Removes a region. No span of it is in use, since each is borrowed from this table.
+    pub fn deregister(&mut self, id: MrId) -> Result<()> {
+        let region = self.regions.remove(id.0).ok_or(STALE)?;
+        self.direct -= usize::from(region.access.contains(Access::DIRECT));
+        let Some(mut hole) = self.position(region.stag) else { return Ok(()) };
+        let mask = self.index.len() - 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let stag = self.index[at].0;
+            if stag == 0 {
+                break;
+            }
+            // An entry that would not be found behind the hole moves into it.
+            if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
+                self.index[hole] = self.index[at];
+                hole = at;
+            }
+        }
+        self.index[hole] = EMPTY;
+        Ok(())
+    }
+
+    /// Lets only the peer of one connection use a region's STag.
+    pub fn restrict(&mut self, id: MrId, owner: Key) -> Result<()> {
+        self.revocable(id, "way to restrict a direct region to one peer")?.owner = Some(owner);
+        Ok(())
+    }
+
+    /// Takes the right to use a region's STag from all peers.
+    ///
+    /// # Errors
+    /// The region is gone, or [direct](Access::DIRECT).
+    pub fn invalidate(&mut self, id: MrId) -> Result<()> {
+        self.revocable(id, "way to invalidate a direct region, whose pages its peers keep")?.valid = false;
+        Ok(())
+    }
+
+    /// A region whose peers have not mapped it.
+    fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut Region> {
+        let region = self.regions.get_mut(id.0).ok_or(STALE)?;
+        if region.access.contains(Access::DIRECT) {
+            return Err(Error::Unsupported { provider: "iwarp", feature });
+        }
+        Ok(region)
+    }
+
+    /// The STag, the memory and the rights of a region.
+    ///
+    /// # Errors
+    /// The region is gone.
+    pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
+        self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
+    }
+
+    /// Whether peers of this host may map the region.
+    #[inline]
+    pub(crate) fn is_direct(&self, stag: u32) -> bool {
+        self.direct > 0 && self.direct(stag).is_some()
+    }
+
+    /// The memory of a region that peers of this host may map, and what they may do with it.
+    pub(crate) fn direct(&self, stag: u32) -> Option<(&Arc<Memory>, usize, Access)> {
+        let region = self.find(stag).filter(|region| region.valid && region.access.contains(Access::DIRECT))?;
+        Some((&region.memory, region.len, region.access & Access::REMOTE))
+    }
+
+    /// The region with this STag, if the peer of `connection` may name it.
+    #[inline]
+    fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&Region, Miss> {
+        self.find(stag)
+            .filter(|region| region.valid && region.owner.is_none_or(|owner| owner == connection))
+            .ok_or(Miss::Unknown)
+    }
+
+    /// Memory that the peer of `connection` wants to use. Callers do not ask for a length of 0, for which nothing may
+    /// be checked (RFC 5041 §5.2, RFC 5040 §5.2.1).
+    #[inline]
+    pub fn remote(
+        &self,
+        connection: Key,
+        stag: u32,
+        offset: u64,
+        len: usize,
+        need: Access,
+    ) -> std::result::Result<Span<'_>, Miss> {
+        let region = self.exposed(stag, connection)?;
+        if !region.access.contains(need) {
+            return Err(Miss::Access);
+        }
+        region.span(offset, len)
+    }
+
+    /// Memory that a request of this side has the peer fill.
+    #[inline]
+    pub fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
+        let region =
+            self.find(stag).filter(|region| region.access.intersects(Access::LOCAL_WRITE.union(Access::READ_SINK)))?;
+        region.span(offset, len).ok()
+    }
+
+    /// Whether the peer of `connection` may invalidate an STag. That harms no other connection, since this side's own
+    /// requests do not need the STag to be valid.
+    pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
+        self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
+    }
+
+    /// Invalidates an STag for the peer of `connection`, if it may.
+    pub fn invalidate_remotely(&mut self, connection: Key, stag: u32) -> bool {
+        if !self.may_invalidate(connection, stag) {
+            return false;
+        }
+        let Some(at) = self.position(stag) else { return false };
+        let key = self.index[at].1;
+        self.regions.get_mut(key).is_some_and(|region| std::mem::replace(&mut region.valid, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const REMOTE: Access = Access::REMOTE;
+
+    const ME: Key = Key::new(1, 1);
+    const OTHER: Key = Key::new(2, 1);
+
+    fn table() -> (KeyTable, Arc<Memory>) {
+        (KeyTable::default(), Arc::new(Memory::new(8192).unwrap()))
+    }
+
+    fn add(table: &mut KeyTable, memory: &Arc<Memory>, access: Access, stag: u32) -> (MrId, u32) {
+        let (id, got) = table.register(memory, 100..1100, access, || stag).unwrap();
+        assert_eq!(got, stag);
+        (id, stag)
+    }
+
+    fn miss(result: std::result::Result<Span<'_>, Miss>) -> Option<Miss> {
+        result.err()
+    }
+
+    #[test]
+    fn every_edge_of_a_region() {
+        let (mut table, memory) = table();
+        let (_, stag) = add(&mut table, &memory, REMOTE, 77);
+        let base = memory.as_ptr() as u64 + 100;
+        for (offset, len, want) in [
+            (base, 1, None),
+            (base, 1000, None),
+            (base + 999, 1, None),
+            (base + 1000, 1, Some(Miss::Bounds)),
+            (base - 1, 1, Some(Miss::Bounds)),
+            (base - 1, 2, Some(Miss::Bounds)),
+            (base, 1001, Some(Miss::Bounds)),
+            (base + 1, 1000, Some(Miss::Bounds)),
+            (0, 1, Some(Miss::Bounds)),
+            (u64::MAX, 1, Some(Miss::Wrap)),
+            (u64::MAX - 999, 1001, Some(Miss::Wrap)),
+            (u64::MAX - 7, 8, Some(Miss::Wrap)),
+            (base, usize::MAX, Some(Miss::Wrap)),
+            (base, u32::MAX as usize, Some(Miss::Bounds)),
+        ] {
+            assert_eq!(miss(table.remote(ME, stag, offset, len, Access::REMOTE_WRITE)), want, "{offset:x}+{len}");
+        }
+    }
+
+    #[test]
+    fn every_kind_of_miss() {
+        let (mut table, memory) = table();
+        let base = memory.as_ptr() as u64 + 100;
+        let ask = |table: &KeyTable, who, stag, need| miss(table.remote(who, stag, base, 8, need));
+        let (_, local) = add(&mut table, &memory, Access::LOCAL_WRITE, 2);
+        let (readable, read) = add(&mut table, &memory, Access::REMOTE_READ, 3);
+        let (bound, own) = add(&mut table, &memory, REMOTE, 4);
+        table.restrict(bound, ME).unwrap();
+        let unknown = Some(Miss::Unknown);
+        for stag in [0, 1, 5, u32::MAX, local] {
+            assert_eq!(ask(&table, ME, stag, Access::REMOTE_READ), unknown, "{stag}");
+        }
+        assert_eq!(ask(&table, ME, read, Access::REMOTE_READ), None);
+        assert_eq!(ask(&table, ME, read, Access::REMOTE_WRITE), Some(Miss::Access));
+        assert_eq!(ask(&table, ME, own, REMOTE), None);
+        assert_eq!(ask(&table, OTHER, own, REMOTE), unknown);
+        assert!(!table.invalidate_remotely(OTHER, own) && table.invalidate_remotely(ME, own));
+        assert!(!table.invalidate_remotely(ME, own) && !table.invalidate_remotely(ME, local));
+        assert_eq!(ask(&table, ME, own, REMOTE), unknown);
+        table.invalidate(readable).unwrap();
+        assert_eq!(ask(&table, ME, read, Access::REMOTE_READ), unknown);
+        assert!(table.sink(local, base, 8).is_some() && table.sink(local, base, 1001).is_none());
+        assert!(table.sink(read, base, 8).is_none());
+        table.deregister(readable).unwrap();
+        assert!(matches!(table.deregister(readable), Err(Error::Stale { .. })));
+        assert!(matches!(table.invalidate(readable), Err(Error::Stale { .. })));
+        // The memory is held by the regions that are left, and by no other.
+        assert_eq!(Arc::strong_count(&memory), 3);
+    }
+
+    #[test]
+    fn a_region_is_within_its_memory() {
+        let (mut table, memory) = table();
+        assert!(table.register(&memory, 0..8193, REMOTE, || 9).is_err());
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = 9..8;
+        assert!(table.register(&memory, backwards, REMOTE, || 9).is_err());
+        table.register(&memory, 8192..8192, REMOTE, || 9).unwrap();
+        assert_eq!(miss(table.remote(ME, 9, memory.as_ptr() as u64 + 8192, 1, REMOTE)), Some(Miss::Bounds));
+    }
+
+    /// Without entropy STags are not unpredictable, but still distinct.
+    #[test]
+    fn poor_entropy_does_no_harm() {
+        let (mut table, memory) = table();
+        let mut stags: Vec<u32> = (0..500).map(|_| table.register(&memory, 0..1, REMOTE, || 0).unwrap().1).collect();
+        stags.sort_unstable();
+        stags.dedup();
+        assert_eq!(stags.len(), 500);
+    }
+
+    proptest! {
+        #[test]
+        fn as_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..40), 1..300)) {
+            let (mut table, memory) = table();
+            let mut model = std::collections::BTreeMap::new();
+            let base = memory.as_ptr() as u64;
+            for (add, n) in steps {
+                // All of them want to be at the same few places.
+                let stag = 2 + (n % 5) + 1024 * n;
+                if add && !model.contains_key(&stag) {
+                    let (id, got) = table.register(&memory, 0..1, REMOTE, || stag).unwrap();
+                    prop_assert_eq!(got, stag);
+                    model.insert(stag, id);
+                } else if let Some(id) = model.remove(&stag) {
+                    table.deregister(id).unwrap();
+                }
+                for n in 0..40 {
+                    let stag = 2 + (n % 5) + 1024 * n;
+                    prop_assert_eq!(table.remote(ME, stag, base, 1, REMOTE).is_ok(), model.contains_key(&stag));
+                }
+            }
+        }
+    }
+}

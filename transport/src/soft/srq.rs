@@ -1,0 +1,146 @@
+//! Shared receive queues, from which several queue pairs take their receives.
+
+use std::collections::VecDeque;
+
+use super::cq::CompletionQueues;
+use crate::error::{Error, Result};
+use crate::provider::CqId;
+use crate::wr::RecvWr;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct SharedReceiveQueue {
+    posted: VecDeque<RecvWr>,
+    depth: u32,
+    /// Receives that a queue pair has taken and that were not polled as completed.
+    taken: u32,
+    targets: Targets,
+}
+
+impl SharedReceiveQueue {
+    /// An empty queue with room for that many receives.
+    pub fn new(depth: u32) -> Self {
+        Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Targets::default() }
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    /// The queue is full.
+    pub fn post(&mut self, wr: RecvWr) -> Result<()> {
+        if self.posted.len() + self.taken as usize >= self.depth as usize {
+            return Err(Error::QueueFull { queue: "shared receive", depth: self.depth });
+        }
+        self.posted.push_back(wr);
+        Ok(())
+    }
+
+    /// The next receive, for a message that begins.
+    #[inline]
+    pub fn take(&mut self) -> Option<RecvWr> {
+        let wr = self.posted.pop_front()?;
+        self.taken += 1;
+        Some(wr)
+    }
+
+    /// Takes a receive back from a queue pair that is destroyed, as the next one.
+    pub fn untake(&mut self, wr: RecvWr) {
+        self.give_back(1);
+        self.posted.push_front(wr);
+    }
+
+    /// Gives back the places of receives that are polled.
+    pub fn give_back(&mut self, count: u32) {
+        self.taken = self.taken.saturating_sub(count);
+    }
+
+    /// Adds a queue pair that completes its receives on `cq`.
+    pub fn attach(&mut self, cq: CqId, cqs: &mut CompletionQueues) -> Result<()> {
+        self.targets.attach(cq, || cqs.reserve(cq, self.depth))
+    }
+
+    /// Removes a queue pair.
+    pub fn detach(&mut self, cq: CqId) {
+        self.targets.detach(cq);
+    }
+
+    /// Returns `true` if a queue pair uses the queue.
+    pub fn is_used(&self) -> bool {
+        self.targets.is_used()
+    }
+
+    /// Gives up the room on the completion queues, except for `left` completions that were not polled.
+    pub fn release(&self, left: u32, cqs: &mut CompletionQueues) {
+        for cq in self.targets.iter() {
+            cqs.release(cq, self.depth, left);
+        }
+    }
+}
+
+/// Each completion queue that has room for all receives of a shared queue, with the number of queue pairs that complete
+/// there. The room stays after the last of them, for completions that it has left, until the shared queue is destroyed.
+#[derive(Debug, Default)]
+struct Targets(Vec<(CqId, usize)>);
+
+impl Targets {
+    /// Adds a queue pair that completes its receives on `cq`, after `reserve` has made room there if nobody has before.
+    ///
+    /// # Errors
+    /// That of `reserve`; nothing has changed then.
+    fn attach<E>(
+        &mut self,
+        cq: CqId,
+        reserve: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        if let Some(target) = self.0.iter_mut().find(|target| target.0 == cq) {
+            target.1 += 1;
+            return Ok(());
+        }
+        reserve()?;
+        self.0.push((cq, 1));
+        Ok(())
+    }
+
+    /// Removes a queue pair.
+    fn detach(&mut self, cq: CqId) {
+        if let Some(target) = self.0.iter_mut().find(|target| target.0 == cq) {
+            target.1 = target.1.saturating_sub(1);
+        }
+    }
+
+    /// Whether any queue pair uses the shared queue.
+    fn is_used(&self) -> bool {
+        self.0.iter().any(|target| target.1 > 0)
+    }
+
+    /// The completion queues that have room for its receives.
+    fn iter(&self) -> impl Iterator<Item = CqId> {
+        self.0.iter().map(|target| target.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::Key;
+
+    #[test]
+    fn room_is_made_once_and_kept() {
+        let mut targets = Targets::default();
+        let [a, b] = [1, 2].map(|slot| CqId(Key::new(slot, 1)));
+        let mut made = 0;
+        for cq in [a, b, a] {
+            let reserve = || {
+                made += 1;
+                Ok::<_, ()>(())
+            };
+            targets.attach(cq, reserve).unwrap();
+        }
+        assert_eq!((made, targets.attach(CqId(Key::new(3, 1)), || Err(7))), (2, Err(7)));
+        for (cq, used) in [(a, true), (b, true), (a, false), (a, false)] {
+            targets.detach(cq);
+            assert_eq!(targets.is_used(), used);
+        }
+        assert_eq!(targets.iter().collect::<Vec<_>>(), [a, b]);
+    }
+}

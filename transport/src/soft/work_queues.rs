@@ -1,0 +1,137 @@
+//! The two work queues of a queue pair whose sends end in their posts: what they count, and what completes.
+
+use super::completions::{Completions, Done};
+use super::cq::CompletionQueues;
+use super::receive_queue::ReceiveQueue;
+use crate::caps::Capabilities;
+use crate::error::{Error, Result};
+use crate::qp::{QpAttr, QpId};
+use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SendFlags, SendWr};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct WorkQueues {
+    completions: Completions,
+    receives: ReceiveQueue,
+}
+
+impl WorkQueues {
+    /// Checks the attributes, and reserves room for both queues. Receives from a shared queue are not supported.
+    ///
+    /// # Errors
+    /// A depth or a size is out of range, or a completion queue is stale or too small. No room is reserved then.
+    pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
+        attr.check(limits)?;
+        let QpAttr { send_cq, recv_cq, max_send_wr, max_recv_wr, .. } = *attr;
+        cqs.reserve(send_cq, max_send_wr)?;
+        cqs.reserve(recv_cq, max_recv_wr).inspect_err(|_| cqs.release(send_cq, max_send_wr, 0))?;
+        Ok(Self { completions: Completions::new(qp, *attr), receives: ReceiveQueue::new(max_recv_wr as usize) })
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// The queue is full.
+    pub fn post_recv(&mut self, wr: &RecvWr) -> Result<()> {
+        self.completions.check_recv_room(self.receives.len())?;
+        self.receives.post(*wr);
+        Ok(())
+    }
+
+    /// Checks that a send may be posted. [`WorkQueues::send_done`] follows.
+    ///
+    /// # Errors
+    /// The queue is full, or the send is too long to be inline.
+    pub fn check_send(&self, wr: &SendWr) -> Result<()> {
+        self.completions.check_send_room(0)?;
+        let max_inline = self.completions.attr.max_inline;
+        if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > max_inline as usize {
+            let (what, value) = ("inline length", wr.sges.total_len() as u64);
+            return Err(Error::OutOfRange { what, value, range: "at most the max_inline of the queue pair" });
+        }
+        Ok(())
+    }
+
+    /// Completes a send that was carried out, has failed or is flushed; not an unsignaled one that has succeeded.
+    pub fn send_done(&mut self, wr: &SendWr, status: WcStatus, byte_len: u32, cqs: &mut CompletionQueues) {
+        let done = Done::of(wr.wr_id, wr.op.class(), wr.flags, 0);
+        let signaled = done.signaled || !status.is_success();
+        self.completions.sent(cqs, &Done { status, len: byte_len, signaled, ..done });
+    }
+
+    /// Copies a message to the first receive.
+    ///
+    /// # Errors
+    /// The status of its send: no receive is posted, or the first one is too short, and has failed.
+    pub fn deliver(&mut self, message: &[u8], cqs: &mut CompletionQueues) -> std::result::Result<(), WcStatus> {
+        let fits = message.len() <= self.receives.room(&mut None).ok_or(WcStatus::ReceiverNotReady)?;
+        if fits {
+            self.receives.fill(message);
+        }
+        let Some((wr_id, byte_len)) = self.receives.complete() else { return Err(WcStatus::ReceiverNotReady) };
+        let status = if fits { WcStatus::Success } else { WcStatus::LocalLengthError };
+        self.completions.receive_done(cqs, wr_id, status, byte_len);
+        if fits { Ok(()) } else { Err(WcStatus::RemoteOperationError) }
+    }
+
+    /// Flushes the receives: for the end of a connection, and for each receive that is posted afterwards.
+    pub fn flush(&mut self, cqs: &mut CompletionQueues) {
+        self.completions.flush_receives(&mut self.receives, cqs);
+    }
+
+    /// Takes note that a completion of this queue pair was polled.
+    pub fn polled(&mut self, opcode: WcOpcode) {
+        self.completions.polled(opcode);
+    }
+
+    /// Drops the queues, with the receives that are posted. Completions that are not polled keep their room until they are:
+    /// [`CompletionQueues::release_orphan`].
+    pub fn release(self, cqs: &mut CompletionQueues) {
+        self.completions.release_room(cqs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caps::Features;
+    use crate::slab::Key;
+    use crate::wr::{SendOp, SgeList};
+
+    fn send(wr_id: u64, flags: SendFlags) -> SendWr {
+        SendWr { wr_id, op: SendOp::Send, sges: SgeList::default(), flags }
+    }
+
+    #[test]
+    fn room_counts_until_a_completion_is_polled_and_comes_back_once() {
+        let (limits, mut cqs) = (Capabilities::portable(Features::empty()), CompletionQueues::default());
+        let cq = cqs.create(3);
+        let attr = QpAttr::new(cq, cq, 1, 2);
+        assert!(WorkQueues::new(QpId(Key::NONE), &QpAttr { max_recv_wr: 3, ..attr }, &limits, &mut cqs).is_err());
+        let mut queues = WorkQueues::new(QpId(Key::NONE), &attr, &limits, &mut cqs).unwrap();
+        let receive = |wr_id| RecvWr { wr_id, sges: SgeList::default() };
+        assert_eq!(queues.deliver(&[], &mut cqs), Err(WcStatus::ReceiverNotReady));
+        (0..2).for_each(|wr_id| queues.post_recv(&receive(wr_id)).unwrap());
+        assert_eq!(queues.deliver(&[1], &mut cqs), Err(WcStatus::RemoteOperationError));
+        queues.send_done(&send(7, SendFlags::empty()), WcStatus::Success, 0, &mut cqs);
+        queues.check_send(&send(8, SendFlags::SIGNALED)).unwrap();
+        queues.send_done(&send(8, SendFlags::SIGNALED), WcStatus::Success, 0, &mut cqs);
+        assert!(matches!(queues.check_send(&send(9, SendFlags::SIGNALED)), Err(Error::QueueFull { .. })));
+        assert!(matches!(queues.post_recv(&receive(2)), Err(Error::QueueFull { .. })));
+        queues.flush(&mut cqs);
+        let mut polled = Vec::new();
+        cqs.poll(cq, 2, &mut polled).unwrap();
+        assert_eq!(
+            polled.iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>(),
+            [(0, WcStatus::LocalLengthError), (8, WcStatus::Success)]
+        );
+        polled.iter().for_each(|wc| queues.polled(wc.opcode));
+        queues.check_send(&send(9, SendFlags::SIGNALED)).unwrap();
+        queues.release(&mut cqs);
+        assert!(cqs.reserve(cq, 3).is_err());
+        cqs.poll(cq, 1, &mut polled).unwrap();
+        cqs.release_orphan(cq);
+        cqs.reserve(cq, 3).unwrap();
+    }
+}
