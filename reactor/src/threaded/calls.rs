@@ -79,8 +79,8 @@ impl Caller {
         Self { hold }
     }
 
-    /// Makes a call, and waits for its end, which comes within `within`. If there is no room, the request waits. If the future is dropped,
-    /// the call is cancelled.
+    /// Makes a call, and waits for its end, which comes within `within`. If there is no room, the request waits; if its time is over before
+    /// there is room, it is not sent. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`Caller`].
     ///
@@ -92,6 +92,10 @@ impl Caller {
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
         let Hold { link, id, state } = &*self.hold;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;
+        // The reactor's thread compares deadlines with the time of its turn, which may be earlier.
+        if until <= now() {
+            return Err(CallError::Deadline);
+        }
         let (answer, outcome) = oneshot::channel();
         let name = Arc::default();
         let mut pending = Pending { link, name: Some(Arc::clone(&name)) };
