@@ -1,13 +1,15 @@
 //! Connecting, and not connecting.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{
     ConnectError, ConnectOptions, Decision, DisconnectReason, Error, Framing, ListenOptions, MAX_USER_PRIVATE_DATA,
-    Reactor, RejectReason,
+    RejectReason,
 };
+use socket2::{Domain, Socket, Type};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
@@ -60,13 +62,8 @@ pub fn reject_carries_its_reason(setup: &Setup) {
 /// A connect to an address where nothing listens fails promptly with a typed error.
 pub fn nothing_listening_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
-    let mut gone = p.address;
-    {
-        let mut other = Reactor::new(setup.config()).expect("a reactor");
-        let listener = other.context().listen(setup.address).expect("listening");
-        gone.set_port(other.context().local_address(listener).expect("an address").port());
-    }
-    let conn = p.client.context().connect(gone).expect("connecting starts");
+    let gone = Deserted::new(setup);
+    let conn = p.client.context().connect(gone.address).expect("connecting starts");
     p.until("the refusal", |p| !p.c.events.is_empty());
     let refused = ConnectError::Transport(ConnectFailure::Refused);
     assert_eq!(p.c.events, [Event::ConnectError(conn, refused)]);
@@ -170,19 +167,27 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.finish();
 }
 
-/// A port of the same host at which nothing listens: a listener had it a moment ago.
-fn deserted(p: &mut Pair, setup: &Setup) -> std::net::SocketAddr {
-    let listener = p.server.context().listen(setup.address).expect("listening");
-    let address = p.server.context().local_address(listener).expect("its address");
-    p.server.context().close_listener(listener);
-    address
+/// A port of the same host at which nothing listens, and that nobody else gets meanwhile: a socket has it.
+struct Deserted {
+    address: SocketAddr,
+    _socket: Socket,
+}
+
+impl Deserted {
+    fn new(setup: &Setup) -> Self {
+        let socket = Socket::new(Domain::for_address(setup.address), Type::STREAM, None).expect("a socket");
+        socket.bind(&setup.address.into()).expect("a port");
+        let address = socket.local_addr().expect("it is bound").as_socket().expect("a port");
+        Self { address, _socket: socket }
+    }
 }
 
 /// Of several addresses the first one that answers is used, under one id. A refusal by the peer's word is final, and so is the
 /// program's own end of the attempt; when none is left, the program hears of the last.
 pub fn the_next_address_is_tried(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
-    let (nobody, here) = ([deserted(&mut p, setup), deserted(&mut p, setup)], p.address);
+    let deserted = [Deserted::new(setup), Deserted::new(setup)];
+    let (nobody, here) = ([deserted[0].address, deserted[1].address], p.address);
     let options = ConnectOptions::new().private_data(b"for each".to_vec());
     let empty = p.client.context().connect_any(&[], options.clone());
     assert!(matches!(empty, Err(Error::NoAddress)), "{empty:?}");
