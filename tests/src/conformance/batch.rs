@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rdma_reactor::SendErrorKind;
 
+use super::flow::welcome;
 use super::harness::{Pair, Probe, Setup, at_home, pattern};
 
 fn doorbells(p: &Pair) -> u64 {
@@ -15,6 +16,7 @@ fn doorbells(p: &Pair) -> u64 {
 pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
+    welcome(&mut p);
     let before = doorbells(&p);
     p.client.context().cork(conn);
     for i in 0..3 {
@@ -84,8 +86,9 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
+        // All but the first slab. Those that were needed when the first connections had ended stay a little longer.
         p.until("memory is given back", |p| {
-            [&p.client, &p.server].iter().all(|reactor| reactor.stats().memory.pool_buffers < peak)
+            [&p.client, &p.server].iter().all(|reactor| 2 * reactor.stats().memory.pool_buffers < peak)
         });
         levels.push((peak, p.client.stats().memory.pool_buffers));
         assert!(at_home(&p.client), "{:?}", p.client.stats());

@@ -121,7 +121,7 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
 
 /// Has the server send the client one message. A side that has heard something does not ask early whether its peer is there: until
 /// the keepalive is due, only data moves the client's window.
-fn welcome(p: &mut Pair) {
+pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
     p.until("the client has heard of the server", |p| p.c.received == 1);
