@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::Moderation;
 use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
 
-use super::harness::{Event, Pair, Probe, Setup, at_home, pattern};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
 /// Receives of the tests' queues; seven eighths are promised, five at least to each connection.
@@ -119,8 +119,12 @@ fn opened(p: &Pair, conn: ConnectionId) -> usize {
 
 /// Sends until what the other side keeps has closed the window for good.
 fn fill(p: &mut Pair, conn: ConnectionId) {
+    let mut arrived = p.s.received;
     loop {
-        while p.client.context().send(conn, b"keep me").is_ok() {}
+        while p.client.context().send(conn, b"keep me").is_ok() {
+            arrived += 1;
+        }
+        p.until("all of them are kept", |p| p.s.received == arrived);
         let before = opened(p, conn);
         p.turn_for(Duration::from_millis(50));
         if opened(p, conn) == before {
@@ -230,8 +234,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
-    let config = config
-        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(50), Duration::from_millis(2000)));
+    let config = config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(50), PATIENCE));
     let mut s = Probe::default();
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
@@ -245,8 +248,9 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     }
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
     // Silence is asked about and answered on what is left.
-    p.turn_for(Duration::from_millis(300));
-    assert!(p.server.stats().connections.pings + p.client.stats().connections.pings > 0);
+    let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
+    let before = pings(&p);
+    p.until("more questions", |p| pings(p) >= before + 10);
     fill(&mut p, other);
     assert!(p.s.received as usize >= DEPTH - 3 + LEAST);
     let opened = [conn, other].map(|conn| opened(&p, conn));
