@@ -124,8 +124,8 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
         while p.client.context().send(conn, b"keep me").is_ok() {
             arrived += 1;
         }
-        p.until("all of them are kept", |p| p.s.received == arrived);
         let before = opened(p, conn);
+        p.until("all of them are kept", |p| p.s.received == arrived);
         p.turn_for(Duration::from_millis(50));
         if opened(p, conn) == before {
             // A grant may come with the answer to a keepalive, 50 ms after the last message on an idle machine.
