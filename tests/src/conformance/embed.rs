@@ -1,5 +1,6 @@
 //! The reactor inside another loop: one descriptor, one deadline, bounded turns.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -9,6 +10,13 @@ use mio::{Events, Interest, Poll, Token};
 use rdma_reactor::{ConnectionId, Context, DisconnectReason};
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
+
+/// Waits for events. A process that is stopped and goes on is interrupted in that.
+fn wait_for(outer: &mut Poll, events: &mut Events, time: Duration) {
+    while let Err(error) = outer.poll(events, Some(time)) {
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "the outer poll: {error}");
+    }
+}
 
 /// All that is asked for from outside of a turn makes the descriptor readable, so that an outer loop takes the turn that
 /// sees to it.
@@ -31,7 +39,7 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
         outer.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).expect("nesting");
         let mut events = Events::with_capacity(8);
         let mut readable = |wait| {
-            outer.poll(&mut events, Some(wait)).expect("the outer poll");
+            wait_for(&mut outer, &mut events, wait);
             !events.is_empty()
         };
         // Nobody but this side has anything to say.
@@ -80,7 +88,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         let deadlines = [p.server.next_deadline().filter(|_| serve_server), p.client.next_deadline()];
         let next = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(now()));
         // A loop with nothing to wait for would sleep for ever; this one fails instead.
-        outer.poll(&mut events, Some(next.unwrap_or(Duration::from_secs(20)))).expect("the outer poll");
+        wait_for(&mut outer, &mut events, next.unwrap_or(Duration::from_secs(20)));
         let readable = |token| events.iter().any(|event| event.token() == Token(token));
         let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now());
         if serve_server && (readable(0) || due(deadlines[0])) {
