@@ -5,21 +5,20 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use rdma_reactor::threaded::{
     Connection, ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedReactor,
 };
 use rdma_reactor::{Config, ConnectError, DisconnectReason, ProviderChoice};
-use rdma_reactor_tests::patience::PATIENCE;
+use rdma_reactor_tests::patience::{PATIENCE, patient};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
 
 fn config() -> Config {
-    Config::default().provider(ProviderChoice::Iwarp)
+    patient(Config::default().provider(ProviderChoice::Iwarp))
 }
 
 /// Runs a test on several threads.
@@ -122,14 +121,18 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
     on_threads(2, async {
         let (here, conn, there, mut accepted) = pair(config()).await;
         let mut sent = 0_u64;
-        // It waits: nothing that happens meanwhile makes room.
-        while conn.send(sent.to_le_bytes().to_vec()).now_or_never().is_some() {
-            sent += 1;
-            here.with(|_| ()).await.unwrap();
+        loop {
+            if conn.send(sent.to_le_bytes().to_vec()).now_or_never().is_some() {
+                sent += 1;
+                here.with(|_| ()).await.unwrap();
+                continue;
+            }
+            // It waits: for the peer's program, once all that went out has arrived, and before that for the peer's thread.
+            let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
+            if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
+                break;
+            }
         }
-        let mut waiting = Box::pin(conn.send(sent.to_le_bytes().to_vec()));
-        assert!(waiting.as_mut().now_or_never().is_none());
-        drop(waiting);
         assert!(sent >= 64, "{sent}");
         println!("{sent} messages until the sender waits");
         // A future that was dropped has sent nothing, and nothing is lost.
@@ -305,7 +308,7 @@ fn without_an_executor_a_thread_waits() {
     let refused = client.block_on(client.with(move |_| own.block_on(async {}))).unwrap().unwrap();
     assert_eq!(refused, Err(OwnThread));
     for reactor in [client, server] {
-        reactor.drain(Duration::from_secs(10));
+        reactor.drain(PATIENCE);
         assert_eq!(reactor.block_on(reactor.ended()).unwrap(), Ok(()));
     }
 }
