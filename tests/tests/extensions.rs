@@ -12,7 +12,7 @@ use rdma_reactor::{
     Config, ConnectOptions, ConnectionId, Context, Framing, Handler, Message, ProviderChoice, Reactor, Region,
     RegionOptions, RemoteRegion, SendErrorKind,
 };
-use rdma_reactor_tests::patience::PATIENCE;
+use rdma_reactor_tests::patience::{PATIENCE, patient};
 
 /// Length of the greeting, and below it the offset of its features.
 const GREETING: usize = 20;
@@ -108,7 +108,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 fn not_without_the_peers_word() {
     // Bits of other versions do not mean these features. The bits 4 and 5 say how connections are secured: not at all.
     for features in [0, 0xc0] {
-        let (mut reactor, mut client, mut peer, conn) = connected(features, Config::default());
+        let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
         let has = reactor.context().capabilities(conn).unwrap().features;
         assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
         let (_local, refused) = use_them(&mut reactor, conn);
@@ -124,7 +124,7 @@ fn not_without_the_peers_word() {
 
 #[test]
 fn with_the_peers_word() {
-    let (mut reactor, mut client, mut peer, conn) = connected(1, Config::default());
+    let (mut reactor, mut client, mut peer, conn) = connected(1, patient(Config::default()));
     let has = reactor.context().capabilities(conn).unwrap().features;
     assert!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
     let (_local, refused) = use_them(&mut reactor, conn);
@@ -139,7 +139,7 @@ fn with_the_peers_word() {
 fn with_raw_framing_the_program_knows() {
     for known in [false, true] {
         let options = ConnectOptions::new().framing(Framing::Raw).extensions(known);
-        let (mut reactor, mut client, mut peer, conn) = connected_with(None, Config::default(), options);
+        let (mut reactor, mut client, mut peer, conn) = connected_with(None, patient(Config::default()), options);
         let mut cx = reactor.context();
         let has = cx.capabilities(conn).unwrap().features;
         assert_eq!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), known, "{has:?}");
@@ -165,7 +165,7 @@ fn with_raw_framing_the_program_knows() {
 #[test]
 fn with_a_greeting_the_peer_knows() {
     let options = ConnectOptions::new().extensions(true);
-    let (mut reactor, _, _peer, conn) = connected_with(Some(0), Config::default(), options);
+    let (mut reactor, _, _peer, conn) = connected_with(Some(0), patient(Config::default()), options);
     let has = reactor.context().capabilities(conn).unwrap().features;
     assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
 }
@@ -174,7 +174,7 @@ fn with_a_greeting_the_peer_knows() {
 #[test]
 fn the_next_message_solicits_an_event() {
     for features in [0, 1] {
-        let config = Config::default()
+        let config = patient(Config::default())
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(50), Duration::from_secs(600)));
         let (mut reactor, mut client, mut peer, conn) = connected(features, config);
         let mut cx = reactor.context();

@@ -12,6 +12,7 @@ use rdma_reactor::{
     Readiness, TimerId, Wait,
 };
 use rdma_reactor_tests::null::Null;
+use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::steady::Steps;
 
 /// Round trips of the load before anything else is asked for, and after which that is late: some hundred intervals between two looks.
@@ -201,7 +202,8 @@ impl Handler for Shuttle {
 #[allow(clippy::disallowed_methods, reason = "two threads are what it is about")]
 fn spinning_threads_share_a_processor() {
     const ROUND_TRIPS: u64 = 300;
-    let reactor = || Reactor::new(Config::default().provider(ProviderChoice::Iwarp).wait(SPIN)).expect("a reactor");
+    let config = || patient(Config::default().provider(ProviderChoice::Iwarp).wait(SPIN));
+    let reactor = move || Reactor::new(config()).expect("a reactor");
     let mut server = reactor();
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = server.context().local_address(listener).expect("it listens");

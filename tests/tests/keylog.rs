@@ -9,6 +9,7 @@ use std::sync::mpsc::channel;
 
 use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Handler, ProviderChoice, Reactor, Security, Tls};
 use rdma_reactor_tests::identities::Authority;
+use rdma_reactor_tests::patience::patient;
 
 /// Names the case to the process.
 const CASE: &str = "KEYLOG_CASE";
@@ -35,7 +36,7 @@ fn one_connection() {
     let tls = Tls::mutual(&authority.identity("node"), authority.pem().as_bytes()).expect("settings");
     let tls = tls.server_name("node").expect("a name");
     let tls = if case == "asked" { tls.log_keys() } else { tls };
-    let config = Config::default().provider(ProviderChoice::Iwarp).security(Security::Tls(tls));
+    let config = patient(Config::default().provider(ProviderChoice::Iwarp).security(Security::Tls(tls)));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = server.context().local_address(listener).expect("it listens");

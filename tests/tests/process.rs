@@ -19,7 +19,8 @@ use rdma_reactor_tests::sim::swarm::MS;
 #[test]
 fn signals_interrupt_nothing() {
     with_watchdog("signals_interrupt_nothing", || {
-        let mut p = Pair::new(&Setup::iwarp(), Config::default().wait(Wait::Event), Probe::echo(), Probe::default());
+        let mut p =
+            Pair::new(&Setup::iwarp(), Setup::iwarp().config().wait(Wait::Event), Probe::echo(), Probe::default());
         let conn = p.connect();
         let signals = Signals::start(Duration::from_micros(100));
         let mut sent = 0_u32;

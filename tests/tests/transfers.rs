@@ -9,6 +9,7 @@ use rdma_reactor::{
     TransferOutcome,
 };
 use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
+use rdma_reactor_tests::patience::patient;
 
 /// Length of a block, bytes, and their number.
 const BLOCK: usize = 4096;
@@ -86,7 +87,7 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
 /// A transfer as a future. One that is dropped is cancelled: its memory comes back, and its message is never sent.
 #[test]
 fn a_transfer_is_a_future_and_cancelled_when_it_is_dropped() {
-    let net = AsyncReactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+    let net = AsyncReactor::new(patient(Config::default().provider(ProviderChoice::Iwarp))).expect("a reactor");
     let listener = net.listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = listener.local_address().expect("it listens");
     let serve = async {

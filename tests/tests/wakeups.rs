@@ -13,6 +13,7 @@ use rdma_reactor::{
     Config, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, TimerId, Wait,
 };
 use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
+use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::rng::Rng;
 
 /// Longest time of a message and its echo on a busy machine. A lost wake-up would take until the next keepalive, which
@@ -98,11 +99,7 @@ impl Handler for Pacer {
 fn paced(provider: ProviderChoice, wait: Wait) {
     let text = std::env::var("WAKEUP_MESSAGES").unwrap_or_else(|_| "20000".into());
     let count: u64 = text.parse().unwrap_or_else(|error| panic!("WAKEUP_MESSAGES={text}: {error}"));
-    let hour = Duration::from_secs(3600);
-    let config = Config::default()
-        .provider(provider)
-        .wait(wait)
-        .timeouts(|t| (t.keepalive_interval, t.keepalive) = (hour, 2 * hour));
+    let config = patient(Config::default().provider(provider).wait(wait));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = server.context().local_address(listener).expect("it listens");
