@@ -4,15 +4,14 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::{Either, join, join3, select};
+use futures_util::future::{join, join3};
 use rdma_reactor::aio::{AsyncReactor, Connection, Gate, Listener};
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, ListenOptions, Message,
-    PeerIdentity, PeerName, ProviderChoice, Reactor, Security, SecurityError, SecurityMode, TimerId, Tls,
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
+    PeerName, ProviderChoice, Reactor, Security, SecurityError, SecurityMode, TimerId, Tls,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::identities::{Authority, psk, security};
@@ -242,19 +241,29 @@ fn a_listener_that_is_dropped_ends_its_gate() {
     });
 }
 
-/// Connects anew whenever it fails, until it is told that too many wait.
+/// Stops when each attempt has proven who it is, or has failed.
 struct Flood {
-    to: SocketAddr,
-    attempts: usize,
+    left: usize,
+}
+
+impl Flood {
+    fn one_is_done(&mut self, cx: &mut Context<'_>) {
+        // One that is refused counts twice.
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 {
+            cx.stop();
+        }
+    }
 }
 
 impl Handler for Flood {
-    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        if matches!(&error, ConnectError::Security(SecurityError::Refused(why)) if why.contains("too many")) {
-            return cx.stop();
-        }
-        self.attempts += 1;
-        cx.connect(self.to).expect("an attempt");
+    fn on_identity(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        self.one_is_done(cx);
+        Ok(())
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
+        self.one_is_done(cx);
     }
 }
 
@@ -262,55 +271,29 @@ impl Handler for Flood {
 #[test]
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;
-    // Each waits as long as this, and then tries again.
-    let brief = Duration::from_millis(100);
-    let server = config(psk(1)).receive_depth(8).send_depth(8).timeouts(|timeouts| timeouts.handshake = brief);
-    with_gate("a flood", server, |net, listener, gate| async move {
+    let small = || config(psk(1)).receive_depth(8).send_depth(8);
+    with_gate("a flood", small(), |net, listener, gate| async move {
         let to = listener.local_address().expect("it listens");
-        let flood = std::thread::spawn(move || {
-            let mut reactor = Reactor::new(config(psk(1)).receive_depth(8).send_depth(8)).expect("a reactor");
-            let mut flood = Flood { to, attempts: AT_ONCE };
-            (0..flood.attempts).for_each(|_| _ = reactor.context().connect(to).expect("an attempt"));
-            reactor.run(&mut flood).expect("turns");
-            flood.attempts
-        });
-        while !flood.is_finished() {
-            net.sleep(Duration::from_millis(1)).await;
+        let mut attempts = 0;
+        // Until one is one too many.
+        while net.with(|cx| cx.stats().connections.insecure) == 0 {
+            let flood = std::thread::spawn(move || {
+                let mut reactor = Reactor::new(small()).expect("a reactor");
+                (0..AT_ONCE).for_each(|_| _ = reactor.context().connect(to).expect("an attempt"));
+                reactor.run(&mut Flood { left: AT_ONCE }).expect("turns");
+            });
+            while !flood.is_finished() || net.with(|cx| cx.connections()) > 0 {
+                net.sleep(Duration::from_millis(1)).await;
+            }
+            flood.join().expect("a thread");
+            attempts += AT_ONCE;
         }
-        let attempts = flood.join().expect("a thread");
         assert!(attempts >= 1024, "{attempts}");
-        // Those of the flood are gone, once their connections have ended.
-        while net.with(|cx| cx.connections()) > 0 {
-            net.sleep(Duration::from_millis(1)).await;
-        }
-        // An attempt on a busy machine may take longer than a handshake may, and be over before the task looks at it.
-        let knock = async {
-            loop {
-                if let Ok(conn) = net.connect(to).await {
-                    conn.send(b"hello").await.expect("it is up");
-                    return conn.closed().await;
-                }
-            }
-        };
-        let look = async {
-            loop {
-                gate.next().await.expect("a peer").accept();
-            }
-        };
-        let serve = async {
-            loop {
-                let there = listener.accept().await.expect("a connection");
-                assert!(there.identity().is_some());
-                if there.recv().await.is_ok_and(|message| message[..] == *b"hello") {
-                    return there.close();
-                }
-            }
-        };
-        let served = pin!(join(knock, serve));
-        let (end, ()) = match select(served, pin!(look)).await {
-            Either::Left((ends, _)) => ends,
-            Either::Right(((), _)) => unreachable!("it looks for ever"),
-        };
-        assert_eq!(end, DisconnectReason::Closed);
+        let (conn, there) = join(net.connect(to), async {
+            gate.next().await.expect("a peer").accept();
+            listener.accept().await.expect("a connection")
+        })
+        .await;
+        assert!(conn.is_ok() && there.identity().is_some(), "{conn:?}");
     });
 }
