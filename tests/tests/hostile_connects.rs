@@ -3,10 +3,13 @@
 
 use std::process::Command;
 
+use rdma_reactor_tests::patience::TEST;
+
 #[test]
 fn newcomers_come_up_beside_attackers() {
     let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "300", env!("CARGO_BIN_EXE_rdma-hostile"), "--short"]).env_remove("RUST_LOG");
+    let limit = TEST.as_secs().to_string();
+    command.args(["-s", "KILL", &limit, env!("CARGO_BIN_EXE_rdma-hostile"), "--short"]).env_remove("RUST_LOG");
     let output = command.output().expect("it starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{stdout}{stderr}", output.status);

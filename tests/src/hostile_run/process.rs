@@ -11,9 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Result;
-
-/// Longest wait for anything that has to happen.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::patience::PATIENCE;
 
 /// The order to report.
 pub const REPORT: &str = "report";
@@ -163,7 +161,7 @@ impl Drop for Process {
 /// Asks again and again until there is an answer.
 ///
 /// # Errors
-/// There is none for two minutes, or asking fails.
+/// There is none within [`PATIENCE`], or asking fails.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

@@ -322,7 +322,7 @@ fn phase(
 /// Runs an attack. `has_control`: after honest clients of a server that nobody attacks; and the memory is looked at afterwards.
 ///
 /// # Errors
-/// A process fails, or something does not happen within two minutes.
+/// A process fails, or something does not happen within [`crate::patience::PATIENCE`].
 pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> {
     let credentials = Credentials::new(row.security);
     let control = if has_control {
