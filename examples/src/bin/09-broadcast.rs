@@ -25,7 +25,16 @@ const SLOW: Duration = Duration::from_millis(20);
 struct Feed {
     broadcast: Broadcast,
     members: usize,
+    /// The members that are waited for.
+    quick: Vec<ConnectionId>,
     next: u32,
+}
+
+impl Feed {
+    /// Returns true if a member that is waited for has messages queued or on their way.
+    fn is_behind(&self) -> bool {
+        self.quick.iter().any(|&conn| self.broadcast.tally(conn).is_some_and(|tally| tally.pending > 0))
+    }
 }
 
 impl Handler for Feed {
@@ -39,6 +48,7 @@ impl Handler for Feed {
             eprintln!("{conn}: {error}");
             return cx.close(conn);
         }
+        self.quick.extend((slow == Slow::Wait).then_some(conn));
         self.members += 1;
         if self.members == MEMBERS.len() {
             cx.set_timer(PERIOD, 0);
@@ -46,11 +56,14 @@ impl Handler for Feed {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
-        if self.next == MESSAGES {
-            // Queued messages are dropped; messages that were posted still arrive.
+        // A close drops queued messages. The slow members lose theirs, and the quick ones get everything.
+        if self.next == MESSAGES && !self.is_behind() {
             return cx.close_all();
         }
         cx.set_timer(PERIOD, 0);
+        if self.next == MESSAGES {
+            return;
+        }
         match self.broadcast.publish(cx, &self.next.to_le_bytes()) {
             Ok(published) if published.closed > 0 => {
                 println!("message {}: a member is closed for being slow", self.next);
@@ -137,7 +150,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
     let members = MEMBERS.map(|name| (name, start(name, address)));
     // A member may be 64 messages behind.
-    reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, next: 0 })?;
+    reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 })?;
     for (name, thread) in members {
         let member = thread.join().map_err(|_| "a member panicked")??;
         println!("{name}: {} of {MESSAGES} messages, the last one is {}", member.received, member.last);
