@@ -17,9 +17,10 @@ const TASKS: u64 = 1_000;
 const CALLS: u64 = 20;
 const CONNECTIONS: usize = 4;
 const SERVER: &str = "server.example";
-/// Longest time of a call, and of one that is meant to be too short.
+/// Longest time of a call, of one that is meant to be too short, and the time that the slow procedure takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 const SHORT: Duration = Duration::from_millis(50);
+const LONG: Duration = Duration::from_secs(3);
 /// The procedures.
 const SUM: u8 = 0;
 const SLOW: u8 = 1;
@@ -69,7 +70,7 @@ async fn procedure(request: Request) {
     let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
     if name == SLOW {
         // The caller has gone when it is done. There is no need to know.
-        tokio::time::sleep(2 * SHORT).await;
+        tokio::time::sleep(LONG).await;
     }
     let n = u64::from_le_bytes(argument);
     request.answer((n * (n + 1) / 2).to_le_bytes().to_vec());
