@@ -17,7 +17,7 @@ use rdma_reactor::{Config, ProviderChoice};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Longest time that a call may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The procedure: the sum of the numbers from 1 to `n`.
 fn sum_to(n: u64) -> u64 {
