@@ -123,7 +123,11 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
             std::mem::replace(&mut first, Reactor::new(config.clone())?)
         } else {
             let mut reactor = Reactor::new(config.clone())?;
-            reactor.context().listen(address)?;
+            // Another program may have been given the port for a moment.
+            while let Err(error) = reactor.context().listen(address) {
+                println!("the server: {error}");
+                thread::sleep(Duration::from_millis(100));
+            }
             reactor
         };
         let mut server = Server { left: if life == 2 { u64::MAX } else { 10 } };
