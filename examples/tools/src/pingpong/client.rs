@@ -27,8 +27,10 @@ use super::watch::{self, Watch};
 
 /// Time between two drawings of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// Time that an interrupted measurement has to count the messages that have arrived, and the server to say what it has spent.
+/// Time that an interrupted measurement has to count the messages that have arrived.
 const WIND_DOWN: Duration = Duration::from_secs(1);
+/// Time that the server has to say what it has spent. Its machine may be busy; if it is gone, the connection ends.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// Tokens of timers.
 const CONNECT: u64 = 0;
@@ -281,7 +283,7 @@ impl Client<'_> {
         self.processors.client = processor::time().saturating_sub(self.spent_before);
         self.asked = true;
         match cx.send(connection, &Frame::Ask.control()) {
-            Ok(_) => _ = cx.set_timer(WIND_DOWN, GIVE_UP),
+            Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
             Err(_) => cx.close(connection),
         }
     }
