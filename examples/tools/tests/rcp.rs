@@ -239,6 +239,11 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
         };
         let resumed = stdout.strip_prefix(&format!("copy: {} bytes, ", mib << 20)).expect("a length");
         let resumed: u64 = resumed.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+        if resumed == mib << 20 {
+            // Everything was there when its sender was killed.
+            fs::remove_file(server.there("copy")).expect("it is there");
+            continue;
+        }
         assert!((4 << 20..mib << 20).contains(&resumed), "{stdout}");
         assert!(stderr.lines().count() == 1 && stderr.contains("neither private nor authenticated"), "{stderr}");
         let copy = fs::read(server.there("copy")).expect("it is there");
@@ -409,21 +414,24 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
         let source = server.source(b"the file");
         let offer = Say::Offer { len: 1 << 40, name: "copy" };
         let mut asked = false;
-        let mut why = None;
-        talk(&server, &offer, |cx, conn, message| match message.map(Say::decode) {
-            Some(Some(Say::Have { len, .. })) => {
-                assert_eq!(len, 0);
-                asked = true;
-                if drips {
-                    cx.send(conn, &Say::From(0).encode()).expect("room");
+        // On a busy machine the second may be over before the offer is made.
+        while !asked {
+            let mut why = None;
+            talk(&server, &offer, |cx, conn, message| match message.map(Say::decode) {
+                Some(Some(Say::Have { len, .. })) => {
+                    assert_eq!(len, 0);
+                    asked = true;
+                    if drips {
+                        cx.send(conn, &Say::From(0).encode()).expect("room");
+                    }
                 }
-            }
-            Some(Some(Say::Refuse(text))) => why = Some(text.to_owned()),
-            Some(other) => panic!("{other:?}"),
-            None if drips && asked => drop(cx.send(conn, b"x")),
-            None => {}
-        });
-        assert!(asked && why.as_deref().is_some_and(|why| why.contains("no progress for 1 s")), "{why:?}");
+                Some(Some(Say::Refuse(text))) => why = Some(text.to_owned()),
+                Some(other) => panic!("{other:?}"),
+                None if drips && asked => drop(cx.send(conn, b"x")),
+                None => {}
+            });
+            assert!(why.as_deref().is_some_and(|why| why.contains("no progress for 1 s")), "{why:?}");
+        }
         // A sender on a busy machine may take longer than that itself.
         until("the name is free", || {
             let output = server.copy(&source, "127.0.0.1:copy");
