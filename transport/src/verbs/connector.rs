@@ -309,14 +309,12 @@ mod tests {
         });
         let target = told.recv().unwrap();
         // The first signals may come before the call.
-        let mut sent = 0;
-        while !thread.is_finished() {
-            sent += 1;
-            assert!(sent < 3_000, "the call is not interrupted");
+        crate::patience::until("the call is interrupted", || {
             // SAFETY: the thread was not joined, so that its name is its own.
             unsafe { libc::pthread_kill(target, signal) };
             thread::park_timeout(AGAIN);
-        }
+            thread.is_finished().then_some(())
+        });
         assert_eq!(thread.join().unwrap(), (-1, Some(libc::EINTR)));
     }
 }
