@@ -64,7 +64,7 @@ flock -n 9 || { say "waiting for another setup"; flock -w 1800 9 || die "another
 
 updated=
 apt_update() {
-    [ -n "$updated" ] || as_root apt-get -qq -o DPkg::Lock::Timeout=600 update >&2
+    [ -n "$updated" ] || as_root "$here/../packages.sh" --update 9>&-
     updated=1
 }
 
@@ -74,10 +74,9 @@ if [ -n "$missing" ]; then
     if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
         die "not root: run 'apt-get install --no-install-recommends" $missing"' first"
     fi
-    apt_update
-    as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -qq -y -o DPkg::Lock::Timeout=600 \
-        -o Dpkg::Use-Pty=0 install --no-install-recommends $missing >"$cache/apt.log" 2>&1 </dev/null 9>&- ||
+    as_root env NEEDRESTART_MODE=a "$here/../packages.sh" $missing >"$cache/apt.log" 2>&1 </dev/null 9>&- ||
         { tail -n 40 "$cache/apt.log" >&2; die "apt-get install failed"; }
+    updated=1
 fi
 
 tmp=
