@@ -5,13 +5,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh cargo-deny
 database=https://github.com/RustSec/advisory-db
-checks=(licenses bans sources)
+check() { timeout 300 cargo deny --config tests/deny.toml check "$@"; }
+check licenses bans sources
 if timeout 20 git ls-remote -q "$database" HEAD > /dev/null 2>&1; then
-    checks+=(advisories)
+    # Once more: what could be reached a moment ago may be out of reach now, and be back soon.
+    check advisories || { sleep 20 && check advisories; }
 else
     echo "audit.sh: advisories are not checked, because $database cannot be reached"
 fi
-timeout 300 cargo deny --config tests/deny.toml check "${checks[@]}"
 
 # BASELINE=REV compares with another revision: before the first release, with whichever state others build on.
 release=${BASELINE:-$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2> /dev/null || true)}
