@@ -5,7 +5,7 @@
 venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 
 install() {
-    [ -x "$venv/bin/kubernetes-validate" ] && return
+    "$venv/bin/python" -c 'import kubernetes_validate, yaml' 2>/dev/null && return
     mkdir -p "${venv%/*}" && python3 -m venv "$venv" && timeout 900 "$venv/bin/pip" install -q kubernetes-validate pyyaml
 }
 
@@ -36,7 +36,7 @@ run() { # FILE
     mapfile -t all < <(words "$1")
     [ "${all[0]}" = rdma-mesh ] || return
     printf '%s ' "${all[@]}"; echo
-    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    port=$(free_ports 1)
     cat /etc/hosts >"$out/hosts" && echo '127.0.0.1 rdma-mesh-0.rdma-mesh' >>"$out/hosts"
     for rank in 3 2 1 0; do
         # Kubernetes puts the variables into the words; the measurement is short, and its port free.

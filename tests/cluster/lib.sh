@@ -5,7 +5,22 @@ mesh=${CARGO_TARGET_DIR:-$PWD/target}/debug/rdma-mesh
 out=${CARGO_TARGET_DIR:-$PWD/target}/cluster
 mkdir -p "$out"
 # Little work, since all ranks share this machine: figures differ by what else runs here, and no factor is a fault.
-quick=(--provider iwarp -n 100 --bandwidth 0.05 --all-to-all 0.3 --at-once 1 --tolerance 1e6)
+quick=(--provider iwarp -n 100 --bandwidth 0.05 --all-to-all 0.3 --at-once 1 --tolerance 1e6 --patience 300)
+
+# free_ports N: ports that nobody has, below those that the system chooses: no rank that listens anywhere gets them before rank 0 does.
+free_ports() {
+    python3 -c "
+import random, socket
+sockets = []
+while len(sockets) < $1:
+    s = socket.socket()
+    try:
+        s.bind(('0.0.0.0', random.randrange(10_000, 30_000)))
+    except OSError:
+        continue
+    sockets.append(s)
+print(*(s.getsockname()[1] for s in sockets))"
+}
 
 # whole NAME RANKS [HOST...]: that the results in $out/NAME.json are a whole matrix, of ranks on these hosts.
 whole() {

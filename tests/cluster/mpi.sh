@@ -15,9 +15,7 @@ by_mpi() {
     # The words up to the program are the engine's; the hosts of the example are this machine here.
     local words
     read -ra words <<<"${command%%rdma-mesh*}"
-    local port
-    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$port" --json "$out/$name.json" && whole "$name" 8
+    timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/$name.json" && whole "$name" 8
 }
 
 shown 'Open MPI: 8 ranks' by_mpi openmpi --allow-run-as-root --oversubscribe

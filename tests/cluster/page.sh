@@ -2,7 +2,7 @@
 # The page of the heat map in a browser without a screen: the pointer goes to squares, and the text beside it is read back
 # and compared with the figures of the JSON.
 . "$(dirname "$0")/lib.sh"
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_ports 1)
 
 run_ranks() {
     local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank

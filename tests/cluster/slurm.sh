@@ -26,14 +26,6 @@ start_munge() {
         --pid-file "$work/munge.pid" --seed-file "$work/munge.seed"
 }
 
-free_ports() {
-    python3 -c "
-import socket
-sockets = [socket.socket() for _ in range($1)]
-for s in sockets: s.bind(('127.0.0.1', 0))
-print(*(s.getsockname()[1] for s in sockets))"
-}
-
 settings() {
     local name
     name=$(hostname)
