@@ -64,7 +64,7 @@ test-cluster: ## rdma-mesh under Slurm, Open MPI, MPICH and Kubernetes' environm
 	timeout 5400 tests/cluster/run.sh
 
 test-same-host: ## Peers on this host: other users, other namespaces, no memory. As root
-	timeout 900 tests/same-host.sh
+	timeout 3600 tests/same-host.sh
 
 test-rdma: vm-setup ## siw and rxe in a virtual machine: conformance, faults, interop
 	tests/vm/all.sh

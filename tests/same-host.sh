@@ -41,14 +41,14 @@ until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served") && [ -n "
     sleep 0.05
 done
 
-# Prints the first line that each of COUNT connections has, as seen by a client of CHOICE, run by a command; `hangs` after 30 s.
+# Prints the first line that each of COUNT connections has, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
 client() { # CHOICE ADDRESS COUNT COMMAND...
     local choice=$1 address=$2 count=$3 pid line=
     shift 3
     : >"$work/out"
     "$@" "$work/peer" "$choice" connect "$address:$port" "$count" 1 <>"$work/silence" >"$work/out" 2>"$work/err" &
     pid=$!
-    for _ in $(seq 600); do
+    for _ in $(seq 6000); do
         [ "$(grep -cE '^(up|failed)' "$work/out")" -lt "$count" ] || break
         kill -0 "$pid" 2>/dev/null || break
         sleep 0.05
