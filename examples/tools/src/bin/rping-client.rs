@@ -23,6 +23,9 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
+/// Time that an interrupted round has to finish. The second Ctrl-C ends the program at once.
+const LAST_ROUND: Duration = Duration::from_secs(10);
+
 /// Offers memory to an rping server, which reads a ping from it and writes it back.
 #[derive(Debug, Parser)]
 #[command(name = "rping-client", version, disable_version_flag = true)]
@@ -209,7 +212,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     if client.interrupted && client.session.is_some() {
         // The round may finish, if that does not take long, because a server may complain about a client that leaves in
         // the middle.
-        reactor.context().set_timer(Duration::from_secs(1), 0);
+        reactor.context().set_timer(LAST_ROUND, 0);
         reactor.run(&mut client)?;
     }
     reactor.shutdown(&mut client, Duration::from_secs(1))?;
