@@ -55,7 +55,6 @@ pub(crate) struct Luggage {
 #[derive(Debug)]
 pub(crate) struct Link<S> {
     segment: S,
-    side: Side,
     incoming: Incoming,
     outgoing: Outgoing,
     lendings: Lendings,
@@ -80,7 +79,6 @@ impl<S: Segment> Link<S> {
         sends.into_iter().for_each(|(wr, inline)| outgoing.adopt(wr, inline));
         Self {
             segment,
-            side,
             incoming: Incoming::new(into, receives),
             outgoing,
             lendings: Lendings::new(out),
@@ -215,7 +213,7 @@ impl<S: Segment> Link<S> {
     /// Lets the peer see what was put into the ring. Returns whether it is to be called.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
-        self.outgoing.ring.publish(&self.segment) && doorbell::must_call(&self.segment, self.side.outgoing(), NEWS)
+        doorbell::publish(&self.segment, &mut self.outgoing.ring)
     }
 
     /// Whether there may be something to consume.
@@ -227,7 +225,7 @@ impl<S: Segment> Link<S> {
     /// Whether there is something to consume, or the peer has consumed something that this side waits for.
     #[inline]
     pub(crate) fn is_stirring(&self) -> bool {
-        self.has_news() || (self.outgoing.wants_room() && self.outgoing.ring.is_moved(&self.segment))
+        doorbell::is_stirring(&self.segment, &self.incoming.ring, &self.outgoing.ring, self.causes())
     }
 
     /// Consumes what has come, within a budget in bytes.
@@ -274,8 +272,7 @@ impl<S: Segment> Link<S> {
             return false;
         }
         self.incoming.holds = false;
-        ring.release(&self.segment);
-        doorbell::must_call(&self.segment, self.side.outgoing(), ROOM)
+        doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
     /// Remembers the work request that a fault is about.
@@ -297,11 +294,16 @@ impl<S: Segment> Link<S> {
 
     // Sleeping.
 
+    /// What this side waits for.
+    #[inline]
+    fn causes(&self) -> u64 {
+        if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS }
+    }
+
     /// Whether this side is called for all that it waits for.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
-        let wanted = if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS };
-        self.armed & wanted == wanted
+        self.armed & self.causes() == self.causes()
     }
 
     /// Whether this side is called for anything.
@@ -313,23 +315,16 @@ impl<S: Segment> Link<S> {
     /// Says that this side may sleep: it is called for news, and for room if it waits for some. Returns whether there is something
     /// already, and whether the peer is to be called, because it was not told before what was consumed.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
-        let wanted = if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS };
-        let owes = self.incoming.ring.owed() > 0;
-        if owes {
-            self.incoming.holds = false;
-            self.incoming.ring.release(&self.segment);
-        }
-        self.armed = wanted;
-        let news = doorbell::arm(&self.segment, self.side.incoming(), wanted, || self.is_stirring());
-        let calls = owes && doorbell::must_call(&self.segment, self.side.outgoing(), ROOM);
-        (news, calls)
+        self.incoming.holds = false;
+        self.armed = self.causes();
+        doorbell::arm(&self.segment, &mut self.incoming.ring, &self.outgoing.ring, self.armed)
     }
 
     /// Notes that the peer has called, or says that it need not.
     #[inline]
     pub(crate) fn wake(&mut self, called: bool) {
         if self.armed != 0 && !called {
-            doorbell::disarm(&self.segment, self.side.incoming());
+            doorbell::disarm(&self.segment, &self.incoming.ring);
         }
         self.armed = 0;
     }

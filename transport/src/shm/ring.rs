@@ -31,6 +31,12 @@ impl Producer {
         Self { half, pos: 0, at: 0, published: 0, tail: 0 }
     }
 
+    /// Where the half begins that it writes.
+    #[inline]
+    pub(super) const fn half(&self) -> usize {
+        self.half
+    }
+
     /// The position behind the last record.
     #[inline]
     pub(super) const fn pos(&self) -> u64 {
@@ -127,6 +133,12 @@ pub(super) struct Consumer {
 impl Consumer {
     pub(super) const fn new(half: usize) -> Self {
         Self { half, pos: 0, at: 0, head: 0, released: 0 }
+    }
+
+    /// Where the half begins that it reads.
+    #[inline]
+    pub(super) const fn half(&self) -> usize {
+        self.half
     }
 
     /// The bytes that are there, from where the next record begins to the end of the ring at most; looks for new ones if all known ones
