@@ -132,14 +132,38 @@ impl<'a> Span<'a> {
     }
 
     /// Replaces the word by what `update` makes of it, atomically; returns what was there. The number is in the byte order of this
-    /// machine. `None` if the part is not 8 bytes at a multiple of 8.
+    /// machine. `None` if the part is not 8 bytes at a multiple of 8, or if a peer that has mapped it does nothing but change it.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
-        // Each round means that another thread of the program changed the word.
-        while let Err(now) = word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
-            old = now;
+        // Each round means that somebody else changed the word.
+        for _ in 0..words::ROUNDS {
+            match word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Some(old),
+                Err(now) => old = now,
+            }
         }
-        Some(old)
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that has mapped a word may change it at any time, and costs nobody more than the work request.
+    #[test]
+    fn an_update_ends_though_the_word_never_stays() {
+        let memory = Memory::new(64).unwrap();
+        let word = memory.span(8, 8).unwrap();
+        assert_eq!((word.update(|old| old + 5), word.update(|old| old * 2)), (Some(0), Some(5)));
+        let mut rounds = 0;
+        let restless = word.update(|old| {
+            rounds += 1;
+            memory.word(8).unwrap().fetch_add(1, Ordering::SeqCst);
+            old
+        });
+        assert_eq!((restless, rounds), (None, words::ROUNDS));
+        assert_eq!(memory.span(9, 8).unwrap().update(|old| old), None);
     }
 }

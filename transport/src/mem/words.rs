@@ -10,6 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of a word.
 pub(super) const WORD: usize = 8;
 
+/// Rounds of a compare-and-exchange that others may make fail. Those who use a word as it should be used make it fail a few times; a peer that
+/// does nothing but write the word can go on for ever.
+pub(super) const ROUNDS: usize = 1 << 16;
+
 /// Copies of at least this many words use one string instruction where there is one: it moves 64 KiB as fast as a plain
 /// copy does, where a loop of single words takes half as long again. Below this its start costs more than it saves.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -59,7 +63,7 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
 }
 
 /// Copies `len` bytes at `from` to `to`. Bytes beside them that share a word with them keep their value, whoever writes
-/// them at the same time.
+/// them at the same time, but for those of a peer that writes the word more than [`ROUNDS`] times meanwhile.
 ///
 /// # Safety
 /// Every word that holds one of the bytes at `to` is as [`word`] demands until the call returns. The `len` bytes at
@@ -129,9 +133,14 @@ unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));
     let mut old = word.load(Ordering::Relaxed);
     // Each round means that somebody else's write to the word got through.
-    while let Err(now) = word.compare_exchange_weak(old, old & !mask | value, Ordering::Relaxed, Ordering::Relaxed) {
-        old = now;
+    for _ in 0..ROUNDS {
+        match word.compare_exchange_weak(old, old & !mask | value, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => old = now,
+        }
     }
+    // Whoever has made it fail so often may write all of the word.
+    word.store(old & !mask | value, Ordering::Relaxed);
 }
 
 /// Copies `count` words from an aligned place.
