@@ -118,6 +118,10 @@ impl Fabric {
     pub(super) fn accept_local(&mut self, listener: Key) -> io::Result<Key> {
         self.tick();
         let refuses = self.rng.chance(self.net.exhausted / 4);
+        if self.rng.chance(self.net.exhausted / 4) {
+            // Whoever waits goes on waiting.
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
         let key = queue.and_then(VecDeque::pop_front).ok_or(ErrorKind::WouldBlock)?;
         if refuses {

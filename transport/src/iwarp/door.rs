@@ -54,6 +54,8 @@ pub(super) struct Visitor {
 pub(super) struct Door {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
     pub(super) visitors: Slab<Visitor>,
+    /// Nobody is let in before that time: there were no descriptors.
+    pub(super) rests_until: Option<Instant>,
     by_age: VecDeque<Key>,
 }
 

@@ -361,7 +361,8 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
                 Owner::Visitor(key) => self.send_away(key),
-                Owner::Door | Owner::Meeting(_) => {}
+                Owner::Door => self.admit(now),
+                Owner::Meeting(_) => {}
             }
         }
     }

@@ -382,7 +382,7 @@ impl<N: Net> Iwarp<N> {
 }
 
 /// Whether the system had no descriptor or no memory for a connection (`accept`(2)).
-fn is_exhaustion(error: &io::Error) -> bool {
+pub(super) fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::config::SharedMemoryPolicy;
 use super::door::{Greeted, Meeting, Visitor};
 use super::endpoint::{Endpoint, State};
+use super::handshake::is_exhaustion;
 use super::net::{Channel, Net, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
@@ -73,6 +74,10 @@ impl<N: Net> Iwarp<N> {
     /// Lets those in who have come to the door.
     pub(super) fn admit(&mut self, now: Instant) {
         let Some((door, _)) = self.links.door.open else { return };
+        if self.links.door.rests_until.is_some_and(|until| now < until) {
+            return;
+        }
+        self.links.door.rests_until = None;
         for _ in 0..ADMITTED {
             match self.net.accept_local(door) {
                 Ok(socket) => {
@@ -86,7 +91,14 @@ impl<N: Net> Iwarp<N> {
                     self.hear_visitor(key);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Somebody else's user, or no descriptor: the peer sees the end of its socket, and stays on TCP.
+                // It waits in front of the door, and raises no edge again.
+                Err(error) if is_exhaustion(&error) => {
+                    log::debug!("peers of this host are not let in for a while: {error}");
+                    let until = now + self.config.accept_backoff;
+                    self.links.door.rests_until = Some(until);
+                    return self.push_deadline(until, Owner::Door);
+                }
+                // Somebody else's user: the peer sees the end of its socket, and stays on TCP.
                 Err(error) => log::debug!("a peer of this host is not let in: {error}"),
             }
         }

@@ -229,7 +229,8 @@ impl<N: Net> Iwarp<N> {
             Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
             Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
             Owner::Visitor(key) => self.links.door.is_due(key, at),
-            Owner::Door | Owner::Meeting(_) => false,
+            Owner::Door => self.links.door.rests_until == Some(at),
+            Owner::Meeting(_) => false,
         }
     }
 
