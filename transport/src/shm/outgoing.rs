@@ -174,7 +174,7 @@ pub(super) struct Outgoing {
     limit: usize,
     /// The next record is a part of an answer, if one is owed.
     answer_next: bool,
-    /// Behind the last record that changes memory of the peer.
+    /// Behind the last part of a write.
     changes: u64,
     /// What this side has to say of windows: slot, word and whether it is mapped.
     replies: VecDeque<(u8, u64, bool)>,
@@ -593,9 +593,10 @@ impl Outgoing {
         Some(taken)
     }
 
-    /// Whether all records that change memory of the peer are consumed, so that this side may use that memory itself.
-    const fn is_in_order(&self) -> bool {
-        self.changes <= self.ring.tail()
+    /// Whether all records that change memory of the peer have done so, so that this side may use that memory itself. A write is done when
+    /// it is consumed; an atomic operation may be done later, when there is room for its answer.
+    fn is_in_order(&self) -> bool {
+        self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
     }
 
     /// Writes a part to memory of the peer that this side has mapped; returns how much.
@@ -679,9 +680,6 @@ impl Outgoing {
         let (len, atomic) = if kind == Kind::Read { (entry.len - self.part, false) } else { (ATOMIC, true) };
         if !self.say(segment, Header::new(kind, len as u32), &words[..kind.words()]) {
             return None;
-        }
-        if atomic {
-            self.changes = self.ring.pos();
         }
         let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default().part(self.part, len);
         let number = self.first + self.inflight.len() as u64;
