@@ -65,6 +65,7 @@ def check(text, source, target):
         assert read(texts[1].removeprefix("back ")) == number(back[key], "Gb/s"), text
     device = lambda rank: f"{ranks[rank]['provider']} {ranks[rank]['device']}"
     assert lines[4] == f"{device(source)} to {device(target)}", text
+    assert ("shm: the link is in shared memory, within a host" in lines) == pair["shm"], text
 
 
 try:

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # The page of the heat map in a browser without a screen: the pointer goes to squares, and the text beside it is read back
-# and compared with the figures of the JSON.
+# and compared with the figures of the JSON. One rank has TCP only, and the others are in shared memory with each other.
 . "$(dirname "$0")/lib.sh"
 port=$(free_ports 1)
 
 run_ranks() {
-    local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank
+    local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank provider=iwarp
     rm -f "$out"/page.*
     for rank in 4 3 2 1; do
-        timeout 900 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" -p "$port" &
+        timeout 900 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" --provider $provider -p "$port" &
+        provider=auto
     done
-    timeout 900 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" -p "$port" \
+    timeout 900 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" --provider auto -p "$port" \
         --json "$out/page.json" --html "$out/page.html" && wait && whole page 5
 }
 

@@ -46,7 +46,8 @@ struct Told {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(MESH);
-    command.args(args).args(["--provider", "iwarp"]).env_remove("RUST_LOG");
+    // A later flag counts.
+    command.args(["--provider", "iwarp"]).args(args).env_remove("RUST_LOG");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -163,6 +164,40 @@ fn sixteen_ranks_by_hand_fill_the_matrix() {
     for rank in 1..16 {
         let output = ranks.ends(rank);
         assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(0), 0, 0), "rank {rank}");
+    }
+}
+
+/// Three ranks that take what there is, and one that has TCP only: what is in shared memory is marked wherever figures are.
+#[test]
+fn links_in_shared_memory_are_marked() {
+    const LEGEND: &str = "shm: the link is in shared memory, within a host";
+    let json = json_file("shm");
+    let [prometheus, svg, html] = ["prom", "svg", "html"].map(|kind| json.with_extension(kind));
+    let path = |path: &std::path::Path| path.to_str().expect("text").to_owned();
+    let files = ["--prometheus", &path(&prometheus), "--svg", &path(&svg), "--html", &path(&html)].map(str::to_owned);
+    let args: Vec<_> = files.iter().map(String::as_str).chain(["--provider", "auto"]).collect();
+    let mut ranks = Ranks::start(3, 4, &[QUICK, &args].concat(), &json);
+    let mut other = command(QUICK);
+    other.args(["--hosts", &["127.0.0.1"; 4].join(","), "--rank", "3", "-p", &ranks.port, "--patience", "300"]);
+    ranks.ranks.push(other.spawn().expect("it starts"));
+    let told = ranks.rank_0(&json);
+    assert_eq!((told.code, &told.json["good"]), (Some(0), &Value::Bool(true)), "{}", told.stdout);
+    all_but(&told, usize::MAX);
+    for pair in pairs(&told) {
+        assert_eq!(pair["shm"], pair["b"] != 3, "{pair}");
+    }
+    let lines = |text: &str, of: &dyn Fn(&str) -> bool| text.lines().filter(|line| of(line)).count();
+    assert_eq!(lines(&told.stdout, &|line| line.contains(" 127.0.0.1 shm ")), 3, "{}", told.stdout);
+    assert_eq!(lines(&told.stdout, &|line| line == LEGEND), 1, "{}", told.stdout);
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("a file");
+    let gauge =
+        |value: &'static str| move |line: &str| line.starts_with("rdma_mesh_link_shm{") && line.ends_with(value);
+    let text = read(&prometheus);
+    assert_eq!((lines(&text, &gauge(" 1")), lines(&text, &gauge(" 0"))), (3, 3), "{text}");
+    for text in [read(&svg), read(&html)] {
+        let dots = text.lines().filter(|line| line.starts_with("<path class=\"shm\""));
+        assert_eq!(dots.map(|line| line.matches('M').count()).collect::<Vec<_>>(), [6, 6], "two panels: {text}");
+        assert!(text.contains(LEGEND), "{text}");
     }
 }
 

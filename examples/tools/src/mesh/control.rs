@@ -118,6 +118,8 @@ pub enum Report {
         attempts: u64,
         /// The ranks that it has no link to, with the reasons.
         failed: Vec<(usize, String)>,
+        /// The ranks of its host that it has connected to in shared memory.
+        shm: Vec<usize>,
         /// Largest amount of memory that this process has had so far, KiB.
         memory_kib: u64,
     },
@@ -252,7 +254,7 @@ mod tests {
         };
         let connected = |seconds, attempts, memory_kib| {
             let took = Duration::from_secs(seconds);
-            Report::Connected { took, attempts, failed: Vec::new(), memory_kib }
+            Report::Connected { took, attempts, failed: Vec::new(), shm: Vec::new(), memory_kib }
         };
         let good =
             [latency(0.0, MOST_US, 0), rate(MOST_GBIT), rate(0.0), heard(400.0, 1 << 40, 3), connected(60, 9, 9)];

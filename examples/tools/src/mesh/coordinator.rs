@@ -191,9 +191,9 @@ impl Coordinator {
                     links[rank] = count.min(self.plan.ranks);
                 }
             }
-            Report::Connected { took, attempts, failed, memory_kib } => {
+            Report::Connected { took, attempts, failed, shm, memory_kib } => {
                 self.results.member_mut(rank).memory_kib = Some(memory_kib);
-                self.connected(rank, took, attempts, &failed);
+                self.connected(rank, took, attempts, &failed, &shm);
             }
             Report::Result { task, result } => self.result(rank, task, result),
             Report::Lost { peer, why } if self.is_peer(rank, peer) => self.results.fails(rank, peer, &why),
@@ -301,7 +301,7 @@ impl Coordinator {
         true
     }
 
-    fn connected(&mut self, rank: usize, took: Duration, attempts: u64, failed: &[(usize, String)]) {
+    fn connected(&mut self, rank: usize, took: Duration, attempts: u64, failed: &[(usize, String)], shm: &[usize]) {
         let Phase::Connecting { left, .. } = &mut self.phase else { return };
         left.remove(&rank);
         let member = self.results.member_mut(rank);
@@ -309,6 +309,11 @@ impl Coordinator {
         for (peer, why) in failed {
             if self.is_peer(rank, *peer) {
                 self.results.fails(rank, *peer, why);
+            }
+        }
+        for &peer in shm {
+            if self.is_peer(rank, peer) {
+                self.results.shares(rank, peer);
             }
         }
     }
@@ -482,7 +487,9 @@ mod tests {
                     let report = match order {
                         _ if self.silent.contains(&rank) => continue,
                         Order::Connect { .. } => {
-                            Report::Connected { took: SECOND, attempts: 1, failed: Vec::new(), memory_kib: 1 }
+                            // All ranks are on one host.
+                            let shm = (rank + 1..self.coordinator.plan.ranks).collect();
+                            Report::Connected { took: SECOND, attempts: 1, failed: Vec::new(), shm, memory_kib: 1 }
                         }
                         Order::Measure { peer, .. } if self.silent.contains(&peer) => continue,
                         Order::Measure { task, peer, figure: Figure::Latency } => {
@@ -516,6 +523,7 @@ mod tests {
             for (a, b, pair) in results.pairs() {
                 assert!(pair.latency.is_some() && pair.broken.is_none(), "{a} and {b}: {pair:?}");
                 assert!([pair.up, pair.down].iter().all(|way| way.gbit.is_some() && way.messages == 9));
+                assert!(pair.shm, "{a} and {b}");
             }
             assert_eq!(cluster.most, at_once.min(ranks / 2));
             assert_eq!(cluster.now, Duration::ZERO, "nothing was waited for");
@@ -601,6 +609,9 @@ mod tests {
             coordinator.report(1, Report::Lost { peer: 1, why: "itself".into() }, now);
             coordinator.report(1, Report::Lost { peer: 77, why: "nobody".into() }, now);
             coordinator.report(1, Report::Progress(usize::MAX), now);
+            let shm = vec![1, 77, usize::MAX];
+            let (took, attempts, failed, memory_kib) = (SECOND, 1, Vec::new(), 1);
+            coordinator.report(1, Report::Connected { took, attempts, failed, shm, memory_kib }, now);
             if let Order::Measure { task, .. } = order {
                 coordinator.report(2, Report::Result { task: task + 50, result: Err("of nothing".into()) }, now);
             }

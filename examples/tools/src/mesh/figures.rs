@@ -27,6 +27,7 @@ pub fn json(report: &Report<'_>) -> Value {
             "latency": pair.latency,
             "a_to_b": pair.up,
             "b_to_a": pair.down,
+            "shm": pair.shm,
             "broken": pair.broken,
         })
     });
@@ -54,6 +55,8 @@ mod tests {
         assert_eq!(json["ranks"][5]["gone"].as_str().unwrap(), results.members()[5].gone.as_deref().unwrap());
         let pair = json["pairs"].as_array().unwrap().iter().find(|pair| pair["a"] == 1 && pair["b"] == 2).unwrap();
         assert_eq!((&pair["latency"]["p50_us"], &pair["b_to_a"]["gbit"]), (&json!(120.0), &json!(1.0)));
+        let shm = json["pairs"].as_array().unwrap().iter().filter(|pair| pair["shm"] == true);
+        assert_eq!(shm.map(|pair| (&pair["a"], &pair["b"])).collect::<Vec<_>>(), [(&json!(3), &json!(6))]);
         assert_eq!(json["odd_ways"][0]["times"], 12.0);
         assert_eq!(super::json(&Report::new(&sample::even(3), 3.0))["good"], true);
     }

@@ -2,10 +2,11 @@
 //!
 //! Squares of one colour are one path, so that a map of hundreds of ranks stays a small file.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::control::Figure;
-use super::report::{Report, name};
+use super::report::{Report, SHM, name};
 use super::results::Results;
 
 /// Width of a panel, at most, and width of the space around panels for their labels.
@@ -27,6 +28,8 @@ const SCALE: [&str; 10] =
     ["#f7fcf0", "#e3f1c8", "#f6eaa0", "#fdd276", "#fdb055", "#f98a43", "#ee6338", "#d63c32", "#ab1d33", "#74082b"];
 const UNKNOWN: &str = "#d0d0d0";
 const BROKEN: &str = "#202020";
+/// How a link in shared memory is marked: a dot, seen on each of these colours.
+const DOT: &str = "fill=\"#0040d0\" stroke=\"white\" stroke-width=\"0.5\"";
 
 /// The measures of a drawing.
 #[derive(Clone, Copy, Debug)]
@@ -150,15 +153,49 @@ fn draw_panel(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid,
             let _ = writeln!(svg, "<path d=\"{path}\" fill=\"{colour}\"/>");
         }
     }
+    mark_shm(svg, report, grid, left);
     outline_odd(svg, report, figure, grid, left);
     draw_labels(svg, results, grid, left);
     draw_legend(svg, figure, median, tolerance, grid, left);
+    if report.has_shm() {
+        let y = TOP + grid.width() + 98.0;
+        let _ = writeln!(
+            svg,
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" {DOT}/><text x=\"{:.1}\" y=\"{y:.1}\" font-size=\"11\">{SHM}</text>",
+            left + 6.0,
+            y - 4.0,
+            left + 17.0
+        );
+    }
     let _ = writeln!(
         svg,
         "<rect class=\"panel\" data-figure=\"{figure_name}\" x=\"{left:.1}\" y=\"{TOP:.1}\" width=\"{0:.1}\" height=\"{0:.1}\" \
          fill=\"transparent\" stroke=\"#909090\"/>",
         grid.width()
     );
+}
+
+/// Puts a dot on each square with a link in shared memory.
+fn mark_shm(svg: &mut String, report: &Report<'_>, grid: Grid, left: f64) {
+    let square = |rank: usize| rank / grid.ranks_per_square;
+    let pairs = report.results.pairs().filter(|(.., pair)| pair.shm);
+    let marked: BTreeSet<_> = pairs.flat_map(|(a, b, _)| [(square(a), square(b)), (square(b), square(a))]).collect();
+    if marked.is_empty() {
+        return;
+    }
+    let radius = (grid.side / 6.0).min(3.0);
+    let mut path = String::new();
+    for (row, column) in marked {
+        let middle = |start: f64, square: usize| start + (square as f64 + 0.5) * grid.side;
+        let _ = write!(
+            path,
+            "M{:.1} {:.1}a{radius:.2} {radius:.2} 0 1 0 {wide:.2} 0a{radius:.2} {radius:.2} 0 1 0 -{wide:.2} 0z",
+            middle(left, column) - radius,
+            middle(TOP, row),
+            wide = 2.0 * radius
+        );
+    }
+    let _ = writeln!(svg, "<path class=\"shm\" d=\"{path}\" {DOT}/>");
 }
 
 fn outline_odd(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid, left: f64) {
@@ -284,6 +321,12 @@ mod tests {
         assert_eq!(squares(&svg, BROKEN), 2 * 2 * 7);
         assert_eq!(squares(&svg, SCALE[9]), 2 + 1, "the slow link: latency both ways, bandwidth one way");
         assert_eq!(svg.matches("stroke=\"#0040d0\"").count(), 3 + 2, "three squares, two legends");
+        let dots: Vec<_> = svg.lines().filter(|line| line.starts_with("<path class=\"shm\"")).collect();
+        assert_eq!(dots.iter().map(|line| line.matches('M').count()).collect::<Vec<_>>(), [2, 2], "ranks 3 and 6");
+        assert_eq!(
+            (svg.matches(SHM).count(), super::svg(&Report::new(&sample::even(3), 3.0)).matches("shm").count()),
+            (2, 0)
+        );
     }
 
     #[test]

@@ -16,6 +16,8 @@ use super::role::Role;
 use super::storm::{Next, Storm, connects};
 use super::task::{Done, Extent, Task};
 
+/// The provider of a connection in shared memory.
+const SHM: &str = "shm";
 /// Time between two reports of the number of links.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
@@ -302,18 +304,19 @@ impl Member {
             let attempts = storm.attempts();
             self.storm = None;
             let (failed, memory_kib) = (std::mem::take(&mut self.failed), memory::peak_kib());
-            self.reports.push(Report::Connected { took: since, attempts, failed, memory_kib });
+            let shm =
+                self.opened().filter(|(_, link)| cx.provider(link.conn) == Some(SHM)).map(|(peer, _)| peer).collect();
+            self.reports.push(Report::Connected { took: since, attempts, failed, shm, memory_kib });
         } else if now - self.told_at >= TELL_EVERY {
             self.told_at = now;
-            let links = self
-                .links
-                .iter()
-                .enumerate()
-                .filter(|(_, link)| link.as_ref().is_some_and(Link::is_ready))
-                .map(|(peer, _)| peer);
-            let opened = links.filter(|&peer| connects(self.rank, peer, self.ranks)).count();
-            self.reports.push(Report::Progress(opened));
+            self.reports.push(Report::Progress(self.opened().count()));
         }
+    }
+
+    /// The links that this side has opened and that both sides have, with their peers.
+    fn opened(&self) -> impl Iterator<Item = (usize, &Link)> {
+        let links = self.links.iter().enumerate().filter_map(|(peer, link)| Some((peer, link.as_ref()?)));
+        links.filter(|(peer, link)| link.is_ready() && connects(self.rank, *peer, self.ranks))
     }
 
     fn measure(&mut self, cx: &mut Context<'_>, number: u32, peer: usize, figure: Figure, now: Instant) {

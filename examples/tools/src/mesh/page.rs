@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::heatmap::{escape, svg};
-use super::report::Report;
+use super::report::{Report, SHM};
 
 /// Rows of the table on the page.
 const ROWS: usize = 50;
@@ -26,6 +26,7 @@ function text(from, to) {
     + "\nbandwidth: " + show(up[0], "Gb/s") + ", back " + show(down[0], "Gb/s")
     + "\nwhile all send to all: " + show(up[1], "Gb/s") + ", back " + show(down[1], "Gb/s")
     + "\n" + data.ranks[from][1] + " to " + data.ranks[to][1]
+    + (p[7] ? "\n" + data.shm : "")
     + p[6].map(what => "\n" + what).join("");
 }
 for (const panel of document.querySelectorAll(".panel")) {
@@ -60,9 +61,11 @@ pub fn html(report: &Report<'_>) -> String {
             pair.up.loaded_gbit,
             pair.down.loaded_gbit,
             report.complaints(a, b),
+            pair.shm,
         ])
     });
-    let data = json!({ "ranks": ranks.collect::<Vec<_>>(), "pairs": pairs.collect::<Vec<_>>() }).to_string();
+    let data =
+        json!({ "ranks": ranks.collect::<Vec<_>>(), "pairs": pairs.collect::<Vec<_>>(), "shm": SHM }).to_string();
     // A host may have any name, and must not end the element.
     let data = data.replace('<', "\\u003c");
     format!(
@@ -95,6 +98,8 @@ mod tests {
         assert_eq!(data["ranks"][3][0], "</script><b>");
         assert_eq!(data["pairs"].as_array().unwrap().len(), 21);
         assert_eq!(data["pairs"][6][0], 120.0, "ranks 1 and 2");
+        let shm = data["pairs"].as_array().unwrap().iter().map(|pair| pair[7] == true);
+        assert_eq!(shm.enumerate().filter(|(_, shm)| *shm).map(|(at, _)| at).collect::<Vec<_>>(), [17], "3 and 6");
         assert!(!page.contains("http://") || page.matches("http").count() == 1, "only the name space of SVG");
     }
 }

@@ -42,6 +42,12 @@ pub fn text(report: &Report<'_>) -> String {
     );
     family(
         &mut text,
+        "link_shm",
+        "Whether the link is in shared memory, within a host",
+        pairs().map(|(a, b, pair)| (labels(a, b), f64::from(u8::from(pair.shm)))),
+    );
+    family(
+        &mut text,
         "latency_seconds",
         "Half of a round trip",
         pairs().flat_map(|(a, b, pair)| {
@@ -114,6 +120,8 @@ mod tests {
         let pair = r#"{from="1",from_host="n1",to="2",to_host="n2""#;
         assert!(text.contains(&format!("rdma_mesh_latency_seconds{pair},quantile=\"0.5\"}} 0.00012\n")));
         assert!(text.contains(&format!("rdma_mesh_link_up{pair}}} 1\n")));
+        assert!(text.contains(&format!("rdma_mesh_link_shm{pair}}} 0\n")));
+        assert!(text.contains("rdma_mesh_link_shm{from=\"3\",from_host=\"n3\",to=\"6\",to_host=\"n6\"} 1\n"));
         assert!(text.contains("rdma_mesh_rank_up{rank=\"5\",host=\"n5\"} 0\n"));
         assert_eq!(escape("a\"b\\c"), "a\\\"b\\\\c");
     }

@@ -23,6 +23,9 @@ pub struct Report<'a> {
     pub odd_ranks: Vec<OddRank>,
 }
 
+/// The meaning of the mark `shm`.
+pub const SHM: &str = "shm: the link is in shared memory, within a host";
+
 /// The name of a figure in a sentence.
 #[must_use]
 pub const fn name(figure: Figure) -> &'static str {
@@ -57,6 +60,12 @@ impl<'a> Report<'a> {
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
+    }
+
+    /// Whether any link is in shared memory.
+    #[must_use]
+    pub fn has_shm(&self) -> bool {
+        self.results.pairs().any(|(.., pair)| pair.shm)
     }
 
     fn broken(&self) -> usize {
@@ -126,8 +135,8 @@ impl<'a> Report<'a> {
         let members = self.results.members();
         let width = members.iter().map(|member| member.host().chars().count()).max().unwrap_or(0).max(4);
         let mut text = format!(
-            "\n{:>5} {:width$} {:>5} {:width$} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  worst pairs first: what is odd\n",
-            "#rank", "host", "rank", "host", "p50[us]", "p99[us]", "Gb/s >", "Gb/s <", "load >", "load <"
+            "\n{:>5} {:width$} {:>5} {:width$} {:4} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  worst pairs first: what is odd\n",
+            "#rank", "host", "rank", "host", "link", "p50[us]", "p99[us]", "Gb/s >", "Gb/s <", "load >", "load <"
         );
         for (a, b) in self.worst(most) {
             let pair = self.results.pair(a, b);
@@ -136,9 +145,10 @@ impl<'a> Report<'a> {
             // Writing to a string does not fail.
             let _ = writeln!(
                 text,
-                "{a:>5} {:width$} {b:>5} {:width$} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  {odd}",
+                "{a:>5} {:width$} {b:>5} {:width$} {:4} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8}  {odd}",
                 members[a].host(),
                 members[b].host(),
+                if pair.shm { "shm" } else { "-" },
                 number(pair.latency.map(|latency| latency.p50_us)),
                 number(pair.latency.map(|latency| latency.p99_us)),
                 number(pair.up.gbit),
@@ -146,6 +156,9 @@ impl<'a> Report<'a> {
                 number(pair.up.loaded_gbit),
                 number(pair.down.loaded_gbit),
             );
+        }
+        if self.has_shm() {
+            let _ = writeln!(text, "{SHM}");
         }
         for line in self.about_ranks() {
             let _ = writeln!(text, "{line}");
@@ -189,6 +202,7 @@ mod tests {
         assert!(report.is_good());
         assert!(report.about_ranks().is_empty() && report.complaints(0, 1).is_empty());
         assert!(report.text(10).contains("4 ranks, 6 pairs: 0 do not work, 0 are more"), "{}", report.text(10));
+        assert!(!report.text(10).contains("shm"));
         assert_eq!(report.text(2).lines().filter(|line| line.trim_end().ends_with('-')).count(), 2);
     }
 
@@ -204,5 +218,9 @@ mod tests {
         assert!(rows[1].contains("latency is 12.0 times worse than its row and column"), "{text}");
         assert!(rows[1].contains("bandwidth from 2 to 1 is 10.0 times worse"), "{text}");
         assert!(text.contains("rank 5 on n5 is gone: it does not answer"), "{text}");
+        let text = report.text(21);
+        let rows: Vec<_> = text.lines().filter(|line| line.contains(" shm ")).collect();
+        assert!(rows.len() == 1 && rows[0].contains(" 3 n3 ") && rows[0].contains(" 6 n6 "), "{text}");
+        assert_eq!(text.lines().filter(|line| *line == SHM).count(), 1, "{text}");
     }
 }

@@ -55,6 +55,8 @@ pub struct Pair {
     pub up: Way,
     /// From the higher rank to the lower.
     pub down: Way,
+    /// The link is in shared memory, within a host.
+    pub shm: bool,
     /// The first thing that did not work.
     pub broken: Option<String>,
 }
@@ -169,6 +171,11 @@ impl Results {
             }
         };
         self.fails(heard.from, by, &wrong);
+    }
+
+    /// Notes that the link of a pair is in shared memory.
+    pub fn shares(&mut self, a: usize, b: usize) {
+        self.pair_mut(a, b).shm = true;
     }
 
     /// Notes that a pair does not work. The first reason stays.

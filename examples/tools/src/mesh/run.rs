@@ -221,7 +221,7 @@ fn device(cli: &Cli, own: Option<IpAddr>) -> (String, String) {
     let tree = Tree::new("/");
     let devices = || Device::all(&tree, &Netdevs::read(&tree));
     let found = match (cli.device.provider, own) {
-        (Provider::Iwarp, _) | (_, None) => None,
+        (Provider::Iwarp | Provider::Shm, _) | (_, None) => None,
         (_, Some(own)) => devices().into_iter().find(|device| device.has_address(own)),
     };
     found.map_or_else(|| ("iwarp".into(), "iwarp0".into()), |device| ("verbs".into(), device.name))

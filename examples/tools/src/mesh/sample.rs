@@ -27,9 +27,10 @@ pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
 }
 
-/// Seven ranks, with a slow link, a cut link and a stopped rank.
+/// Seven ranks, with a slow link, a cut link, a stopped rank, and a link in shared memory.
 pub(crate) fn faulty() -> Results {
     let mut results = ranks_with(7, true);
+    results.shares(3, 6);
     results.fails(0, 4, "no connection: timeout");
     results.gone(5, "it does not answer: stopped, or cut off, in round 1 of latency");
     results
