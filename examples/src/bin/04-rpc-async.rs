@@ -79,7 +79,12 @@ fn main() -> Result<()> {
     let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |text| text.parse());
     let (tasks, calls): (u64, u64) = (number(1, 1000)?, number(2, 20)?);
     // Small windows: a client has one call on its way.
-    let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(8).send_depth(8).buffer_size(64);
+    let config = Config::default()
+        .provider(ProviderChoice::Iwarp)
+        .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (TIMEOUT, TIMEOUT, TIMEOUT))
+        .receive_depth(8)
+        .send_depth(8)
+        .buffer_size(64);
     let net = AsyncReactor::new(config)?;
     let listener = net.listen(([127, 0, 0, 1], 0).into())?;
     let start = Instant::now();

@@ -23,8 +23,12 @@ const LEN: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
+/// All tasks connect at once, on a machine that may have other things to do.
 fn config() -> Config {
-    Config::many_connections().provider(ProviderChoice::Iwarp)
+    let minute = Duration::from_secs(60);
+    Config::many_connections()
+        .provider(ProviderChoice::Iwarp)
+        .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (minute, minute, minute))
 }
 
 /// Any port of this machine.
