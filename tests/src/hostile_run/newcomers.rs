@@ -21,6 +21,8 @@ pub struct Settings {
     pub count: usize,
     /// Time from the beginning of one to that of the next.
     pub every: Duration,
+    /// The most that are on their way at a time: a client that has no processor for a while does not become a crowd.
+    pub at_once: usize,
     /// Time that a client has for coming up.
     pub patience: Duration,
     /// The connections are in shared memory.
@@ -88,6 +90,10 @@ impl Clients {
 
 impl Handler for Clients {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        if self.open.len() >= self.settings.at_once {
+            cx.set_timer(self.settings.every, 0);
+            return;
+        }
         self.begun += 1;
         if self.begun < self.settings.count {
             cx.set_timer(self.settings.every, 0);

@@ -46,6 +46,7 @@ impl Recording {
             credentials: credentials.clone(),
             count: 1,
             every: Duration::ZERO,
+            at_once: 1,
             patience: PATIENCE,
             within_host: false,
         };

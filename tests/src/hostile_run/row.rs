@@ -294,11 +294,11 @@ fn phase(
     };
     until("the attack has begun", || Ok((all()?.opened >= row.warm).then_some(())))?;
     let Row { count, every, .. } = *row;
-    // A server that waits for a processor answers late.
-    let patience = Duration::from_secs(if row.is_first { 10 } else { 60 });
-    let within_host = row.is_within_host();
-    let settings =
-        newcomers::Settings { server: to, credentials: credentials.clone(), count, every, patience, within_host };
+    // A server that waits for a processor answers late, and its clients are not to be a crowd because of that.
+    let (patience, at_once) = if row.is_first { (10, usize::MAX) } else { (60, 8) };
+    let patience = Duration::from_secs(patience);
+    let (within_host, credentials) = (row.is_within_host(), credentials.clone());
+    let settings = newcomers::Settings { server: to, credentials, count, every, at_once, patience, within_host };
     let role = match row.attack {
         Attack::Connects(_) => "newcomers",
         Attack::Flood(_) | Attack::Scribbles => "established",

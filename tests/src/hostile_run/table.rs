@@ -55,5 +55,8 @@ pub fn row(verdict: &Verdict) -> String {
     for missed in &verdict.missed {
         text += &format!("\n      missed: {missed}");
     }
+    for (why, count) in &verdict.not_up {
+        text += &format!("\n      not up: {count}, {why}");
+    }
     text
 }

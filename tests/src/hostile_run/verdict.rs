@@ -1,5 +1,7 @@
 //! The targets of a row, and those that it misses.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::newcomers::Outcome;
@@ -60,6 +62,8 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// Honest clients of the server that is attacked.
     pub attacked: Times,
+    /// How many of them did not come up, by the reason.
+    pub not_up: BTreeMap<String, usize>,
     /// What the attackers did.
     pub attackers: attacker::Report,
     /// The server at the end of the attack.
@@ -132,6 +136,7 @@ impl Verdict {
             missed: missed(&row, &attacked, control.as_ref(), left),
             control: control.as_ref().map(Times::of),
             attacked: Times::of(&attacked.honest),
+            not_up: attacked.honest.failed,
             attackers: attacked.attackers,
             server: attacked.server,
             load: attacked.load,
