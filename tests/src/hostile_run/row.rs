@@ -95,6 +95,13 @@ pub struct Measured {
 }
 
 impl Row {
+    /// Whether enough of the honest clients have to come up. Beside several processes that connect as fast as it goes, the kernel drops
+    /// connects in front of a server that gets no processor: who comes up is then a matter of time, unless the server runs before all others.
+    #[must_use]
+    pub const fn counts_newcomers(&self) -> bool {
+        self.is_first || self.attackers == 1 || !matches!(self.attack, Attack::Connects(_))
+    }
+
     /// The name of the attack, without the security of the server.
     #[must_use]
     pub fn name(&self) -> String {

@@ -85,7 +85,7 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
     let Attacked { honest, attackers, server, .. } = attacked;
     let mut missed = Vec::new();
     let share = if row.is_unnoticed() { 1.0 } else { SHARE };
-    if honest.share() < share {
+    if row.counts_newcomers() && honest.share() < share {
         missed.push(format!("{} of {} are up", honest.up(), honest.all()));
     }
     let p99 = |outcome: &Outcome| outcome.quantile(0.99).map(|us| us as f64);
