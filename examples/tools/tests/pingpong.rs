@@ -113,6 +113,52 @@ fn every_operation_has_latency_and_throughput() {
 }
 
 #[test]
+fn an_open_loop_counts_from_the_schedule() {
+    let flags = ["demo", "--wait", "event", "--rate", "2000", "-n", "200", "--warmup", "20", "--json", "-"];
+    for provider in ["iwarp", "shm"] {
+        let finished = run(&[&flags[..], &["--provider", provider]].concat());
+        assert_eq!(finished.code(), Some(0), "{finished:?}");
+        let result: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!((number(&result, "/iters"), number(&result, "/rate")), (200.0, 2000.0));
+        assert_eq!(result["half_rtt_us"], Value::Null);
+        let [p50, p99, p999, max] =
+            ["p50", "p99", "p999", "max"].map(|name| number(&result, &format!("/open_loop_us/{name}")));
+        assert!(0.0 < p50 && p50 <= p99 && p99 <= p999 && p999 <= max, "{result}");
+        // The last message goes out 199 intervals after the first one that counts, and not before.
+        assert!(number(&result, "/seconds") > 0.05, "{result}");
+        assert!(finished.stderr.contains("Round trip from the scheduled time, 64 B"), "{finished:?}");
+    }
+    // More than there can be: all messages are due at once, and none is lost.
+    let finished = run(&["demo", "--rate", "1000000000", "-n", "5000", "--json", "-"]);
+    let result: Value = serde_json::from_str(&finished.stdout).unwrap();
+    assert_eq!(number(&result, "/iters"), 5000.0, "{finished:?}");
+}
+
+#[test]
+fn touched_messages_and_direct_regions_work() {
+    for flags in [
+        &["--touch", "-s", "1"][..],
+        &["--touch", "-s", "5000", "--system-congestion"],
+        &["--touch", "--mode", "throughput", "-s", "100K", "-b"],
+        &["--direct", "--op", "read", "-s", "8", "--provider", "shm"],
+        &["--direct", "--op", "read", "-s", "64K", "--mode", "throughput", "--provider", "shm"],
+        &["--direct", "--op", "write", "-s", "64K", "--mode", "throughput", "--provider", "shm"],
+        &["--direct", "--op", "write", "-s", "100", "--provider", "shm"],
+    ] {
+        let finished = run(&[&["demo", "-n", "300", "--json", "-"], flags].concat());
+        assert_eq!(finished.code(), Some(0), "{finished:?}");
+        let result: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!(number(&result, "/iters") % 300.0, 0.0, "{result}");
+        for (flag, name) in [("--touch", "touch"), ("--direct", "direct"), ("--system-congestion", "system_congestion")]
+        {
+            assert_eq!(result[name], flags.contains(&flag), "{name} of {result}");
+        }
+        let side = |side| number(&result, &format!("/processor_us_per_message/{side}"));
+        assert!(side("client") > 0.0 && side("server") > 0.0, "{result}");
+    }
+}
+
+#[test]
 fn several_connections_measure_at_the_same_time_and_both_sides_say_what_they_have_spent() {
     for (flags, messages) in [
         (&["-n", "500", "-q", "3"][..], 1500.0),
@@ -357,7 +403,13 @@ fn bad_flags_are_one_line_each() {
         (&["demo", "-e", "--wait", "spin"], &["--wait"]),
         (&["demo", "--op", "copy"], &["'copy'", "send, write, read"]),
         (&["demo", "--op", "write", "-e"], &["--op write", "--wait event", "--wait spin"]),
-        (&["demo", "--op", "read", "-b", "--mode", "throughput"], &["--bidirectional", "--op send", "read"]),
+        (&["demo", "--op", "read", "-b", "--mode", "throughput"], &["--bidirectional", "--op send"]),
+        (&["demo", "--op", "write", "--touch"], &["--touch", "--op send"]),
+        (&["demo", "--direct"], &["--direct", "--op write"]),
+        (&["demo", "--rate", "0"], &["'0'", "messages per second"]),
+        (&["demo", "--rate", "5", "--op", "read"], &["--rate", "--op send"]),
+        (&["demo", "--rate", "5", "--mode", "throughput"], &["--rate", "--mode latency"]),
+        (&["demo", "--rate", "5", "-q", "2"], &["--rate", "one connection"]),
         (&["demo", "-p", "1"], &["-p"]),
         (&["client", "127.0.0.1", "-p", "70000"], &["70000"]),
         (&["demo", "-d", "mlx5_0"], &["mlx5_0", "iwarp0"]),

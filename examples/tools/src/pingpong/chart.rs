@@ -113,9 +113,9 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
     }
     let title = results.first().map_or_else(String::new, |figures| {
         let job = &figures.plan.job;
-        format!("rdma-pingpong: {} {}, provider {names}, wait {}", job.op, job.op.interval(), job.wait)
+        format!("rdma-pingpong: {} {}, provider {names}, wait {}", job.op, figures.plan.time(), job.wait)
     });
-    let y = results.first().map_or_else(String::new, |figures| format!("{}, us", figures.plan.job.op.interval()));
+    let y = results.first().map_or_else(String::new, |figures| format!("{}, us", figures.plan.time()));
     by_size(&title, &y, &lines)
 }
 
@@ -140,6 +140,25 @@ pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Fa
     let points = all_points(lines)?;
     let axes = (powers_of_ten(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), count_label));
     draw(title, ("connections", y), axes, lines)
+}
+
+/// Draws lines over quantiles, both axes logarithmic: a point at `x` is the time that one message in `x` exceeds.
+///
+/// # Errors
+/// As [`by_size`].
+pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
+    let points = all_points(lines)?;
+    let mut marks: Vec<f64> = points.iter().map(|p| p.0).collect();
+    marks.sort_by(f64::total_cmp);
+    marks.dedup();
+    let (low, high) = (marks[0] / 1.3, marks[marks.len() - 1] * 1.3);
+    let x = Axis { low, high, marks, label: quantile_label };
+    draw(title, ("share of messages that are faster", y), (x, decades(points.iter().map(|p| p.1), time_label)), lines)
+}
+
+fn quantile_label(one_in: f64) -> String {
+    // Two digits are enough, and rounding hides what the division leaves.
+    format!("{} %", ((1.0 - 1.0 / one_in) * 1e4).round() / 1e2)
 }
 
 fn all_points(lines: &[Line]) -> Result<Vec<(f64, f64)>, Failure> {
@@ -215,5 +234,10 @@ mod tests {
         assert!(axis.low < 1.0 && axis.marks.len() <= 16);
         let axis = powers_of_ten([1.0, 10_000.0].into_iter());
         assert_eq!(axis.marks, [1.0, 10.0, 100.0, 1e3, 1e4]);
+    }
+
+    #[test]
+    fn a_quantile_is_written_as_a_share() {
+        assert_eq!([2.0, 100.0, 1000.0].map(quantile_label), ["50 %", "99 %", "99.9 %"]);
     }
 }

@@ -120,9 +120,13 @@ pub struct RunArgs {
     /// Operation that carries the data
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub op: Op,
-    /// Messages on their way at once, for --mode throughput [default: up to 128, fewer for large messages]
+    /// Messages on their way at once, for --mode throughput and --rate [default: up to 128, fewer for large messages]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub tx_depth: Option<u32>,
+    /// Send so many messages per second on a schedule, whether answers come or not: latency is that of a whole round trip, from
+    /// the scheduled time on; the client looks at the clock all the time
+    #[arg(long, value_name = "N", value_parser = parse_rate)]
+    pub rate: Option<f64>,
     /// Connections that measure at the same time, each as many messages
     #[arg(short = 'q', long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CONNECTIONS)))]
@@ -143,6 +147,15 @@ pub struct RunArgs {
     /// Without the embedded provider's CRC32C
     #[arg(long)]
     pub no_crc: bool,
+    /// Write each byte of a message before it is sent, and read each after it has arrived, for --op send
+    #[arg(long)]
+    pub touch: bool,
+    /// Peers of this host map the memory of --op write and --op read, and do the operations themselves
+    #[arg(long)]
+    pub direct: bool,
+    /// Leave the congestion control of TCP within this host to the system
+    #[arg(long)]
+    pub system_congestion: bool,
     /// Write the results as JSON; - is standard output, and the tables go to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -199,6 +212,10 @@ pub fn parse_size(text: &str) -> Result<u32, String> {
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     number(text, 0.001..=86_400.0, "0.001 to 86400 seconds").map(Duration::from_secs_f64)
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    number(text, 0.01..=1e9, "0.01 to 1000000000 messages per second")
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {

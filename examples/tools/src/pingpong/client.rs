@@ -19,10 +19,12 @@ use super::intervals::Intervals;
 use super::job::{Mode, Op};
 use super::latency::Latency;
 use super::output::Output;
+use super::paced::Paced;
 use super::plan::Plan;
 use super::processor;
 use super::progress::Progress;
 use super::throughput::Throughput;
+use super::touch;
 use super::watch::{self, Watch};
 
 /// Time between two drawings of the progress bar.
@@ -61,15 +63,15 @@ pub trait Work: Debug {
     fn completed(&mut self, kind: SendKind);
     /// Restarts the clock of the next message, because something other than the work took time.
     fn resume(&mut self) {}
-    /// Whether there is memory to look at.
+    /// Whether there is memory to look at, or a time to wait for.
     fn is_watching(&self) -> bool {
         false
     }
-    /// Looks at the memory; returns whether the server has written.
+    /// Looks; returns whether the server has written, or the time has come.
     fn look(&mut self) -> bool {
         false
     }
-    /// Handles a write that [`Work::look`] has seen.
+    /// Handles what [`Work::look`] has seen.
     fn seen(&mut self) {}
     /// Ends early, at the latest when the messages on their way have arrived.
     fn wind_down(&mut self);
@@ -150,8 +152,10 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Out
     };
     client.connect(&mut reactor.context());
     while !client.gone {
-        match plan.job.is_watched() {
-            true => watch::run(&mut reactor, &mut client, |client| client.gone || client.is_to_stop(interrupt))?,
+        match plan.job.is_watched() || plan.rate.is_some() {
+            true => {
+                watch::run(&mut reactor, &mut client, &plan.job, |client| client.gone || client.is_to_stop(interrupt))?
+            }
             false => reactor.run(&mut client)?,
         }
         if client.is_to_stop(interrupt) {
@@ -292,7 +296,10 @@ impl Client<'_> {
 impl Handler for Client<'_> {
     fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         let work: Box<dyn Work> = match self.plan.job.mode {
-            Mode::Latency => Box::new(Latency::new(&self.plan)),
+            Mode::Latency => match self.plan.rate {
+                Some(rate) => Box::new(Paced::new(&self.plan, rate)),
+                None => Box::new(Latency::new(&self.plan)),
+            },
             Mode::Throughput => Box::new(Throughput::new(&self.plan)),
         };
         if self.lines.is_empty() {
@@ -326,6 +333,9 @@ impl Handler for Client<'_> {
                 self.processors.server = Some(Duration::from_nanos(time));
                 return self.close_all(cx);
             }
+        }
+        if self.plan.job.touch {
+            touch::read(&message);
         }
         match line.work.arrived(&message) {
             Ok(()) => self.go_on(cx, connection),
@@ -404,6 +414,10 @@ impl Handler for Client<'_> {
 impl Watch for Client<'_> {
     fn is_watching(&self) -> bool {
         !self.gone && self.lines.values().next().is_some_and(|line| line.work.is_watching())
+    }
+
+    fn is_impatient(&self) -> bool {
+        self.plan.rate.is_some()
     }
 
     #[inline]

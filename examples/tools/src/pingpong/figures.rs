@@ -17,7 +17,7 @@ pub struct Measured {
     pub messages: u64,
     /// Time from the first message to the last answer.
     pub elapsed: Duration,
-    /// Halves of the round trips, or whole reads, ns; for latency only.
+    /// Halves of the round trips, whole reads, or in an open loop round trips from their scheduled times, ns; for latency only.
     pub latency: Option<Histogram<u64>>,
 }
 
@@ -80,6 +80,16 @@ impl Figures {
     pub fn messages_per_second(&self) -> f64 {
         let seconds = self.measured.elapsed.as_secs_f64();
         if seconds > 0.0 { self.measured.messages as f64 / seconds } else { 0.0 }
+    }
+
+    /// Processor time of the client and of the server for one message, or one round trip, us: warm-up included on both sides of
+    /// the division.
+    #[must_use]
+    pub fn processor_us_per_message(&self) -> [Option<f64>; 2] {
+        let warmup = self.plan.warmup * u64::from(self.plan.job.connections);
+        let messages = (self.measured.iterations + warmup) as f64;
+        let each = |time: Duration| (messages > 0.0).then(|| time.as_secs_f64() * 1e6 / messages);
+        [each(self.processors.client), self.processors.server.and_then(each)]
     }
 
     /// Throughput of payload, Gbit/s.

@@ -53,17 +53,6 @@ pub enum Op {
     Read,
 }
 
-impl Op {
-    /// The name of the time that a latency is.
-    #[must_use]
-    pub const fn interval(self) -> &'static str {
-        match self {
-            Self::Send | Self::Write => "half round trip",
-            Self::Read => "read",
-        }
-    }
-}
-
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -131,9 +120,15 @@ pub struct Job {
     pub bidirectional: bool,
     /// The embedded provider uses its CRC32C.
     pub crc: bool,
+    /// Each byte of a message is written before it is sent, and read after it has arrived.
+    pub touch: bool,
+    /// The memory of one-sided operations is mapped by the peer (`RegionOptions::direct`).
+    pub direct: bool,
+    /// The system chooses the congestion control of TCP within this host, and not the library.
+    pub system_congestion: bool,
     /// Bytes per message.
     pub size: u32,
-    /// Messages on their way at once.
+    /// Messages on their way at once; for latency more than one only with a schedule.
     pub depth: u32,
     /// Connections of the client, which measure at the same time.
     pub connections: u16,
@@ -147,6 +142,9 @@ impl Job {
         wait: WaitMode::Event,
         bidirectional: false,
         crc: true,
+        touch: false,
+        direct: false,
+        system_congestion: false,
         size: 64,
         depth: 1,
         connections: 1,
@@ -190,7 +188,8 @@ impl Job {
             Op::Write => 1,
             Op::Read => 2,
         };
-        let flags = u8::from(self.bidirectional) | u8::from(self.crc) << 1;
+        let flags = [self.bidirectional, self.crc, self.touch, self.direct, self.system_congestion];
+        let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
         let mut out = MAGIC.to_vec();
         out.extend_from_slice(&[mode, wait, flags, op]);
         out.extend_from_slice(&self.size.to_le_bytes());
@@ -231,7 +230,9 @@ impl Job {
             2 => Op::Read,
             other => return Err(format!("unknown operation {other}")),
         };
-        if flags > 3 || (flags & 1 != 0 && op != Op::Send) {
+        let [bidirectional, crc, touch, direct, system_congestion] = [0, 1, 2, 3, 4].map(|bit| flags >> bit & 1 != 0);
+        let misplaced = if op == Op::Send { direct } else { bidirectional || touch };
+        if flags >> 5 != 0 || misplaced {
             return Err(format!("unknown flags {flags:#x}"));
         }
         let (size, depth) = (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([d0, d1, d2, d3]));
@@ -245,8 +246,8 @@ impl Job {
         if !(1..=MAX_CONNECTIONS).contains(&connections) {
             return Err(format!("{connections} connections"));
         }
-        let (bidirectional, crc) = (flags & 1 != 0, flags & 2 != 0);
-        let job = Self { mode, op, wait, bidirectional, crc, size, depth, connections };
+        let job =
+            Self { mode, op, wait, bidirectional, crc, touch, direct, system_congestion, size, depth, connections };
         Ok((job, u32::from_le_bytes([c0, c1, c2, c3])))
     }
 
@@ -271,11 +272,11 @@ impl Job {
             // The send queue has room for blocks with completions that nobody has collected yet.
             Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
             // One message is on its way, and the device is asked once for each quarter of a queue what was sent.
-            Mode::Latency => (8, 32),
+            Mode::Latency if self.depth == 1 => (8, 32),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
             // Grants come when about half a window is owed, so twice the depth keeps small messages flowing.
-            Mode::Throughput if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
-            Mode::Throughput => (self.depth.max(5), self.depth),
+            _ if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
+            _ => (self.depth.max(5), self.depth),
         };
         let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
         // A page per message covers the library's header and rounding; a few more than a connection needs are for
@@ -293,7 +294,12 @@ impl Job {
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
             .timeouts(|t| t.connect = Duration::from_secs(5))
             .timeouts(|t| t.handshake = Duration::from_secs(2))
-            .iwarp(|i| i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off }))
+            .iwarp(|i| {
+                i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off };
+                if self.system_congestion {
+                    i.host_congestion = None;
+                }
+            }))
     }
 }
 
@@ -358,12 +364,15 @@ mod tests {
             wait: WaitMode::Spin,
             bidirectional: true,
             crc: false,
+            touch: true,
+            direct: false,
+            system_congestion: true,
             size: 1 << 30,
             depth: 8192,
             connections: 1024,
         };
         let [write, read] = [Op::Write, Op::Read].map(|op| Job { op, ..Job::IDLE });
-        for job in [Job::IDLE, job, write, read] {
+        for job in [Job::IDLE, job, write, read, Job { direct: true, ..read }] {
             let data = job.encode(0xffff_0007);
             assert!(data.len() <= rdma_reactor::MAX_USER_PRIVATE_DATA);
             assert_eq!(Job::decode(&data), Ok((job, 0xffff_0007)));
@@ -378,6 +387,7 @@ mod tests {
             (3, 9, "version"),
             (4, 7, "mode"),
             (6, 8, "flags"),
+            (6, 32, "flags"),
             (7, 3, "operation"),
             (15, 255, "depth"),
             (17, 255, "connections"),

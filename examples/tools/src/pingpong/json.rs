@@ -38,6 +38,7 @@ fn object(figures: &Figures) -> Value {
             "gbit_per_second": interval.gbit_per_second(),
         })
     });
+    let [client_us, server_us] = figures.processor_us_per_message();
     json!({
         "provider": provider,
         "size": plan.job.size,
@@ -47,12 +48,17 @@ fn object(figures: &Figures) -> Value {
         "wait": plan.job.wait.to_string(),
         "bidirectional": plan.job.bidirectional,
         "crc": plan.job.crc,
+        "touch": plan.job.touch,
+        "direct": plan.job.direct,
+        "system_congestion": plan.job.system_congestion,
+        "rate": plan.rate,
         "tx_depth": plan.job.depth,
         "connections": plan.job.connections,
         "interrupted": interrupted,
         "seconds": measured.elapsed.as_secs_f64(),
-        "half_rtt_us": latency.as_ref().filter(|_| plan.job.op != Op::Read),
+        "half_rtt_us": latency.as_ref().filter(|_| plan.job.op != Op::Read && plan.rate.is_none()),
         "read_us": latency.as_ref().filter(|_| plan.job.op == Op::Read),
+        "open_loop_us": latency.as_ref().filter(|_| plan.rate.is_some()),
         "messages_per_second": figures.messages_per_second(),
         "gbit_per_second": figures.gbit_per_second(),
         "intervals": intervals.collect::<Vec<_>>(),
@@ -60,6 +66,7 @@ fn object(figures: &Figures) -> Value {
             "client": processors.client.as_secs_f64(),
             "server": processors.server.map(|time| time.as_secs_f64()),
         },
+        "processor_us_per_message": { "client": client_us, "server": server_us },
         "stats": stats,
     })
 }

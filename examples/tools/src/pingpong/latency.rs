@@ -10,7 +10,7 @@ use super::client::Work;
 use super::failure::Failure;
 use super::figures::Measured;
 use super::frame::Frame;
-use super::job::Op;
+use super::job::{Job, Op};
 use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
@@ -21,8 +21,7 @@ const RECENT: usize = 4096;
 /// A latency measurement.
 #[derive(Debug)]
 pub struct Latency {
-    size: u32,
-    op: Op,
+    job: Job,
     /// The memory that the answers to writes arrive in.
     inbox: Option<Inbox>,
     extent: Extent,
@@ -46,11 +45,10 @@ impl Latency {
     pub fn new(plan: &Plan) -> Self {
         let now = Instant::now();
         Self {
-            size: plan.job.size,
-            op: plan.job.op,
+            job: plan.job,
             inbox: None,
             extent: plan.extent,
-            outlet: Outlet::new(plan.job.size),
+            outlet: Outlet::new(&plan.job),
             warmup: plan.warmup,
             done: 0,
             times: Histogram::new(3).expect("three digits are a valid precision"),
@@ -75,10 +73,10 @@ impl Work for Latency {
     }
 
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure> {
-        let target = Target::new(cx, conn, self.size, self.op, memory)?;
-        self.outlet.aim(if self.op == Op::Write { target.counting(cx, conn)? } else { target });
-        if self.op == Op::Write {
-            let memory = target::lend(cx, conn, self.size, self.op)?;
+        let target = Target::new(cx, conn, self.job.size, self.job.op, memory)?;
+        self.outlet.aim(if self.job.op == Op::Write { target.counting(cx, conn)? } else { target });
+        if self.job.op == Op::Write {
+            let memory = target::lend(cx, conn, &self.job)?;
             // Nothing else was sent, so there is room.
             self.outlet.control(cx, conn, Frame::Lent(memory.remote()));
             self.inbox = Some(Inbox::new(memory));
@@ -88,7 +86,7 @@ impl Work for Latency {
 
     fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
         let now = Instant::now();
-        if Frame::read(message, self.size) != Some(Frame::Data) || self.my_turn || self.op != Op::Send {
+        if Frame::read(message, self.job.size) != Some(Frame::Data) || self.my_turn || self.job.op != Op::Send {
             return Err(format!("an unexpected message of {} bytes", message.len()));
         }
         self.answered(now);
@@ -148,7 +146,7 @@ impl Work for Latency {
 
     fn measured(&self) -> Measured {
         let mut times = self.times.clone();
-        sort(&self.recent, self.op, &mut times);
+        sort(&self.recent, self.job.op, &mut times);
         Measured {
             iterations: self.done,
             messages: self.done,
@@ -170,7 +168,7 @@ impl Latency {
         }
         self.recent.push(now - sent_at);
         if self.recent.len() == RECENT {
-            sort(&self.recent, self.op, &mut self.times);
+            sort(&self.recent, self.job.op, &mut self.times);
             self.recent.clear();
             self.resume();
         }

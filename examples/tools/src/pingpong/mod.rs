@@ -23,6 +23,7 @@ pub mod json;
 pub mod latency;
 pub mod outlet;
 pub mod output;
+pub mod paced;
 pub mod plan;
 pub mod processor;
 pub mod progress;
@@ -32,6 +33,7 @@ pub mod stream;
 pub mod table;
 pub mod target;
 pub mod throughput;
+pub mod touch;
 pub mod watch;
 
 use std::ffi::OsString;

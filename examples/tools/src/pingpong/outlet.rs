@@ -4,7 +4,9 @@
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
 use super::frame::Frame;
+use super::job::Job;
 use super::target::Target;
+use super::touch;
 
 /// Largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
 const COPY_UP_TO: u32 = 4096;
@@ -33,6 +35,8 @@ impl From<SendErrorKind> for Sent {
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,
+    /// Each byte is written before it is sent: the value of the next message, if so.
+    touch: Option<u8>,
     /// The target, if one-sided operations are used instead of messages.
     target: Option<Target>,
     /// The bytes that small messages are copied from.
@@ -44,11 +48,12 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Makes an outlet for messages of `size` bytes.
+    /// Makes an outlet for the messages or operations of a job.
     #[must_use]
-    pub fn new(size: u32) -> Self {
+    pub fn new(job: &Job) -> Self {
+        let size = job.size;
         let small = if size <= COPY_UP_TO { vec![0; size as usize] } else { Vec::new() };
-        Self { size, target: None, small, refused: None, blocked: false }
+        Self { size, touch: job.touch.then_some(0), target: None, small, refused: None, blocked: false }
     }
 
     /// Whether it sends operations, and no messages.
@@ -62,15 +67,21 @@ impl Outlet {
         self.target = Some(target);
     }
 
-    /// Sends one data message, or starts one operation. Large messages carry the old content of their buffers, as with
-    /// the tools of perftest, because filling the buffers would measure the memory.
+    /// Sends one data message, or starts one operation. Unless the job touches them, large messages carry the
+    /// old content of their buffers, as with the tools of perftest, because filling the buffers would measure the memory.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         if self.blocked {
             return Sent::Blocked;
         }
         let sent = match &mut self.target {
             Some(target) => target.go(cx, conn),
-            None if self.size <= COPY_UP_TO => cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes),
+            None if self.size <= COPY_UP_TO => {
+                if let Some(value) = &mut self.touch {
+                    touch::write(&mut self.small, value);
+                    Frame::mark_data(&mut self.small);
+                }
+                cx.send(conn, &self.small).map_or_else(Sent::from, |_| Sent::Yes)
+            }
             None => self.large(cx, conn),
         };
         self.blocked = sent == Sent::Blocked;
@@ -89,9 +100,16 @@ impl Outlet {
     }
 
     fn large(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
-        let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return Sent::Gone };
-        buffer.set_len(self.size as usize);
-        Frame::mark_data(&mut buffer);
+        let buffer = self.refused.take().or_else(|| {
+            let mut buffer = cx.buffer(conn)?;
+            buffer.set_len(self.size as usize);
+            if let Some(value) = &mut self.touch {
+                touch::write(&mut buffer, value);
+            }
+            Frame::mark_data(&mut buffer);
+            Some(buffer)
+        });
+        let Some(buffer) = buffer else { return Sent::Gone };
         match cx.send_buffer(conn, buffer) {
             Ok(_) => Sent::Yes,
             Err(error) => {

@@ -50,6 +50,8 @@ pub struct Plan {
     pub extent: Extent,
     /// Number of messages before the measurement.
     pub warmup: u64,
+    /// Messages per second of an open loop, if it is one.
+    pub rate: Option<f64>,
     /// Provider that carries the connection.
     pub provider: ProviderChoice,
     /// How the connection is secured.
@@ -78,12 +80,24 @@ impl Plan {
             let cure = "one connection takes all of a processor that looks at memory";
             return Err(Failure::new(format!("no latency of --op write with --connections: {cure}")));
         }
-        if args.bidirectional && args.op != Op::Send {
-            return Err(Failure::new(format!("--bidirectional needs --op send, not {}", args.op)));
+        for (given, flag, wanted, is) in [
+            (args.bidirectional, "--bidirectional", "--op send", args.op == Op::Send),
+            (args.touch, "--touch", "--op send", args.op == Op::Send),
+            (args.direct, "--direct", "--op write or --op read", args.op != Op::Send),
+            (args.rate.is_some(), "--rate", "--op send", args.op == Op::Send),
+            (args.rate.is_some(), "--rate", "--mode latency", args.mode == Mode::Latency),
+            (args.rate.is_some(), "--rate", "one connection", args.connections == 1),
+        ] {
+            if given && !is {
+                return Err(Failure::new(format!("{flag} needs {wanted}")));
+            }
         }
         wait.policy()?;
         if args.mode == Mode::Latency {
-            let misplaced = [(args.bidirectional, "--bidirectional"), (args.tx_depth.is_some(), "--tx-depth")];
+            let misplaced = [
+                (args.bidirectional, "--bidirectional"),
+                (args.tx_depth.is_some() && args.rate.is_none(), "--tx-depth"),
+            ];
             if let Some((_, flag)) = misplaced.iter().find(|(given, _)| *given) {
                 return Err(Failure::new(format!("{flag} needs --mode throughput")));
             }
@@ -102,6 +116,16 @@ impl Plan {
         args.size.unwrap_or(64)
     }
 
+    /// The name of the time that a latency is.
+    #[must_use]
+    pub const fn time(&self) -> &'static str {
+        match (self.rate, self.job.op) {
+            (Some(_), _) => "round trip from the scheduled time",
+            (None, Op::Send | Op::Write) => "half round trip",
+            (None, Op::Read) => "read",
+        }
+    }
+
     fn of_size(args: &RunArgs, size: u32, wait: WaitMode, (provider, security): (ProviderChoice, &Security)) -> Self {
         let job = Job {
             mode: args.mode,
@@ -109,10 +133,13 @@ impl Plan {
             wait,
             bidirectional: args.bidirectional,
             crc: !args.no_crc,
+            touch: args.touch,
+            direct: args.direct,
+            system_congestion: args.system_congestion,
             size,
             depth: match args.mode {
-                Mode::Latency => 1,
-                Mode::Throughput => args.tx_depth.unwrap_or(Job::suited_depth(size)),
+                Mode::Latency if args.rate.is_none() => 1,
+                _ => args.tx_depth.unwrap_or(Job::suited_depth(size)),
             },
             connections: args.connections,
         };
@@ -122,7 +149,7 @@ impl Plan {
             (None, iters) => Extent::Messages(iters.unwrap_or(usual)),
         };
         let warmup = args.warmup.unwrap_or_else(|| (args.iters.unwrap_or(usual) / 10).min(1000));
-        Self { job, extent, warmup, provider, security: security.clone(), interval: args.interval }
+        Self { job, extent, warmup, rate: args.rate, provider, security: security.clone(), interval: args.interval }
     }
 }
 

@@ -11,7 +11,6 @@ use super::figures::{Figures, size_label, us};
 use super::file::ResultFile;
 use super::histogram;
 use super::interrupt::Interrupt;
-use super::job::Op;
 use super::json;
 use super::output::Output;
 use super::plan::Plan;
@@ -121,9 +120,10 @@ impl Series {
         let selected = results.iter().find(|figures| figures.plan.job.size == self.selected).or(results.last());
         if let Some(figures) = selected {
             if let Some(latency) = &figures.measured.latency {
-                let job = &figures.plan.job;
-                let what = if job.op == Op::Read { "Read" } else { "Half round trip" };
-                out.line(format_args!("\n{what}, {}:", size_label(job.size.into())));
+                let what = figures.plan.time();
+                let (first, rest) = what.split_at(1);
+                let size = size_label(figures.plan.job.size.into());
+                out.line(format_args!("\n{}{rest}, {size}:", first.to_uppercase()));
                 out.text(&histogram::text(latency));
             }
             out.line(format_args!("\n{}", summary(figures)));
@@ -158,7 +158,7 @@ fn summary(figures: &Figures) -> String {
     let figures = match &measured.latency {
         Some(h) => format!(
             "{how}: {op} of {size}, {} p50 {:.2} us, p99 {:.2} us; {} of them in {seconds:.2} s",
-            op.interval(),
+            plan.time(),
             us(h.value_at_quantile(0.5)),
             us(h.value_at_quantile(0.99)),
             measured.iterations

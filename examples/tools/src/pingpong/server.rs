@@ -25,6 +25,7 @@ use super::output::Output;
 use super::processor;
 use super::stream::Stream;
 use super::target::{self, Inbox, Target};
+use super::touch;
 use super::watch::{self, Watch};
 
 /// Time that clients get to hear that the server ends.
@@ -69,7 +70,9 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
         let mut server =
             Server { job, next: None, client: Client::default(), sessions: BTreeMap::new(), output, quiet: args.child };
         match job.is_watched() {
-            true => watch::run(&mut reactor, &mut server, |server| server.next.is_some() || interrupt.is_raised())?,
+            true => {
+                watch::run(&mut reactor, &mut server, &job, |server| server.next.is_some() || interrupt.is_raised())?
+            }
             false => reactor.run(&mut server)?,
         }
         reactor.shutdown(&mut server, FAREWELL)?;
@@ -188,13 +191,13 @@ impl Server {
 
 impl Session {
     fn new(cx: &mut Context<'_>, connection: ConnectionId, job: &Job) -> Result<Self, Error> {
-        let mut outlet = Outlet::new(job.size);
-        let stream = Stream::new(job.size, job.depth);
+        let mut outlet = Outlet::new(job);
+        let stream = Stream::new(job);
         let role = match (job.mode, job.op) {
             (Mode::Latency, Op::Send) => Role::Echo { outlet, owed: 0 },
             (Mode::Throughput, Op::Send) => Role::Sink { stream },
-            (_, op) => {
-                let memory = target::lend(cx, connection, job.size, op)?;
+            (_, Op::Write | Op::Read) => {
+                let memory = target::lend(cx, connection, job)?;
                 // This is the first message, so there is room.
                 outlet.control(cx, connection, Frame::Lent(memory.remote()));
                 match job.is_watched() {
@@ -288,6 +291,9 @@ impl Handler for Server {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, connection: ConnectionId, message: Message<'_>) {
         let Some(session) = self.sessions.get_mut(&connection) else { return };
+        if self.job.touch {
+            touch::read(&message);
+        }
         if session.arrived(cx, &message, &self.job) {
             session.proceed(cx);
         } else if Frame::read(&message, self.job.size) == Some(Frame::Ask) {

@@ -4,6 +4,7 @@
 use rdma_reactor::{ConnectionId, Context};
 
 use super::frame::Frame;
+use super::job::Job;
 use super::outlet::{Outlet, Sent};
 use super::target::Target;
 
@@ -30,10 +31,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes an idle stream of messages or operations of `size` bytes, with up to `depth` operations on their way at once.
+    /// Makes an idle stream of the messages or operations of a job.
     #[must_use]
-    pub fn new(size: u32, depth: u32) -> Self {
-        Self { outlet: Outlet::new(size), depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
+    pub fn new(job: &Job) -> Self {
+        Self { outlet: Outlet::new(job), depth: job.depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
     }
 
     /// Reads or writes there from now on.

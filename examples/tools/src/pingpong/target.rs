@@ -3,19 +3,20 @@
 use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions, RemoteRegion};
 
 use super::failure::Failure;
-use super::job::Op;
+use super::job::{Job, Op};
 use super::outlet::Sent;
 
 /// Length of a word, which a processor reads at once, bytes.
 const WORD: usize = 8;
 
-/// Registers memory of `size` bytes that a peer may write, or may read.
+/// Registers memory for the operations of a job, which a peer may write, or may read.
 ///
 /// # Errors
 /// The device or the system refused.
-pub fn lend(cx: &mut Context<'_>, conn: ConnectionId, size: u32, op: Op) -> Result<Region, Error> {
-    let access = if op == Op::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
-    cx.register(conn, whole_words(size), &RegionOptions::new().allow(access))
+pub fn lend(cx: &mut Context<'_>, conn: ConnectionId, job: &Job) -> Result<Region, Error> {
+    let access = if job.op == Op::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+    let options = RegionOptions::new().allow(access);
+    cx.register(conn, whole_words(job.size), &if job.direct { options.direct() } else { options })
 }
 
 fn whole_words(size: u32) -> usize {

@@ -45,7 +45,7 @@ impl Throughput {
             op: plan.job.op,
             bidirectional: plan.job.bidirectional,
             extent: plan.extent,
-            stream: Stream::new(plan.job.size, plan.job.depth),
+            stream: Stream::new(&plan.job),
             warmup: plan.warmup,
             received: 0,
             looked_at: 0,

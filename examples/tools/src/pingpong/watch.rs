@@ -1,11 +1,14 @@
-//! A loop for programs that look at memory which a peer writes. It takes many looks, and then a turn of the reactor.
+//! A loop for programs that look at something other than events: at memory which a peer writes, or at the clock. It takes some looks,
+//! and then a turn of the reactor.
 
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{Context, Error, Handler, Reactor};
 
-/// Number of looks between two turns on a device, which places data by itself. The embedded provider places data in its
-/// turns only.
+use super::job::Job;
+
+/// Number of looks between two turns where data is placed without this side: on a device, and in memory that the peer has mapped.
+/// Otherwise the embedded provider places data in its turns.
 const LOOKS: u32 = 1000;
 /// Largest number of blocks between two turns, so that completions are collected before the send queue is full.
 pub const BLOCKS: u32 = 16;
@@ -14,27 +17,37 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Time that such a turn sleeps, unless something happens.
 const NAP: Duration = Duration::from_millis(1);
 
-/// A handler that looks at memory.
+/// A handler that looks at memory, or at the clock.
 pub trait Watch: Handler {
-    /// Whether there is memory to look at.
+    /// Whether there is something to look at.
     fn is_watching(&self) -> bool;
-    /// Looks once; returns whether the peer has written.
+    /// Whether no turn may sleep while there is something to look at.
+    fn is_impatient(&self) -> bool {
+        false
+    }
+    /// Looks once; returns whether the peer has written, or a time has come.
     fn look(&mut self) -> bool;
-    /// Answers a write of the peer. The handler must post its sends at once.
+    /// Handles what a look has seen. The handler must post its sends at once.
     fn seen(&mut self, cx: &mut Context<'_>);
 }
 
-/// Takes turns and looks until `over`, or until there is no memory left to look at.
+/// Takes turns and looks until `over`.
 ///
 /// # Errors
 /// The reactor as a whole failed.
-pub fn run<H: Watch>(reactor: &mut Reactor, handler: &mut H, over: impl Fn(&H) -> bool) -> Result<(), Error> {
-    let most = if reactor.provider_name() == "iwarp" { 1 } else { LOOKS };
+pub fn run<H: Watch>(
+    reactor: &mut Reactor,
+    handler: &mut H,
+    job: &Job,
+    over: impl Fn(&H) -> bool,
+) -> Result<(), Error> {
+    let is_placed = job.direct || reactor.provider_name().contains("verbs");
+    let most = if job.is_watched() && is_placed { LOOKS } else { 1 };
     let mut last = Instant::now();
     while !over(handler) {
         let timeout = match handler.is_watching() {
             false => None,
-            true if last.elapsed() < PATIENCE => Some(Duration::ZERO),
+            true if handler.is_impatient() || last.elapsed() < PATIENCE => Some(Duration::ZERO),
             true => Some(NAP),
         };
         reactor.turn(handler, timeout)?;
