@@ -120,11 +120,11 @@ coverage: ## Line coverage; fails below 92 per cent
 
 ##@ Measure
 
-bench: ## Against bare TCP, UCX, libfabric, sockperf and iperf3, in one run
+bench: ## Against bare TCP, UCX, libfabric, sockperf, iperf3 and bare shared memory, in one run
 	$(CARGO) build --release -p rdma-reactor-tools --bin bench
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
 	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg \
-		--connections-svg target/bench/connections.svg
+		--connections-svg target/bench/connections.svg --open-loop-svg target/bench/open-loop.svg
 
 bench-setup: ## Install the programs that make bench compares with
 	tests/packages.sh ucx-utils libfabric-bin sockperf iperf3 openssl

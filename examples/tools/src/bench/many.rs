@@ -16,6 +16,7 @@ use rdma_reactor::{
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
 
+use super::machine;
 use super::pair;
 
 /// Length of a message, bytes.
@@ -186,6 +187,7 @@ struct Socket {
 impl Socket {
     fn new(poll: &Poll, mut stream: TcpStream, place: usize) -> io::Result<Self> {
         stream.set_nodelay(true)?;
+        machine::equal_congestion(&stream);
         poll.registry().register(&mut stream, Token(place), Interest::READABLE)?;
         Ok(Self { stream, message: [7; SIZE], have: 0 })
     }

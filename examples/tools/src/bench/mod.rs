@@ -1,19 +1,29 @@
 //! `bench`: `rdma-pingpong` and one-sided operations against bare TCP and against programs by others on this machine, and secured
 //! connections against plain ones and against `openssl`, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]). The competitors are [`tcp`], the
-//! [`peers`], [`openssl`], and this library itself; [`one_sided`], [`mix`], [`many`] and [`secured`] have work that `rdma-pingpong`
-//! does not do. A figure is the median of its rounds, and a ratio is the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]), between two probes of the [`distance`] of
+//! these processors. The [`rows`] name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library itself with
+//! other [`work`]; [`one_sided`], [`mix`], [`many`] and [`secured`] have work that `rdma-pingpong` does not do. In an [`outcome`], a
+//! figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
+pub mod distance;
+pub mod machine;
 pub mod many;
 pub mod mix;
 pub mod one_sided;
 pub mod openssl;
+pub mod outcome;
 pub mod pair;
 pub mod peers;
+pub mod picture;
+pub mod ring;
+pub mod rows;
+pub mod sample;
 pub mod secured;
+pub mod target;
 pub mod tcp;
+pub mod work;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -29,10 +39,13 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
 use crate::secure::SecurityArgs;
 
-use self::contest::Outcome;
+use self::contest::Wanted;
+use self::distance::{Distance, NEAR_BELOW_NS};
+use self::machine::Times;
 use self::many::Carrier;
 use self::mix::Buffers;
 use self::one_sided::Operation;
+use self::outcome::Outcome;
 use self::pair::Processors;
 use self::tcp::Kind;
 
@@ -40,13 +53,16 @@ use self::tcp::Kind;
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Cli {
-    /// Rounds per figure, of which the median counts
+    /// Rounds per figure, of which the median counts: so many with near processors, and as many with far ones
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Tries for these rounds with near processors, at most
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    tries: u32,
     /// Only the rows that have this text in their names, such as TLS
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Write the results as JSON; - is standard output, and the table goes to standard error
+    /// Write the results as JSON; - is standard output, and the table, which is Markdown, goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draw the spinning half round trips by size
@@ -55,6 +71,9 @@ struct Cli {
     /// Draw the echoes per second by connections
     #[arg(long, value_name = "FILE")]
     connections_svg: Option<PathBuf>,
+    /// Draw the round trips of the open loop by quantile
+    #[arg(long, value_name = "FILE")]
+    open_loop_svg: Option<PathBuf>,
     /// End with exit code 1 when a target is missed
     #[arg(long)]
     check: bool,
@@ -204,26 +223,85 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let picture = |flag, path: &Option<PathBuf>| path.as_ref().map(|path| ResultFile::open(flag, path)).transpose();
     let by_size = picture("--svg", &cli.svg)?;
     let by_connections = picture("--connections-svg", &cli.connections_svg)?;
+    let by_quantile = picture("--open-loop-svg", &cli.open_loop_svg)?;
     let processors = Processors::of_this_machine();
-    out.line(format_args!("{processors}; medians of {} rounds, of their ratios too", cli.rounds));
-    let outcomes = contest::run(cli.rounds, cli.only.as_deref().unwrap_or_default(), &processors)?;
-    out.line(contest::head());
+    let wanted = Wanted { rounds: cli.rounds as usize, tries: cli.tries as usize };
+    let before = Times::now();
+    let outcomes = contest::run(wanted, cli.only.as_deref().unwrap_or_default(), &processors)?;
+    let after = Times::now();
+    let stolen = before.zip(after).map(|(before, after)| after.stolen_percent(&before));
+    let (system, own) = (machine::system_congestion(), machine::own_congestion());
+    out.line(format_args!("{processors}; medians of up to {} rounds, of their ratios too", cli.rounds));
+    out.line(format_args!(
+        "congestion control of the system: {system}; of this library within a host: {}",
+        own.unwrap_or("the same")
+    ));
+    out.line(match (before.zip(after), stolen) {
+        (Some((before, after)), Some(percent)) => {
+            format!("steal: {} ticks before, {} after, {percent:.2} % of the time", before.stolen, after.stolen)
+        }
+        _ => "steal: unknown".into(),
+    });
+    let columns: &[Distance] = match processors.count() {
+        0 | 1 => &[Distance::Unknown],
+        _ => {
+            out.line(format_args!(
+                "near: 64 B to the other processor take less than {NEAR_BELOW_NS} ns; mixed: rounds that changed"
+            ));
+            &[Distance::Near, Distance::Far]
+        }
+    };
+    out.line(format_args!("\n{}", outcome::head(columns)));
     for outcome in &outcomes {
-        out.line(outcome);
+        out.line(outcome.row(columns));
+    }
+    let tails: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.tail_rows(columns)).collect();
+    if !tails.is_empty() {
+        out.line(format_args!("\n{}\n{}", outcome::tail_head(), tails.join("\n")));
     }
     let all_met = outcomes.iter().all(Outcome::is_met);
     let results: Vec<_> = outcomes.iter().map(Outcome::json).collect();
-    let text = format!("{:#}\n", json!({ "rounds": cli.rounds, "processors": processors.count(), "results": results }));
+    let document = json!({
+        "rounds": cli.rounds,
+        "tries": cli.tries,
+        "processors": processors.count(),
+        "near_below_ns": NEAR_BELOW_NS,
+        "congestion_control": { "system": system, "own": own },
+        "steal": {
+            "ticks_before": before.map(|times| times.stolen),
+            "ticks_after": after.map(|times| times.stolen),
+            "percent": stolen,
+        },
+        "results": results,
+    });
+    let text = format!("{document:#}\n");
     match file {
         Some(file) => file.write(&text)?,
         None if to_stdout => Output::stdout().text(&text),
         None => {}
     }
     if let Some(file) = by_size {
-        file.write(&contest::latency_by_size(&outcomes)?)?;
+        file.write(&picture::latency_by_size(&outcomes)?)?;
     }
     if let Some(file) = by_connections {
-        file.write(&contest::rate_by_connections(&outcomes)?)?;
+        file.write(&picture::rate_by_connections(&outcomes)?)?;
+    }
+    if let Some(file) = by_quantile {
+        file.write(&picture::open_loop(&outcomes)?)?;
     }
     Ok(if cli.check && !all_met { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["bench"]).unwrap();
+        assert_eq!((cli.rounds, cli.tries), (5, 40));
+    }
 }

@@ -35,8 +35,17 @@ impl Processors {
         self.all.len()
     }
 
+    /// The numbers of the processors of the server and of the client.
+    #[must_use]
+    pub fn numbers(&self) -> [usize; 2] {
+        match self.all[..] {
+            [first, second, ..] => [first.id, second.id],
+            _ => [0, 0],
+        }
+    }
+
     /// Moves this thread, and so the next child, to a processor.
-    fn choose(&self, index: usize) {
+    pub fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..] {
             if !core_affinity::set_for_current([first, second][index]) {
                 log::warn!("cannot run on processor {index}");
@@ -49,7 +58,7 @@ impl fmt::Display for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.all[..] {
             [first, second, ..] => write!(f, "server on processor {}, client on {}", first.id, second.id),
-            _ => f.write_str("one processor for both sides: spinning is at its worst here"),
+            _ => f.write_str("one processor for both sides, so no probe of a distance: spinning is at its worst here"),
         }
     }
 }

@@ -6,14 +6,44 @@ use serde_json::Value;
 
 use crate::pingpong::failure::Failure;
 
+use super::machine;
 use super::pair::{self, Processors};
+use super::sample::{Sample, Tail};
 
 /// Longest time of a client, seconds.
 const PATIENCE: &str = "10";
-/// By default, UCX sends 64 KiB by rendezvous, which takes twice the time here. At 1 MiB, rendezvous is faster.
-const UCX: &str = "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo UCX_RNDV_THRESH=256K ucx_perftest -p PORT";
 
-/// A program by others with its work. `PORT` in the command lines is the port that both sides use.
+/// The transports of UCX.
+#[derive(Clone, Copy, Debug)]
+pub enum Ucx {
+    /// TCP over the loopback. By default, UCX sends 64 KiB by rendezvous, which takes twice the time here. At 1 MiB, rendezvous is faster.
+    Tcp,
+    /// Shared memory, with two copies.
+    Posix,
+    /// Shared memory, and for long messages one copy out of the other process (`process_vm_readv`).
+    Cma,
+}
+
+impl Ucx {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "UCX",
+            Self::Posix => "UCX posix",
+            Self::Cma => "UCX cma",
+        }
+    }
+
+    const fn settings(self) -> &'static str {
+        match self {
+            Self::Tcp => "UCX_TLS=tcp,self UCX_NET_DEVICES=lo UCX_RNDV_THRESH=256K",
+            Self::Posix => "UCX_TLS=posix,self",
+            Self::Cma => "UCX_TLS=posix,cma,self",
+        }
+    }
+}
+
+/// A program by others with its work. `PORT` in the command lines is the port that both sides use, and `SERVER` and `CLIENT` are the numbers of
+/// the two processors.
 #[derive(Clone, Debug)]
 pub struct Peer {
     name: &'static str,
@@ -24,32 +54,45 @@ pub struct Peer {
     read: fn(&str) -> Option<f64>,
     /// Converts the figure to the unit of the contest.
     scale: f64,
+    /// Finds the quantiles of an open loop.
+    tail: Option<fn(&str) -> Option<Tail>>,
+    /// The congestion control of its connections is the system's, and no flag changes that.
+    keeps_system_congestion: bool,
 }
 
 impl Peer {
     /// The half round trip of UCX, us: the median of the last 2,048. Both sides poll, or sleep with `-E sleep` as `flags`.
     #[must_use]
-    pub fn ucx_latency(size: u32, iterations: u64, flags: &str) -> Self {
+    pub fn ucx_latency(ucx: Ucx, size: u32, iterations: u64, flags: &str) -> Self {
         let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
-        Self::ucx(&work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
+        Self::ucx(ucx, &work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
     }
 
     /// The messages that UCX sends one way, per second.
     #[must_use]
-    pub fn ucx_rate(size: u32, iterations: u64) -> Self {
+    pub fn ucx_rate(ucx: Ucx, size: u32, iterations: u64) -> Self {
         let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
-        Self::ucx(&work, "", |text| column(text, ',', "overall_mr"), 1.0)
+        Self::ucx(ucx, &work, "", |text| column(text, ',', "overall_mr"), 1.0)
     }
 
     /// The throughput of UCX one way, Gbit/s.
     #[must_use]
-    pub fn ucx_throughput(size: u32, iterations: u64) -> Self {
-        Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(size, iterations) }
+    pub fn ucx_throughput(ucx: Ucx, size: u32, iterations: u64) -> Self {
+        Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(ucx, size, iterations) }
     }
 
-    fn ucx(work: &str, flags: &str, read: fn(&str) -> Option<f64>, scale: f64) -> Self {
-        let (server, client) = (format!("{UCX} {flags}"), format!("{UCX} 127.0.0.1 -f -v {work}"));
-        Self { name: "UCX", program: "ucx_perftest", server, client, read, scale }
+    fn ucx(ucx: Ucx, work: &str, flags: &str, read: fn(&str) -> Option<f64>, scale: f64) -> Self {
+        let program = format!("env {} ucx_perftest -p PORT", ucx.settings());
+        Self {
+            name: ucx.name(),
+            program: "ucx_perftest",
+            server: format!("{program} {flags}"),
+            client: format!("{program} 127.0.0.1 -f -v {work}"),
+            read,
+            scale,
+            tail: None,
+            keeps_system_congestion: true,
+        }
     }
 
     /// The half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
@@ -57,50 +100,73 @@ impl Peer {
     pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
         let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
         Self {
-            name: "libfabric",
+            name: if provider == "shm" { "libfabric shm" } else { "libfabric" },
             program: "fi_pingpong",
             server: format!("fi_pingpong {work} -B PORT"),
             client: format!("fi_pingpong {work} -P PORT 127.0.0.1"),
             read: |text| column(text, ' ', "usec/xfer"),
             scale: 1.0,
+            tail: None,
+            keeps_system_congestion: true,
         }
     }
 
     /// The median half round trip of `sockperf`, us. Both sides sleep.
     #[must_use]
     pub fn sockperf_latency(size: u32) -> Self {
-        Self::sockperf("ping-pong", size, |text| after(text, "percentile 50.000 ="))
+        Self::sockperf("ping-pong", &format!("-m {size} -t 1"), |text| after(text, "percentile 50.000 ="))
     }
 
     /// The messages that `sockperf` sends one way, per second.
     #[must_use]
     pub fn sockperf_rate(size: u32) -> Self {
-        Self::sockperf("throughput", size, |text| after(text, "Message Rate is"))
+        Self::sockperf("throughput", &format!("-m {size} -t 1"), |text| after(text, "Message Rate is"))
     }
 
-    fn sockperf(work: &str, size: u32, read: fn(&str) -> Option<f64>) -> Self {
+    /// `sockperf` with an open loop of 64 B: p99 of the round trip, us, at so many messages per second, or without a rate the messages
+    /// that are answered per second. It counts from when a message is sent. Its client has two threads, of which one asks for the time
+    /// again and again; the other one is on the server's processor.
+    #[must_use]
+    pub fn sockperf_open_loop(rate: Option<u64>) -> Self {
+        let mps = rate.map_or_else(|| "max".into(), |rate| rate.to_string());
+        let flags = format!(
+            "-m 64 -t 1 --reply-every 1 --full-rtt --sender-affinity CLIENT --receiver-affinity SERVER --mps {mps}"
+        );
+        let peer = Self::sockperf("under-load", &flags, answers_per_second);
+        match rate {
+            Some(_) => Self { read: |text| quantile(text, "99.000"), tail: Some(tail), ..peer },
+            None => peer,
+        }
+    }
+
+    fn sockperf(work: &str, flags: &str, read: fn(&str) -> Option<f64>) -> Self {
         Self {
             name: "sockperf",
             program: "sockperf",
             server: "sockperf server --tcp -i 127.0.0.1 -p PORT".into(),
-            client: format!("sockperf {work} --tcp -i 127.0.0.1 -p PORT -m {size} -t 1"),
+            client: format!("sockperf {work} --tcp -i 127.0.0.1 -p PORT {flags}"),
             read,
             scale: 1.0,
+            tail: None,
+            keeps_system_congestion: true,
         }
     }
 
     /// The throughput of `iperf3` one way, Gbit/s.
     #[must_use]
     pub fn iperf3(size: u32) -> Self {
+        let congestion = machine::own_congestion().map_or_else(String::new, |name| format!(" -C {name}"));
         Self {
             name: "iperf3",
             program: "iperf3",
             server: "iperf3 -s -1 -B 127.0.0.1 -p PORT".into(),
-            client: format!("iperf3 -c 127.0.0.1 -p PORT -l {size} -t 1 -J"),
+            client: format!("iperf3 -c 127.0.0.1 -p PORT -l {size} -t 1 -J{congestion}"),
             read: |text| {
                 serde_json::from_str::<Value>(text).ok()?.pointer("/end/sum_received/bits_per_second")?.as_f64()
             },
             scale: 1e-9,
+            tail: None,
+            keeps_system_congestion: false,
         }
     }
 
@@ -122,13 +188,24 @@ impl Peer {
         &self.client
     }
 
+    /// Whether the congestion control of its connections is the system's.
+    #[must_use]
+    pub const fn keeps_system_congestion(&self) -> bool {
+        self.keeps_system_congestion
+    }
+
     /// Does the work once.
     ///
     /// # Errors
     /// One of the two processes did not do its work, or what it printed has no figure.
-    pub fn measure(&self, processors: &Processors) -> Result<f64, Failure> {
+    pub fn measure(&self, processors: &Processors) -> Result<Sample, Failure> {
         let port = pair::free_port()?;
-        let [server, client] = [&self.server, &self.client].map(|line| line.replace("PORT", &port.to_string()));
+        let [on_first, on_second] = processors.numbers();
+        let filled = |line: &String| {
+            let line = line.replace("PORT", &port.to_string());
+            line.replace("SERVER", &on_first.to_string()).replace("CLIENT", &on_second.to_string())
+        };
+        let [server, client] = [&self.server, &self.client].map(filled);
         let mut words = server.split_whitespace();
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words);
@@ -138,7 +215,10 @@ impl Peer {
         let output = command.output().map_err(|error| Failure::new(format!("timeout {PATIENCE} {client}: {error}")))?;
         let [printed, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         match (output.status.code(), (self.read)(&printed)) {
-            (Some(0), Some(figure)) => Ok(figure * self.scale),
+            (Some(0), Some(figure)) => {
+                let tail = self.tail.and_then(|tail| tail(&printed));
+                Ok(Sample { tail, ..(figure * self.scale).into() })
+            }
             (Some(124), _) => Err(Failure::new(format!("{client} did not end within {PATIENCE} s"))),
             _ => Err(Failure::new(format!("{client} ended with {} and printed {printed} {errors}", output.status))),
         }
@@ -152,6 +232,27 @@ pub fn libfabric_provider() -> &'static str {
     let mut info = Command::new("fi_info");
     info.args(["-p", "net"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
+}
+
+/// The messages that `sockperf` has answers for, per second.
+fn answers_per_second(text: &str) -> Option<f64> {
+    let valid = text.split_once("[Valid Duration]")?.1;
+    let answers: f64 = valid.split_once("ReceivedMessages=")?.1.split_whitespace().next()?.parse().ok()?;
+    Some(answers / after(valid, "RunTime=")?)
+}
+
+/// A quantile of what `sockperf` has measured, us.
+fn quantile(text: &str, percent: &str) -> Option<f64> {
+    after(text, &format!("percentile {percent} ="))
+}
+
+fn tail(text: &str) -> Option<Tail> {
+    Some([
+        quantile(text, "50.000")?,
+        quantile(text, "99.000")?,
+        quantile(text, "99.900")?,
+        after(text, "<MAX> observation =")?,
+    ])
 }
 
 /// The last figure in the column with this head. The head is in the first line.
@@ -186,19 +287,30 @@ mod tests {
             let found = found.expect("a figure");
             assert!((found / wanted - 1.0).abs() < 1e-6, "{found} is not {wanted}");
         };
-        same(read(&Peer::ucx_latency(64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
-        same(read(&Peer::ucx_rate(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
-        same(read(&Peer::ucx_throughput(64, 300_000), recorded!("ucx_rate.txt")), 363_766.0 * 64.0 * 8.0 / 1e9);
+        same(read(&Peer::ucx_latency(Ucx::Tcp, 64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
+        same(read(&Peer::ucx_rate(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
+        same(
+            read(&Peer::ucx_throughput(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")),
+            363_766.0 * 64.0 * 8.0 / 1e9,
+        );
         same(read(&Peer::libfabric_latency("tcp", 64, 10_000), recorded!("libfabric_latency.txt")), 40.69);
         same(read(&Peer::sockperf_latency(64), recorded!("sockperf_latency.txt")), 6.800);
         same(read(&Peer::sockperf_rate(64), recorded!("sockperf_rate.txt")), 402_891.0);
+        let open_loop = recorded!("sockperf_open_loop.txt");
+        same(read(&Peer::sockperf_open_loop(None), open_loop), 27_492.0 / 0.548);
+        same(read(&Peer::sockperf_open_loop(Some(50_000)), open_loop), 33_873.407);
+        assert_eq!(tail(open_loop), Some([4_026.665, 33_873.407, 35_964.229, 35_964.504]));
         same(read(&Peer::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
     }
 
     #[test]
     fn no_figure_is_found_where_there_is_none() {
-        let peers =
-            [Peer::ucx_rate(64, 1), Peer::libfabric_latency("tcp", 64, 1), Peer::sockperf_rate(64), Peer::iperf3(64)];
+        let peers = [
+            Peer::ucx_rate(Ucx::Tcp, 64, 1),
+            Peer::libfabric_latency("tcp", 64, 1),
+            Peer::sockperf_rate(64),
+            Peer::iperf3(64),
+        ];
         for text in ["", "\n", "connection refused", "{}", "iterations,overall_mr", "Message Rate is high"] {
             assert!(peers.iter().all(|peer| read(peer, text).is_none()), "{text:?}");
         }

@@ -10,6 +10,8 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::pingpong::server::LISTENING;
 
+use super::machine;
+
 /// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
@@ -29,6 +31,7 @@ pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{LISTENING}{}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
+    machine::equal_congestion(&stream);
     if kind == Kind::Stream {
         return drain(stream, size);
     }
@@ -45,6 +48,7 @@ pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
 /// The system refused, or the server went away.
 pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> io::Result<f64> {
     let stream = TcpStream::connect(server)?;
+    machine::equal_congestion(&stream);
     if kind == Kind::Stream {
         return fill(stream, size, iterations);
     }

@@ -1,0 +1,78 @@
+//! The distance of the two processors, which decides what everything costs that goes from one to the other. The host of a virtual machine
+//! moves its processors between groups of cores that share a cache, every few seconds to minutes, so each round looks before and after.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::pair::Processors;
+use super::ring;
+
+/// A message of 64 B takes less than this, ns, between processors that share a cache, and more between others. On a Zen 4 these were
+/// 90 and 290 to 340, and nothing between. The threshold is near their geometric mean.
+pub const NEAR_BELOW_NS: f64 = 180.0;
+/// Exchanges of a probe.
+const EXCHANGES: u64 = 20_000;
+/// Longest time of a probe, on a machine with other work.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// The distance of the two processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// They share a cache.
+    Near,
+    /// They do not.
+    Far,
+    /// There is one processor, or a probe found none; nothing is known.
+    Unknown,
+}
+
+impl Distance {
+    /// The distance by the time of a probe, ns.
+    #[must_use]
+    pub fn of(ns: f64) -> Self {
+        if ns < NEAR_BELOW_NS { Self::Near } else { Self::Far }
+    }
+
+    /// The distance during a round, by the probes before and after; `None` if they disagree.
+    #[must_use]
+    pub fn of_round(probes: Option<[f64; 2]>) -> Option<Self> {
+        let Some(probes) = probes else { return Some(Self::Unknown) };
+        let [before, after] = probes.map(Self::of);
+        (before == after).then_some(before)
+    }
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Near => "near",
+            Self::Far => "far",
+            Self::Unknown => "one processor",
+        })
+    }
+}
+
+/// Measures the half round trip of 64 B through memory between the two processors, ns; `None` if there is only one.
+#[must_use]
+pub fn probe(processors: &Processors) -> Option<f64> {
+    (processors.count() >= 2).then(|| ring::half_round_trip(processors, EXCHANGES, LIMIT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_near_or_far_or_mixed() {
+        for (probes, distance) in [
+            (Some([90.0, 110.0]), Some(Distance::Near)),
+            (Some([290.0, 340.0]), Some(Distance::Far)),
+            (Some([90.0, 290.0]), None),
+            (Some([290.0, 90.0]), None),
+            (Some([NEAR_BELOW_NS - 0.1, NEAR_BELOW_NS]), None),
+            (None, Some(Distance::Unknown)),
+        ] {
+            assert_eq!(Distance::of_round(probes), distance, "{probes:?}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The rounds of a contest, and what they come to.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::contest::{Contest, Place};
+use super::distance::Distance;
+use super::pair::Processors;
+use super::sample::{Sample, Tail};
+use super::target::Target;
+
+/// A round.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// The competitor, if there is one.
+    pub theirs: Option<Sample>,
+    /// This library.
+    pub ours: Sample,
+    /// The probes before and after, ns, where there are two processors.
+    pub probes_ns: Option<[f64; 2]>,
+}
+
+/// The rounds of a contest.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The name of the contest.
+    pub name: String,
+    /// Its place in a picture.
+    pub place: Option<Place>,
+    /// The name of the competitor; empty if there is none.
+    pub against: &'static str,
+    target: Target,
+    /// The distance that the target is for, if it is for one.
+    wanted_at: Option<Distance>,
+    /// The command line of a program by others.
+    command: Option<String>,
+    congestion: Option<String>,
+    /// Why there are no rounds, or not all of them.
+    pub skipped: Option<String>,
+    rounds: BTreeMap<Distance, Vec<Round>>,
+    /// Rounds that were dropped, because the processors moved.
+    pub mixed: usize,
+}
+
+impl Outcome {
+    /// Makes an outcome without rounds.
+    #[must_use]
+    pub fn new(contest: &Contest, processors: &Processors) -> Self {
+        Self {
+            name: contest.name.clone(),
+            place: contest.place,
+            against: contest.theirs.name(),
+            target: contest.target,
+            wanted_at: contest.at,
+            command: contest.theirs.command(),
+            congestion: contest.congestion(),
+            skipped: contest.hindrance(processors),
+            rounds: BTreeMap::new(),
+            mixed: 0,
+        }
+    }
+
+    /// Adds a round to those at its distance, or counts it as mixed.
+    pub fn add(&mut self, round: Round) {
+        match Distance::of_round(round.probes_ns) {
+            Some(distance) => self.rounds.entry(distance).or_default().push(round),
+            None => self.mixed += 1,
+        }
+    }
+
+    /// A line about a round, for those who watch.
+    #[must_use]
+    pub fn note(&self, round: &Round) -> String {
+        let theirs =
+            round.theirs.as_ref().map(|theirs| format!("{}: {}, ", self.against, self.target.cell(theirs.figure)));
+        let ours = self.target.cell(round.ours.figure);
+        let distance =
+            Distance::of_round(round.probes_ns).map_or_else(|| "mixed".into(), |distance| distance.to_string());
+        format!("{}: {}ours: {ours} ({distance})", self.name, theirs.unwrap_or_default())
+    }
+
+    /// The rounds at a distance.
+    #[must_use]
+    pub fn at(&self, distance: Distance) -> &[Round] {
+        self.rounds.get(&distance).map_or(&[], Vec::as_slice)
+    }
+
+    /// The distance whose rounds count for the target: the one that it is for, or else the nearest.
+    #[must_use]
+    pub fn counted(&self) -> Option<Distance> {
+        let nearest = self.rounds.keys().next().copied();
+        match self.wanted_at {
+            Some(at) => self.rounds.contains_key(&at).then_some(at),
+            None => nearest,
+        }
+    }
+
+    /// The median of one side's figures.
+    #[must_use]
+    pub fn median(&self, side: Side, distance: Distance) -> Option<f64> {
+        median(self.samples(side, distance).map(|sample| sample.figure))
+    }
+
+    fn samples(&self, side: Side, distance: Distance) -> impl Iterator<Item = &Sample> {
+        self.at(distance).iter().filter_map(move |round| match side {
+            Side::Theirs => round.theirs.as_ref(),
+            Side::Ours => Some(&round.ours),
+        })
+    }
+
+    /// This library's figures over the competitor's. The median is taken over the ratios of rounds, because other work of the machine
+    /// changes more between rounds than within one.
+    fn ratios(&self, distance: Distance) -> Vec<f64> {
+        let ratio = |round: &Round| Some(round.ours.figure / round.theirs.as_ref()?.figure);
+        self.at(distance).iter().filter_map(ratio).collect()
+    }
+
+    /// Processor time for each message of this library, us: of the client and of the server.
+    fn processor_us(&self, distance: Distance) -> Option<[f64; 2]> {
+        let of = |side: usize| {
+            median(self.samples(Side::Ours, distance).filter_map(|sample| Some(sample.processor_us?[side])))
+        };
+        Some([of(0)?, of(1)?])
+    }
+
+    /// The quantiles of an open loop, us.
+    #[must_use]
+    pub fn tail(&self, side: Side, distance: Distance) -> Option<Tail> {
+        let of = |place: usize| median(self.samples(side, distance).filter_map(|sample| Some(sample.tail?[place])));
+        Some([of(0)?, of(1)?, of(2)?, of(3)?])
+    }
+
+    /// Whether the target is met, or nothing says that it is not.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        let Some(distance) = self.counted() else { return true };
+        let ours = self.median(Side::Ours, distance);
+        self.skipped.is_some()
+            || ours.is_none_or(|ours| self.target.is_met(ours, median(self.ratios(distance).into_iter())))
+    }
+
+    /// Writes everything as JSON, with the rounds.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let at = |distance: Distance| {
+            let figures = |side| self.samples(side, distance).map(|sample| sample.figure).collect::<Vec<_>>();
+            let tail = |side| {
+                self.tail(side, distance)
+                    .map(|[p50, p99, p999, max]| json!({ "p50": p50, "p99": p99, "p999": p999, "max": max }))
+            };
+            let probes = self.at(distance).iter().map(|round| round.probes_ns);
+            json!({
+                "other": self.median(Side::Theirs, distance),
+                "rdma_reactor": self.median(Side::Ours, distance),
+                "ratio": median(self.ratios(distance).into_iter()),
+                "other_rounds": figures(Side::Theirs),
+                "rdma_reactor_rounds": figures(Side::Ours),
+                "other_tail_us": tail(Side::Theirs),
+                "rdma_reactor_tail_us": tail(Side::Ours),
+                "processor_us_per_message": self
+                    .processor_us(distance)
+                    .map(|[client, server]| json!({ "client": client, "server": server })),
+                "probes_ns": probes.collect::<Vec<_>>(),
+            })
+        };
+        let rounds: serde_json::Map<_, _> =
+            self.rounds.keys().map(|distance| (distance.to_string(), at(*distance))).collect();
+        json!({
+            "name": self.name,
+            "against": (!self.against.is_empty()).then_some(self.against),
+            "command": self.command,
+            "congestion_control": self.congestion,
+            "skipped": self.skipped,
+            "unit": self.target.unit(),
+            "target": self.target.to_string(),
+            "counted": self.counted().map(|distance| distance.to_string()),
+            "met": self.is_met(),
+            "mixed": self.mixed,
+            "rounds": rounds,
+        })
+    }
+
+    /// A row of the table.
+    #[must_use]
+    pub fn row(&self, columns: &[Distance]) -> String {
+        let mut cells = vec![self.name.clone(), self.against.into()];
+        if let Some(why) = &self.skipped {
+            let why = why.lines().next().unwrap_or_default();
+            cells.push(format!("skipped: {}", why.replace('|', "/")));
+            return line(&cells);
+        }
+        cells.push(self.congestion.clone().unwrap_or_default());
+        for &distance in columns {
+            let median_of = |side| self.median(side, distance).map(|figure| self.target.cell(figure));
+            let processor = self.processor_us(distance).map(|[client, server]| format!("{client:.2} + {server:.2}"));
+            let all = [median_of(Side::Theirs), median_of(Side::Ours), spread(&self.ratios(distance)), processor];
+            cells.extend(all.into_iter().map(Option::unwrap_or_default));
+        }
+        cells.push(self.mixed.to_string());
+        let missed = if self.is_met() { "" } else { ", missed" };
+        let unmeasured = if self.counted().is_none() { ", not measured" } else { "" };
+        cells.push(format!("{}{missed}{unmeasured}", self.target));
+        line(&cells)
+    }
+
+    /// The rows of the table of open loops.
+    pub fn tail_rows(&self, columns: &[Distance]) -> Vec<String> {
+        let of = |distance: Distance, side| {
+            let name = if side == Side::Theirs { self.against } else { "rdma-reactor" };
+            let tail = self.tail(side, distance)?;
+            let first = [self.name.clone(), name.into(), distance.to_string()];
+            Some(line(&first.into_iter().chain(tail.map(|us| format!("{us:.1} us"))).collect::<Vec<_>>()))
+        };
+        let both = columns.iter().flat_map(|&distance| [(distance, Side::Theirs), (distance, Side::Ours)]);
+        both.filter_map(|(distance, side)| of(distance, side)).collect()
+    }
+}
+
+/// A side of a contest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The competitor.
+    Theirs,
+    /// This library.
+    Ours,
+}
+
+/// The head of the table in Markdown, with columns for these distances.
+#[must_use]
+pub fn head(columns: &[Distance]) -> String {
+    let mut cells = vec![String::new(), "against".into(), "TCP".into()];
+    for distance in columns {
+        cells.extend(["its figure", "ours", "ratio", "processor, us"].map(|what| format!("{distance}: {what}")));
+    }
+    cells.extend(["mixed", "target"].map(Into::into));
+    format!("{}\n{}", line(&cells), line(&vec!["---".into(); cells.len()]))
+}
+
+/// The head of the table of open loops.
+#[must_use]
+pub fn tail_head() -> String {
+    let cells = ["", "program", "processors", "p50", "p99", "p99.9", "max"].map(String::from);
+    format!("{}\n{}", line(&cells), line(&vec!["---".into(); cells.len()]))
+}
+
+fn line(cells: &[String]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
+
+/// The median of ratios, with the smallest and the largest one if there are several.
+fn spread(ratios: &[f64]) -> Option<String> {
+    let middle = median(ratios.iter().copied())?;
+    let [low, high] = [f64::min, f64::max].map(|of| ratios.iter().copied().fold(middle, of));
+    Some(if ratios.len() > 1 { format!("{middle:.2} ({low:.2} to {high:.2})") } else { format!("{middle:.2}") })
+}
+
+/// The value in the middle; `None` if there is none.
+pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[n / 2]),
+        n => Some(f64::midpoint(sorted[n / 2 - 1], sorted[n / 2])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(theirs: f64, ours: f64, ns: f64) -> Round {
+        let ours = Sample { figure: ours, processor_us: Some([0.25, 0.5]), tail: None };
+        Round { theirs: Some(theirs.into()), ours, probes_ns: Some([ns; 2]) }
+    }
+
+    fn outcome(target: Target, wanted_at: Option<Distance>, rounds: Vec<Round>) -> Outcome {
+        let mut outcome = Outcome {
+            name: "64 B".into(),
+            place: None,
+            against: "UCX",
+            target,
+            wanted_at,
+            command: None,
+            congestion: Some("reno".into()),
+            skipped: None,
+            rounds: BTreeMap::new(),
+            mixed: 0,
+        };
+        rounds.into_iter().for_each(|round| outcome.add(round));
+        outcome
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
+        assert_eq!(median([4.0, 1.0].into_iter()), Some(2.5));
+        assert_eq!(median([].into_iter()), None);
+    }
+
+    #[test]
+    fn a_ratio_is_of_rounds_not_of_medians() {
+        let (theirs, ours) = ([4.0, 4.0, 4.0, 6.0, 6.0], [5.0, 8.0, 5.0, 7.5, 7.5]);
+        let rounds = theirs.into_iter().zip(ours).map(|(theirs, ours)| round(theirs, ours, 90.0));
+        let outcome = outcome(Target::TimesLatency(1.3), None, rounds.collect());
+        assert_eq!(spread(&outcome.ratios(Distance::Near)).unwrap(), "1.25 (1.25 to 2.00)");
+        assert!(outcome.is_met());
+    }
+
+    #[test]
+    fn near_and_far_rounds_are_apart_and_mixed_ones_are_dropped() {
+        let mixed = Round { probes_ns: Some([90.0, 300.0]), ..round(1.0, 9.0, 90.0) };
+        let rounds = vec![round(4.0, 5.0, 90.0), round(8.0, 16.0, 300.0), mixed];
+        let both = outcome(Target::TimesLatency(1.3), None, rounds.clone());
+        assert_eq!(both.note(&rounds[0]), "64 B: UCX: 4.00 us, ours: 5.00 us (near)");
+        assert!(both.note(&rounds[2]).ends_with("(mixed)"));
+        let columns = [Distance::Near, Distance::Far];
+        let wanted = "| 64 B | UCX | reno | 4.00 us | 5.00 us | 1.25 | 0.25 + 0.50 | 8.00 us | 16.00 us | 2.00 | \
+                      0.25 + 0.50 | 1 | <= 1.3 |";
+        assert_eq!(both.row(&columns), wanted);
+        assert_eq!(head(&columns).lines().next().unwrap().split('|').count(), wanted.split('|').count());
+        let json = both.json();
+        assert_eq!((&json["mixed"], &json["counted"], &json["met"]), (&1.into(), &"near".into(), &true.into()));
+        assert_eq!(json["rounds"]["far"]["ratio"], 2.0);
+        let far = outcome(Target::TimesLatency(1.3), Some(Distance::Far), rounds.clone());
+        assert!(!far.is_met() && far.row(&columns).ends_with("| <= 1.3, missed |"));
+        let near_only = outcome(Target::Latency(1.5), Some(Distance::Far), rounds[..1].to_vec());
+        assert!(near_only.is_met() && near_only.row(&columns).ends_with("| <= 1.5 us, not measured |"));
+    }
+
+    #[test]
+    fn a_tail_has_a_row_for_each_side() {
+        let tail = |values| Sample { figure: 2.0, processor_us: None, tail: Some(values) };
+        let (theirs, ours) = (tail([1.0, 2.0, 3.0, 4.0]), tail([5.0, 6.0, 7.0, 8.0]));
+        let rounds = vec![Round { theirs: Some(theirs), ours, probes_ns: None }];
+        let outcome = outcome(Target::Figure("us"), None, rounds);
+        let wanted = "| 64 B | rdma-reactor | one processor | 5.0 us | 6.0 us | 7.0 us | 8.0 us |";
+        assert_eq!(outcome.tail_rows(&[Distance::Unknown])[1], wanted);
+        assert_eq!(outcome.json()["rounds"]["one processor"]["other_tail_us"]["p999"], 3.0);
+    }
+}

@@ -1,0 +1,70 @@
+//! The pictures of the table.
+
+use plotters::style::RGBColor;
+
+use crate::pingpong::chart::{self, Line};
+use crate::pingpong::failure::Failure;
+
+use super::contest::Place;
+use super::outcome::{Outcome, Side};
+
+/// The colours of this library, of bare TCP, and of programs by others.
+const OURS: RGBColor = RGBColor(31, 96, 168);
+const BARE: RGBColor = RGBColor(120, 120, 120);
+const OTHERS: RGBColor = RGBColor(214, 96, 32);
+/// The places of a tail's quantiles in the picture: one message in so many is slower. The largest is no quantile.
+const ONE_IN: [f64; 3] = [2.0, 100.0, 1000.0];
+
+/// Draws the spinning half round trips by size: of this library, and of each competitor.
+///
+/// # Errors
+/// No row with a size was measured.
+pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
+    let at = |place| if let Place::Size(size) = place { Some(size) } else { None };
+    let of = |against, side| points(outcomes, against, at, side);
+    let lines = [
+        ("rdma-reactor, median", of("bare TCP", Side::Ours), OURS),
+        ("bare TCP, median", of("bare TCP", Side::Theirs), BARE),
+        ("UCX, median", of("UCX", Side::Theirs), OTHERS),
+        ("rdma-reactor, mean", of("libfabric", Side::Ours), RGBColor(140, 180, 220)),
+        ("libfabric, mean", of("libfabric", Side::Theirs), RGBColor(60, 150, 80)),
+    ];
+    let lines: Vec<_> = lines.into_iter().filter(|(_, points, _)| !points.is_empty()).collect();
+    chart::by_size("TCP over the loopback, both sides spinning", "half round trip, us", &lines)
+}
+
+/// Draws the echoes per second by connections: of this library, and of bare TCP.
+///
+/// # Errors
+/// No row with connections was measured.
+pub fn rate_by_connections(outcomes: &[Outcome]) -> Result<String, Failure> {
+    let at = |place| if let Place::Connections(count) = place { Some(count) } else { None };
+    let of = |side| points(outcomes, "bare TCP", at, side);
+    let lines = [("rdma-reactor", of(Side::Ours), OURS), ("bare TCP", of(Side::Theirs), BARE)];
+    chart::by_connections("TCP over the loopback, both sides sleeping", "echoes of 64 B per second", &lines)
+}
+
+/// Draws the round trips of the open loop by quantile.
+///
+/// # Errors
+/// No open loop was measured.
+pub fn open_loop(outcomes: &[Outcome]) -> Result<String, Failure> {
+    let of = |name, side, color| -> Option<Line> {
+        let tail = outcomes.iter().find_map(|outcome| outcome.tail(side, outcome.counted()?))?;
+        Some((name, ONE_IN.into_iter().zip(tail).collect(), color))
+    };
+    let sides = [("rdma-reactor", Side::Ours, OURS), ("sockperf", Side::Theirs, OTHERS)];
+    let lines: Vec<_> = sides.into_iter().filter_map(|(name, side, color)| of(name, side, color)).collect();
+    chart::by_quantile("64 B on a schedule, TCP over the loopback", "round trip, us", &lines)
+}
+
+/// The medians of the contests with a competitor that have a place in a picture, of the rounds that count.
+fn points(outcomes: &[Outcome], against: &str, at: fn(Place) -> Option<u32>, side: Side) -> Vec<(f64, f64)> {
+    let of_it = outcomes.iter().filter(|outcome| outcome.against == against);
+    of_it
+        .filter_map(|outcome| {
+            let place = outcome.place.and_then(at)?;
+            Some((f64::from(place), outcome.median(side, outcome.counted()?)?))
+        })
+        .collect()
+}

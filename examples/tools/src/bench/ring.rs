@@ -1,0 +1,213 @@
+//! The bare ring: two threads with the same memory, as cheap as it can be done, for a comparison with shared memory. It has no connection,
+//! no check of what the other side writes, and no sleep.
+
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::pingpong::job::Job;
+use crate::pingpong::touch;
+
+use super::outcome::median;
+use super::pair::Processors;
+
+/// Slots of a ring of short messages.
+const SLOTS: usize = 1024;
+/// Exchanges between two looks at the clock, which takes longer than an exchange may.
+const BATCH: u64 = 20;
+/// Messages after which the receiver says that their slots are free.
+const RETURN: u64 = 64;
+/// Number of the message that ends an exchange.
+const END: u64 = u64::MAX;
+
+/// A message of 64 B, one line. Its number is part of it, and is written last and read first.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Slot {
+    number: AtomicU64,
+    payload: [AtomicU64; 7],
+}
+
+impl Slot {
+    fn put(&self, number: u64) {
+        for word in &self.payload {
+            word.store(number, Ordering::Relaxed);
+        }
+        self.number.store(number, Ordering::Release);
+    }
+
+    /// Waits for the message with this number; `false` at the end.
+    fn take(&self, number: u64) -> bool {
+        loop {
+            match self.number.load(Ordering::Acquire) {
+                END => return false,
+                found if found == number => break,
+                _ => {}
+            }
+        }
+        black_box(self.payload.iter().fold(0, |all, word| all ^ word.load(Ordering::Relaxed)));
+        true
+    }
+}
+
+/// Nothing else is on the lines of this value, nor on the ones beside them.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// A count on lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Count(AtomicU64);
+
+impl Count {
+    fn is(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// Waits until the count has another value, and returns that.
+    fn past(&self, value: u64) -> u64 {
+        loop {
+            match self.is() {
+                same if same == value => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Sends a message of 64 B to and fro, so many times, and no longer than `limit`. Returns the median of half the round trip, ns; each value is
+/// the mean of some exchanges.
+#[must_use]
+pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration) -> f64 {
+    // A processor may fetch the line beside the one that it needs, too.
+    let [there, back] = [(); 2].map(|()| Apart(Slot::default()));
+    let [there, back] = [&there.0, &back.0];
+    let mut batches_ns = Vec::with_capacity(usize::try_from(exchanges / BATCH).unwrap_or_default());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            processors.choose(0);
+            (1..).take_while(|&number| there.take(number)).for_each(|number| back.put(number));
+        });
+        scope.spawn(|| {
+            processors.choose(1);
+            let started = Instant::now();
+            let mut last = 0;
+            while last < exchanges && started.elapsed() < limit {
+                let sent_at = Instant::now();
+                for number in last + 1..=last + BATCH {
+                    there.put(number);
+                    back.take(number);
+                }
+                last += BATCH;
+                batches_ns.push(sent_at.elapsed().as_nanos() as f64);
+            }
+            there.number.store(END, Ordering::Release);
+        });
+    });
+    median(batches_ns.into_iter()).unwrap_or(f64::NAN) / (2 * BATCH) as f64
+}
+
+/// Sends messages of 64 B one way. Returns messages per second.
+#[must_use]
+pub fn rate(processors: &Processors, count: u64) -> f64 {
+    let slots: Vec<Slot> = std::iter::repeat_with(Slot::default).take(SLOTS).collect();
+    let at = |number: u64| &slots[number as usize % SLOTS];
+    let free = Count::default();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            processors.choose(0);
+            for number in 1..=count {
+                at(number).take(number);
+                if number % RETURN == 0 {
+                    free.set(number);
+                }
+            }
+        });
+        scope.spawn(|| {
+            processors.choose(1);
+            let mut freed = 0;
+            for number in 1..=count {
+                while number - freed > SLOTS as u64 {
+                    freed = free.past(freed);
+                }
+                at(number).put(number);
+            }
+        });
+    });
+    count as f64 / started.elapsed().as_secs_f64()
+}
+
+/// One side writes each byte of a buffer, and the other one reads each. Returns Gbit/s.
+#[must_use]
+pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
+    // As many buffers as messages of `rdma-pingpong` are on their way. A lock that nobody waits for is two writes to a line.
+    let buffers: Vec<_> = (0..Job::suited_depth(size)).map(|_| Mutex::new(vec![1; size as usize])).collect();
+    let buffer = |number: u64| &buffers[number as usize % buffers.len()];
+    let [written, read] = [Count::default(), Count::default()];
+    let started = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            processors.choose(0);
+            let mut ready = 0;
+            for number in 0..count {
+                if number == ready {
+                    ready = written.past(ready);
+                }
+                touch::read(&buffer(number).lock().expect("the other side does not panic"));
+                read.set(number + 1);
+            }
+        });
+        scope.spawn(|| {
+            processors.choose(1);
+            let (mut freed, mut value) = (0, 0);
+            for number in 0..count {
+                while number - freed >= buffers.len() as u64 {
+                    freed = read.past(freed);
+                }
+                touch::write(&mut buffer(number).lock().expect("the other side does not panic"), &mut value);
+                written.set(number + 1);
+            }
+        });
+    });
+    gbit_per_second(size, count, started)
+}
+
+/// Copies the same bytes from one buffer to another one, again and again. Returns Gbit/s.
+#[must_use]
+pub fn memcpy(processors: &Processors, size: u32, count: u64) -> f64 {
+    let (from, mut to) = (vec![1_u8; size as usize], vec![0; size as usize]);
+    processors.choose(1);
+    let started = Instant::now();
+    for _ in 0..count {
+        to.copy_from_slice(black_box(&from));
+        black_box(&mut to);
+    }
+    gbit_per_second(size, count, started)
+}
+
+fn gbit_per_second(size: u32, count: u64, started: Instant) -> f64 {
+    (count * u64::from(size)) as f64 * 8.0 / 1e9 / started.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_arrives() {
+        let processors = Processors::of_this_machine();
+        // A line takes some nanoseconds from one processor to another one, and a thread that waits for the other on one processor far more.
+        assert!(half_round_trip(&processors, 3 * BATCH, Duration::MAX) > 1.0);
+        assert!(rate(&processors, 3 * SLOTS as u64 + 1) > 0.0);
+        assert!(touched(&processors, 64 << 10, 100) > 0.0);
+        assert!(memcpy(&processors, 1000, 1) > 0.0);
+    }
+}

@@ -1,0 +1,199 @@
+//! The rows of the table: which work meets which competitor, and the target.
+
+use crate::pingpong::figures::size_label;
+use crate::pingpong::job;
+use crate::pingpong::plan::usual_iterations;
+
+use super::contest::{Bare, Contest, Place, Theirs};
+use super::distance::Distance;
+use super::peers::{self, Peer, Ucx};
+use super::secured::Mode;
+use super::target::Target::{self, Figure, Latency, Rate, TimesLatency, TimesRate, TimesThroughput};
+use super::work::{MEAN, MEDIAN, Pingpong, RATE, THROUGHPUT, Work};
+
+/// Sizes of messages to and fro, bytes.
+const LATENCY_SIZES: [u32; 5] = [64, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
+/// Sizes of messages one way, bytes.
+const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// Numbers of connections with echoes.
+const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+/// The longest block of `iperf3`, bytes.
+const IPERF3_LONGEST: u32 = 1 << 20;
+/// The target against a program by others: to be no slower.
+const NO_SLOWER: f64 = 1.0;
+
+/// All contests.
+#[must_use]
+pub fn contests() -> Vec<Contest> {
+    let mut all = to_and_fro();
+    all.extend(one_way());
+    all.push(row("64 B open loop, p99 of a round trip", Figure("us"), Theirs::OpenLoop, limitless()));
+    all.extend(many_and_mixed());
+    all.extend(one_sided());
+    all.extend(secured());
+    all.extend(shared_memory());
+    all
+}
+
+fn row(name: &str, target: Target, theirs: Theirs, ours: impl Into<Work>) -> Contest {
+    Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
+}
+
+/// The work of the open loop, without a rate: that is measured in the round.
+fn limitless() -> Pingpong {
+    Pingpong::open_loop_limit()
+}
+
+fn to_and_fro() -> Vec<Contest> {
+    let mut all = Vec::new();
+    let libfabric = peers::libfabric_provider();
+    for size in LATENCY_SIZES {
+        let name = format!("{} half round trip, spinning", size_label(size.into()));
+        let iterations = usual_iterations(job::Mode::Latency, size);
+        let ours = |figure| Pingpong::latency("iwarp", "spin", size, iterations, figure);
+        let of_size = |contest: Contest| Contest { place: Some(Place::Size(size)), ..contest };
+        let (bare, ucx) = (Bare::Tcp("spin", size, iterations), Peer::ucx_latency(Ucx::Tcp, size, iterations, ""));
+        let libfabric = Peer::libfabric_latency(libfabric, size, iterations);
+        all.push(of_size(row(&name, TimesLatency(1.3), bare.into(), ours(MEDIAN))));
+        all.push(of_size(row(&name, TimesLatency(NO_SLOWER), ucx.into(), ours(MEDIAN))));
+        all.push(of_size(row(&name, TimesLatency(NO_SLOWER), libfabric.into(), ours(MEAN))));
+    }
+    let events = "64 B half round trip, events";
+    let ours = || Pingpong::latency("iwarp", "event", 64, 10_000, MEDIAN);
+    let ucx = Peer::ucx_latency(Ucx::Tcp, 64, 10_000, "-E sleep");
+    all.push(row(events, TimesLatency(1.3), Bare::Tcp("epoll", 64, 10_000).into(), ours()));
+    all.push(row(events, TimesLatency(NO_SLOWER), ucx.into(), ours()));
+    all.push(row(events, TimesLatency(NO_SLOWER), Peer::sockperf_latency(64).into(), ours()));
+    all
+}
+
+fn one_way() -> Vec<Contest> {
+    // A program that sleeps meets this library as it sleeps.
+    let (spinning, sleeping) = ("64 B one way", "64 B one way, events");
+    let ours = |wait| Pingpong::one_way("iwarp", wait, 64, 2_000_000, RATE);
+    let mut all = vec![
+        row(spinning, Rate(1e6), Theirs::Nobody, ours("spin")),
+        row(spinning, TimesRate(NO_SLOWER), Peer::ucx_rate(Ucx::Tcp, 64, 500_000).into(), ours("spin")),
+        row(sleeping, TimesRate(NO_SLOWER), Peer::sockperf_rate(64).into(), ours("event")),
+    ];
+    for size in STREAM_SIZES {
+        let name = format!("{} one way", size_label(size.into()));
+        let bulk = |wait| Pingpong::bulk("iwarp", wait, size);
+        let ucx = Peer::ucx_throughput(Ucx::Tcp, size, usual_iterations(job::Mode::Throughput, size));
+        if size == 64 << 10 {
+            all.push(row(&name, TimesThroughput(0.8), stream(), bulk("spin")));
+        }
+        all.push(row(&name, TimesThroughput(NO_SLOWER), ucx.into(), bulk("spin")));
+        if size <= IPERF3_LONGEST {
+            let name = format!("{name}, events");
+            all.push(row(&name, TimesThroughput(NO_SLOWER), Peer::iperf3(size).into(), bulk("event")));
+        }
+    }
+    all
+}
+
+/// Bare TCP with 64 KiB at a time.
+fn stream() -> Theirs {
+    Bare::Tcp("stream", 64 << 10, 32_768).into()
+}
+
+fn many_and_mixed() -> Vec<Contest> {
+    let mut all = Vec::new();
+    for connections in CONNECTIONS {
+        let echoes = if connections == 1 { 20_000 } else { 200_000 };
+        let name = format!("64 B echoes on {connections} connection{}", if connections == 1 { "" } else { "s" });
+        let contest =
+            row(&name, TimesRate(0.8), Bare::TcpEchoes(connections, echoes).into(), Work::Echoes(connections, echoes));
+        all.push(Contest { place: Some(Place::Connections(connections)), ..contest });
+    }
+    let large = Theirs::Otherwise("256 KiB buffers", Work::Mix("large", 20_000));
+    all.push(row("requests of 1 B to 256 KiB", TimesRate(0.9), large, Work::Mix("default", 20_000)));
+    all
+}
+
+fn one_sided() -> Vec<Contest> {
+    let words = Bare::Tcp("spin", 8, 50_000).into();
+    vec![
+        row("RDMA Write of 64 KiB", TimesThroughput(0.8), stream(), Work::OneSided("write", 32_768)),
+        row("RDMA Read of 64 KiB", TimesThroughput(0.8), stream(), Work::OneSided("read", 32_768)),
+        row("RDMA Read of 8 B, half of it", TimesLatency(1.4), words, Work::OneSided("word", 50_000)),
+    ]
+}
+
+fn secured() -> Vec<Contest> {
+    let tls = |contest| Contest { mode: Some(Mode::Tls), ..contest };
+    let psk = |contest| Contest { mode: Some(Mode::Psk), ..contest };
+    let short = || Pingpong::latency("iwarp", "spin", 64, 50_000, MEDIAN);
+    let bulk = || Pingpong::bulk("iwarp", "spin", 64 << 10);
+    let (openssl, connections) = (Theirs::Openssl(2 << 30), Work::Connections(1000));
+    vec![
+        tls(row("TLS: 64 B half round trip", TimesLatency(1.25), Theirs::Plain, short())),
+        psk(row("pre-shared key: 64 B, the same", TimesLatency(1.25), Theirs::Plain, short())),
+        tls(row("TLS: 64 KiB one way", TimesThroughput(0.45), Theirs::Plain, bulk())),
+        tls(row("TLS: 64 KiB one way", TimesThroughput(0.9), openssl, bulk())),
+        psk(row("pre-shared key: 64 KiB one way", TimesThroughput(0.45), Theirs::Plain, bulk())),
+        tls(row("TLS: connections, mutual", Figure("connections/s"), Theirs::Plain, connections)),
+    ]
+}
+
+/// Shared memory, against programs by others that have it, too, and against the bare ring.
+fn shared_memory() -> Vec<Contest> {
+    let name = "shm: 64 B half round trip, spinning";
+    let short = |figure| Pingpong::latency("shm", "spin", 64, 200_000, figure);
+    let at = |distance, contest| Contest { at: Some(distance), ..contest };
+    let (ucx, libfabric) =
+        (Peer::ucx_latency(Ucx::Posix, 64, 200_000, ""), Peer::libfabric_latency("shm", 64, 200_000));
+    let mut all = vec![
+        row(name, Figure("us"), Bare::RingLatency(200_000).into(), short(MEDIAN)),
+        at(Distance::Near, row(name, TimesLatency(3.5), ucx.into(), short(MEDIAN))),
+        row(name, TimesLatency(NO_SLOWER), libfabric.into(), short(MEAN)),
+        at(Distance::Far, row(name, Latency(1.5), Theirs::Nobody, short(MEDIAN))),
+    ];
+    let asleep = |provider| Pingpong::latency(provider, "event", 64, 10_000, MEDIAN);
+    let tcp = Theirs::Otherwise("TCP", asleep("iwarp").into());
+    all.push(row("shm: 64 B half round trip, events", TimesLatency(0.75), tcp, asleep("shm")));
+    let name = "shm: 64 B one way";
+    let stream = || Pingpong::one_way("shm", "spin", 64, 5_000_000, RATE);
+    all.push(row(name, Figure("messages/s"), Bare::RingRate(10_000_000).into(), stream()));
+    all.push(row(name, TimesRate(NO_SLOWER), Peer::ucx_rate(Ucx::Posix, 64, 2_000_000).into(), stream()));
+    all.push(row(name, Rate(8e6), Theirs::Nobody, stream()));
+    for size in [64 << 10, 1 << 20] {
+        let label = size_label(size.into());
+        let bulk = || Pingpong::bulk("shm", "spin", size);
+        let iterations = usual_iterations(job::Mode::Throughput, size);
+        let ucx = |ucx| Peer::ucx_throughput(ucx, size, iterations).into();
+        let (untouched, touched) =
+            (format!("shm: {label} one way"), format!("shm: {label} one way, each byte touched"));
+        all.push(row(&untouched, TimesThroughput(NO_SLOWER), ucx(Ucx::Posix), bulk()));
+        all.push(row(&untouched, TimesThroughput(NO_SLOWER), ucx(Ucx::Cma), bulk()));
+        all.push(row(&touched, TimesThroughput(0.8), ucx(Ucx::Cma), bulk().and("--touch")));
+        let mapping = Bare::RingTouched(size, (2 << 30) / u64::from(size)).into();
+        all.push(row(&touched, TimesThroughput(0.6), mapping, bulk().and("--touch")));
+        let iterations = usual_iterations(job::Mode::Latency, size);
+        let libfabric = Peer::libfabric_latency("shm", size, iterations).into();
+        let ours = Pingpong::latency("shm", "spin", size, iterations, MEAN);
+        all.push(row(&format!("shm: {label} half round trip, spinning"), TimesLatency(NO_SLOWER), libfabric, ours));
+    }
+    for op in ["write", "read"] {
+        let ours = Pingpong::one_way("shm", "spin", 64 << 10, 131_072, THROUGHPUT).and(&format!("--direct --op {op}"));
+        let memcpy = Bare::Memcpy(64 << 10, 131_072).into();
+        all.push(row(&format!("shm: {op} of 64 KiB, direct"), TimesThroughput(0.85), memcpy, ours));
+    }
+    let word = Pingpong::latency("shm", "spin", 8, 200_000, "/read_us/p50").and("--direct --op read");
+    all.push(row("shm: read of 8 B, direct", Latency(0.5), Theirs::Nobody, word));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_is_there_once() {
+        let all = contests();
+        for (index, contest) in all.iter().enumerate() {
+            let same = |other: &&Contest| (&other.name, other.theirs.name()) == (&contest.name, contest.theirs.name());
+            assert_eq!(all[index + 1..].iter().find(same).map(|other| &other.name), None);
+        }
+    }
+}

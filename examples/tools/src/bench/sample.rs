@@ -1,0 +1,74 @@
+//! What one side of a round has measured.
+
+use serde_json::Value;
+
+use crate::pingpong::failure::Failure;
+
+/// What one side of a round has measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// The figure that counts, in the unit of the row.
+    pub figure: f64,
+    /// Processor time for each message, us: of the client, which sends, and of the server.
+    pub processor_us: Option<[f64; 2]>,
+    /// Round trips of an open loop, us.
+    pub tail: Option<Tail>,
+}
+
+/// Quantiles of a latency, us: p50, p99, p99.9 and the largest.
+pub type Tail = [f64; 4];
+
+impl From<f64> for Sample {
+    fn from(figure: f64) -> Self {
+        Self { figure, ..Self::default() }
+    }
+}
+
+impl Sample {
+    /// Reads the JSON of `rdma-pingpong`. `figure` is the place of the figure.
+    ///
+    /// # Errors
+    /// The figure is missing.
+    pub fn of_pingpong(text: &str, figure: &str) -> Result<Self, Failure> {
+        let value: Value = serde_json::from_str(text).map_err(Failure::new)?;
+        let at = |place: &str| value.pointer(place).and_then(Value::as_f64);
+        let found = at(figure).ok_or_else(|| Failure::new(format!("rdma-pingpong has no {figure} in {text}")))?;
+        let processor = |side: &str| at(&format!("/processor_us_per_message/{side}"));
+        let one_way = value.pointer("/mode").is_some_and(|mode| mode == "throughput");
+        let processor_us = processor("client").zip(processor("server")).filter(|_| one_way);
+        let tail = |name: &str| at(&format!("/open_loop_us/{name}"));
+        let tail = tail("p50").zip(tail("p99")).zip(tail("p999").zip(tail("max")));
+        Ok(Self {
+            figure: found,
+            processor_us: processor_us.map(|(client, server)| [client, server]),
+            tail: tail.map(|((p50, p99), (p999, max))| [p50, p99, p999, max]),
+        })
+    }
+
+    /// Reads the figure that a client of this program printed.
+    ///
+    /// # Errors
+    /// It is not a number.
+    pub fn printed(text: &str) -> Result<Self, Failure> {
+        let figure: Result<f64, _> = text.trim().parse();
+        figure.map(Self::from).map_err(|_| Failure::new(format!("a client printed {text:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_and_tails_are_read_where_they_are() {
+        let text = r#"{"mode": "throughput", "x": 7, "processor_us_per_message": {"client": 0.2, "server": 0.25}}"#;
+        let sample = Sample::of_pingpong(text, "/x").unwrap();
+        assert_eq!(sample, Sample { figure: 7.0, processor_us: Some([0.2, 0.25]), tail: None });
+        let text = r#"{"mode": "latency", "x": 7, "processor_us_per_message": {"client": 0.2, "server": null},
+            "open_loop_us": {"p50": 1, "p99": 2, "p999": 3, "max": 4}}"#;
+        let sample = Sample::of_pingpong(text, "/x").unwrap();
+        assert_eq!(sample, Sample { figure: 7.0, processor_us: None, tail: Some([1.0, 2.0, 3.0, 4.0]) });
+        assert!(Sample::of_pingpong(text, "/y").unwrap_err().to_string().contains("no /y"));
+        assert!(Sample::of_pingpong("", "/x").is_err() && Sample::printed("none").is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! The target of a row, and how its figures are written.
+
+use std::fmt;
+
+/// The target of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// At most this many times the competitor's latency.
+    TimesLatency(f64),
+    /// At least this many times the competitor's throughput.
+    TimesThroughput(f64),
+    /// At least this many times the competitor's messages per second.
+    TimesRate(f64),
+    /// At least this many messages per second.
+    Rate(f64),
+    /// At most this latency, us.
+    Latency(f64),
+    /// Nothing is wanted but the figure, in this unit.
+    Figure(&'static str),
+}
+
+impl Target {
+    /// Whether this library's figure meets the target. `ratio`: that figure over the competitor's.
+    #[must_use]
+    pub fn is_met(self, ours: f64, ratio: Option<f64>) -> bool {
+        match self {
+            Self::TimesLatency(most) => ratio.is_some_and(|ratio| ratio <= most),
+            Self::TimesThroughput(least) | Self::TimesRate(least) => ratio.is_some_and(|ratio| ratio >= least),
+            Self::Rate(least) => ours >= least,
+            Self::Latency(most) => ours <= most,
+            Self::Figure(_) => true,
+        }
+    }
+
+    /// The unit of the figures.
+    #[must_use]
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::TimesLatency(_) | Self::Latency(_) => "us",
+            Self::TimesThroughput(_) => "Gbit/s",
+            Self::TimesRate(_) | Self::Rate(_) => "messages/s",
+            Self::Figure(unit) => unit,
+        }
+    }
+
+    /// A figure for the table.
+    #[must_use]
+    pub fn cell(self, figure: f64) -> String {
+        match self.unit() {
+            unit if !unit.ends_with("s/s") => format!("{figure:.2} {unit}"),
+            _ if figure >= 1e6 => format!("{:.2} M/s", figure / 1e6),
+            _ => format!("{figure:.0}/s"),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimesLatency(most) => write!(f, "<= {most}"),
+            Self::TimesThroughput(least) | Self::TimesRate(least) => write!(f, ">= {least}"),
+            Self::Rate(least) => write!(f, ">= {} M/s", least / 1e6),
+            Self::Latency(most) => write!(f, "<= {most} us"),
+            Self::Figure(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_met_on_its_own_side() {
+        assert!(Target::TimesLatency(1.3).is_met(5.0, Some(1.25)));
+        assert!(!Target::TimesLatency(1.3).is_met(6.0, Some(1.5)));
+        assert!(Target::TimesThroughput(0.8).is_met(9.0, Some(0.9)));
+        assert!(!Target::TimesRate(0.8).is_met(7.0, Some(0.7)));
+        assert!(!Target::TimesRate(0.8).is_met(7.0, None));
+        assert!(Target::Rate(1e6).is_met(2e6, None) && !Target::Rate(1e6).is_met(9e5, None));
+        assert!(Target::Latency(0.5).is_met(0.4, None) && !Target::Latency(0.5).is_met(0.6, None));
+        assert!(Target::Figure("us").is_met(0.6, None));
+    }
+
+    #[test]
+    fn figures_have_their_units() {
+        assert_eq!(Target::Figure("us").cell(0.456), "0.46 us");
+        assert_eq!(Target::TimesThroughput(1.0).cell(43.21), "43.21 Gbit/s");
+        assert_eq!(Target::Rate(1e6).cell(4_440_000.0), "4.44 M/s");
+        assert_eq!(Target::Figure("connections/s").cell(857.4), "857/s");
+    }
+}

@@ -1,0 +1,189 @@
+//! The work of this library in a round.
+
+use crate::pingpong::failure::Failure;
+
+use super::pair::{self, PINGPONG, Processors};
+use super::sample::Sample;
+use super::secured::{Files, Mode};
+
+/// The work of this library.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// `rdma-pingpong`.
+    Pingpong(Pingpong),
+    /// The operation of `one-sided-client`, and the number of iterations.
+    OneSided(&'static str, u64),
+    /// Connections one after another, and their number.
+    Connections(u64),
+    /// The number of connections, and of echoes on all of them together.
+    Echoes(u32, u64),
+    /// The buffers that carry the mix of requests, and the number of these.
+    Mix(&'static str, u64),
+}
+
+/// `rdma-pingpong` between two processes.
+#[derive(Clone, Debug)]
+pub struct Pingpong {
+    /// The provider of both sides.
+    pub provider: &'static str,
+    /// The flags of the client.
+    pub flags: String,
+    /// The place of the figure in its JSON.
+    pub figure: &'static str,
+}
+
+/// The place of the median half round trip in the JSON of `rdma-pingpong`, and of others.
+pub const MEDIAN: &str = "/half_rtt_us/p50";
+/// The mean of the half round trips.
+pub const MEAN: &str = "/half_rtt_us/mean";
+/// Messages per second.
+pub const RATE: &str = "/messages_per_second";
+/// Throughput, Gbit/s.
+pub const THROUGHPUT: &str = "/gbit_per_second";
+
+impl Pingpong {
+    /// Messages to and fro.
+    #[must_use]
+    pub fn latency(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
+        let warmup = iterations / 10;
+        let flags = format!("--mode latency --wait {wait} --size {size} --iters {iterations} --warmup {warmup}");
+        Self { provider, flags, figure }
+    }
+
+    /// Messages one way.
+    #[must_use]
+    pub fn one_way(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
+        let warmup = iterations / 20;
+        let flags = format!("--mode throughput --wait {wait} --size {size} --iters {iterations} --warmup {warmup}");
+        Self { provider, flags, figure }
+    }
+
+    /// Messages of 2 GiB together, one way.
+    #[must_use]
+    pub fn bulk(provider: &'static str, wait: &str, size: u32) -> Self {
+        Self::one_way(provider, wait, size, (2 << 30) / u64::from(size), THROUGHPUT)
+    }
+
+    /// Messages of 64 B to and fro for a second, on a schedule of so many per second.
+    #[must_use]
+    pub fn open_loop(rate: f64, figure: &'static str) -> Self {
+        let flags = format!("--mode latency --wait event --size 64 --duration 1 --warmup 10000 --rate {rate}");
+        Self { provider: "iwarp", flags, figure }
+    }
+
+    /// The greatest rate of an open loop: all messages are due at once.
+    #[must_use]
+    pub fn open_loop_limit() -> Self {
+        let flags = "--mode latency --wait event --size 64 --iters 500000 --warmup 10000 --rate 1000000000".into();
+        Self { provider: "iwarp", flags, figure: RATE }
+    }
+
+    /// With more flags.
+    #[must_use]
+    pub fn and(mut self, flags: &str) -> Self {
+        self.flags = format!("{} {flags}", self.flags);
+        self
+    }
+
+    /// Does the work once.
+    ///
+    /// # Errors
+    /// A process did not do its work.
+    pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
+        let Self { provider, flags, figure } = self;
+        let [server, client] = ["server", "client"].map(|side| terms.security(side));
+        let congestion = if terms.system_congestion { "--system-congestion" } else { "" };
+        let server =
+            words(&format!("{PINGPONG} server --bind 127.0.0.1 --port 0 --provider {provider} --child {server}"));
+        let client =
+            words(&format!("{PINGPONG} client {{}} --provider {provider} --json - {flags} {congestion} {client}"));
+        Sample::of_pingpong(&pair::run(processors, &server, &client)?, figure)
+    }
+}
+
+/// The terms of a round that are not the work's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// How connections are secured.
+    pub secured: Option<(Mode, &'a Files)>,
+    /// TCP has the system's congestion control, as the competitor's has.
+    pub system_congestion: bool,
+}
+
+impl Terms<'_> {
+    /// The flags of a side, `server` or `client`.
+    fn security(&self, side: &str) -> String {
+        self.secured.map(|(mode, files)| files.flags(mode, side)).unwrap_or_default()
+    }
+}
+
+impl Work {
+    /// Does the work once.
+    ///
+    /// # Errors
+    /// A process did not do its work.
+    pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
+        match self {
+            Self::Pingpong(work) => work.measure(processors, terms),
+            Self::OneSided(operation, iterations) => {
+                let client = words(&format!("one-sided-client {operation} {{}} {iterations}"));
+                Sample::printed(&pair::run(processors, &words("one-sided-server"), &client)?)
+            }
+            Self::Echoes(connections, count) => echoes(processors, "reactor", *connections, *count),
+            Self::Mix(buffers, count) => {
+                let client = words(&format!("mix-client {buffers} {{}} {count}"));
+                Sample::printed(&pair::run(processors, &words(&format!("mix-server {buffers}")), &client)?)
+            }
+            Self::Connections(count) => {
+                let [server, client] = ["server", "client"].map(|side| terms.security(side));
+                let server = words(&format!("connections-server {server}"));
+                let client = words(&format!("connections-client {{}} {count} {client}"));
+                Sample::printed(&pair::run(processors, &server, &client)?)
+            }
+        }
+    }
+}
+
+/// Runs bare TCP: its work, the size of messages, and the number of iterations.
+///
+/// # Errors
+/// A process did not do its work.
+pub fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> Result<Sample, Failure> {
+    let client = words(&format!("tcp-client {kind} {{}} {size} {iterations}"));
+    Sample::printed(&pair::run(processors, &words(&format!("tcp-server {kind} {size}")), &client)?)
+}
+
+/// Runs echoes on many connections over `tcp`, or over this library (`reactor`).
+///
+/// # Errors
+/// A process did not do its work.
+pub fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u64) -> Result<Sample, Failure> {
+    let client = words(&format!("many-client {carrier} {{}} {connections} {count}"));
+    Sample::printed(&pair::run(processors, &words(&format!("many-server {carrier}")), &client)?)
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(String::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::pingpong::cli::Cli;
+    use crate::pingpong::plan::Plan;
+
+    #[test]
+    fn rdma_pingpong_understands_its_flags() {
+        let all = super::super::rows::contests().into_iter().flat_map(|contest| contest.pingpongs());
+        let limit = [Pingpong::open_loop(123_456.7, "/x"), Pingpong::open_loop_limit()];
+        for work in all.chain(limit) {
+            let line = format!("rdma-pingpong client 127.0.0.1:1 --provider {} {}", work.provider, work.flags);
+            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let crate::pingpong::cli::Command::Client(args) = cli.command else { panic!("{line}") };
+            let provider = args.run.device.provider.into();
+            Plan::from_args(&args.run, provider).unwrap_or_else(|failure| panic!("{line}: {failure}"));
+        }
+    }
+}
