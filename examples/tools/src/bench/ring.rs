@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdma_reactor::ProviderChoice;
+
 use crate::pingpong::job::Job;
 use crate::pingpong::touch;
 
@@ -149,7 +151,8 @@ pub fn rate(processors: &Processors, count: u64) -> f64 {
 #[must_use]
 pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
     // As many buffers as messages of `rdma-pingpong` are on their way. A lock that nobody waits for is two writes to a line.
-    let buffers: Vec<_> = (0..Job::suited_depth(size)).map(|_| Mutex::new(vec![1; size as usize])).collect();
+    let depth = Job::suited_depth(ProviderChoice::Shm, size);
+    let buffers: Vec<_> = (0..depth).map(|_| Mutex::new(vec![1; size as usize])).collect();
     let buffer = |number: u64| &buffers[number as usize % buffers.len()];
     let [written, read] = [Count::default(), Count::default()];
     let started = Instant::now();

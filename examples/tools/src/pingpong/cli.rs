@@ -120,7 +120,7 @@ pub struct RunArgs {
     /// Operation that carries the data
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub op: Op,
-    /// Messages on their way at once, for --mode throughput and --rate [default: up to 128, fewer for large messages]
+    /// Messages on their way at once, for --mode throughput and --rate [default: up to 128, fewer for large messages and in shared memory]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub tx_depth: Option<u32>,
     /// Send so many messages per second on a schedule, whether answers come or not: latency is that of a whole round trip, from

@@ -139,7 +139,7 @@ impl Plan {
             size,
             depth: match args.mode {
                 Mode::Latency if args.rate.is_none() => 1,
-                _ => args.tx_depth.unwrap_or(Job::suited_depth(size)),
+                _ => args.tx_depth.unwrap_or(Job::suited_depth(provider, size)),
             },
             connections: args.connections,
         };
