@@ -24,6 +24,8 @@ use crate::soft::resources::Resources;
 const SPIN_FULL: u32 = 8;
 /// Most receive calls for one connection before the next one has its turn.
 const RECEIVES: usize = 4;
+/// Most connections to receive from before what has arrived is handled. What they and their messages take is still in the caches then.
+const SERVED: usize = 32;
 
 /// The result of a receive call.
 enum Received {
@@ -78,7 +80,7 @@ impl<N: Net> Iwarp<N> {
                 break;
             }
         }
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.ready.len().min(SERVED) {
             let Some(key) = self.ready.pop_front() else { break };
             if self.receive(key, now) {
                 self.enqueue(key);
