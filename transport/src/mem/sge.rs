@@ -290,3 +290,30 @@ impl Sge {
         Self { key, ..self }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses of a device belong to no memory of this program. Arithmetic that must stay within an allocation is undefined for
+    /// them, and Miri ends the test there.
+    #[test]
+    fn parts_of_device_memory_are_parts_of_its_addresses() {
+        // SAFETY: the entries are never posted.
+        let of_device = |address, len| unsafe { Sge::of_device(address, len, LocalKey(7)) };
+        let whole = of_device(Sge::DEVICE + 8, 4096).unwrap();
+        for (offset, len, wanted) in
+            [(0, 4096, (0, 4096)), (100, 50, (100, 50)), (4000, 500, (4000, 96)), (5000, 1, (4096, 0))]
+        {
+            let part = whole.part(offset, len);
+            assert_eq!(part.address().addr() as u64, Sge::DEVICE + 8 + wanted.0);
+            assert_eq!((part.len(), part.local_key(), part.is_shared()), (wanted.1, LocalKey(7), true));
+            assert!(part.is_of_device());
+        }
+        // The end of the last address is no address. An empty part there keeps one that is.
+        let last = of_device(u64::MAX - 7, 8).unwrap();
+        assert_eq!((last.part(7, 1).address().addr(), last.part(8, 1).len()), (usize::MAX, 0));
+        assert!(last.part(8, 1).is_of_device());
+        assert!(of_device(Sge::DEVICE - 1, 1).is_none());
+    }
+}
