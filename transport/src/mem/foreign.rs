@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::{Backing, Memory, page_size, words};
+use super::{Backing, Memory, in_pages, page_size, words};
 
 impl Memory {
     /// Memory of `len` bytes, rounded up to whole pages, in a new memory file, whose descriptor other processes can be given: they
@@ -13,7 +13,11 @@ impl Memory {
     /// # Errors
     /// The system's error when it makes no such file; `InvalidInput` for a length of 0 or past `i64::MAX`.
     pub fn new_file(len: usize) -> io::Result<(Self, OwnedFd)> {
-        let whole = len.checked_next_multiple_of(page_size()).filter(|&len| len > 0 && i64::try_from(len).is_ok());
+        Self::file_in_pages(len, page_size())
+    }
+
+    fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
+        let whole = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         // SAFETY: a name that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
@@ -26,7 +30,7 @@ impl Memory {
         if unsafe { libc::ftruncate(fd, len as i64) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok((Self::map_file(file.as_fd(), 0, len)?, file))
+        Ok((Self::map_in_pages(file.as_fd(), 0, len, page)?, file))
     }
 
     /// Maps `len` bytes of a memory file (`memfd_create`(2)) from `offset` on, shared with every other mapping of the file: what a
@@ -40,9 +44,12 @@ impl Memory {
     /// `InvalidInput` for an offset or a length that is no multiple of the system's page size, a length of 0, bytes behind the
     /// file's end, and a file that is not sealed and cannot be; the system's error when it does not map the file.
     pub fn map_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        let page = page_size() as u64;
+        Self::map_in_pages(file, offset, len, page_size())
+    }
+
+    fn map_in_pages(file: BorrowedFd<'_>, offset: u64, len: usize, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        if len == 0 || offset % page != 0 || len as u64 % page != 0 {
+        if len == 0 || offset % page as u64 != 0 || len % page != 0 {
             return wrong(format!("{len} bytes from {offset} of a memory file: both must be multiples of {page}"));
         }
         let fd = file.as_raw_fd();
@@ -99,6 +106,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LARGER_PAGES;
     use super::*;
 
     fn memfd(flags: libc::c_uint, len: i64) -> OwnedFd {
@@ -125,6 +133,20 @@ mod tests {
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 4096) }, -1, "it cannot become shorter");
         last.prefer_huge_pages();
         last.prefer_node(0);
+    }
+
+    /// Where pages are larger, the kernel maps nothing from between two of them, and files consist of whole ones.
+    #[test]
+    fn files_consist_of_whole_pages_of_the_system() {
+        for page in LARGER_PAGES {
+            let (memory, file) = Memory::file_in_pages(page + 1, page).unwrap();
+            assert_eq!(memory.len(), 2 * page);
+            assert_eq!(Memory::map_in_pages(file.as_fd(), page as u64, page, page).unwrap().len(), page);
+            for (offset, len) in [(4096, page), (0, page + 4096)] {
+                let refused = Memory::map_in_pages(file.as_fd(), offset, len, page).unwrap_err();
+                assert!(refused.to_string().contains(&format!("multiples of {page}")), "{refused}");
+            }
+        }
     }
 
     #[test]

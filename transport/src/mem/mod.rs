@@ -79,10 +79,14 @@ pub fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Rounds a length up to whole pages of the system, or to 0 if there are none so large.
-pub(crate) fn in_pages(len: usize) -> usize {
-    len.checked_next_multiple_of(page_size()).unwrap_or(0)
+/// Rounds a length up to whole pages of this size, or to 0 if there are none so large.
+pub(crate) fn in_pages(len: usize, page: usize) -> usize {
+    len.checked_next_multiple_of(page).unwrap_or(0)
 }
+
+/// The page sizes of systems on which the tests do not run, bytes.
+#[cfg(test)]
+pub(crate) const LARGER_PAGES: [usize; 2] = [16 << 10, 64 << 10];
 
 /// Size and alignment of a huge page, bytes.
 const HUGE_PAGE: usize = 2 << 20;
@@ -97,7 +101,7 @@ impl Memory {
     }
 
     fn in_pages(len: usize, page: usize) -> io::Result<Self> {
-        let len = len.checked_next_multiple_of(page).filter(|&n| n > 0 && isize::try_from(n).is_ok());
+        let len = Some(in_pages(len, page)).filter(|&n| n > 0 && isize::try_from(n).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if cfg!(any(fuzzing, heap_memory)) {
             // Under Miri vectors begin at any address, and what does not begin at a word would be copied again and again.
@@ -333,7 +337,7 @@ mod tests {
     fn mappings_consist_of_whole_pages_of_the_system() {
         assert!(page_size().is_power_of_two() && page_size() >= 4096);
         assert_eq!(Memory::new(1).unwrap().len(), page_size());
-        for page in [16 << 10, 64 << 10] {
+        for page in LARGER_PAGES {
             for (len, wanted) in [(1, page), (page + 1, 2 * page), (HUGE_PAGE + 1, HUGE_PAGE + page)] {
                 let memory = Memory::in_pages(len, page).unwrap();
                 assert_eq!(memory.len(), wanted);

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::{Backing, Memory, Span, in_pages};
+use super::{Backing, Memory, Span, in_pages, page_size};
 
 /// What the other process may do with a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,11 @@ impl Memory {
     /// # Errors
     /// The system's error when there is no memory, or no descriptor; `InvalidInput` for a length of 0 or past `i64::MAX`.
     pub fn new_shared(len: usize, sharing: Sharing) -> io::Result<Self> {
-        let len = Some(in_pages(len)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
+        Self::shared_in_pages(len, sharing, page_size())
+    }
+
+    fn shared_in_pages(len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
+        let len = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if len as u64 > longest_file()? {
             // The system would end the process with a signal (SIGXFSZ).
@@ -81,6 +85,10 @@ impl Window {
     /// # Errors
     /// `InvalidInput` if the size is another one or is not sealed; the system's error when it does not map the file.
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
+        Self::map_in_pages(file, len, sharing, page_size())
+    }
+
+    fn map_in_pages(file: &OwnedFd, len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         // SAFETY: asks for the seals of a descriptor, no memory.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -98,7 +106,7 @@ impl Window {
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a place for the result.
         checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
-        let whole = in_pages(len);
+        let whole = in_pages(len, page);
         if whole == 0 || u64::try_from(stat.st_size) != Ok(whole as u64) {
             return wrong(format!("a peer's memory file has {} bytes, and not {len} in whole pages", stat.st_size));
         }
@@ -158,6 +166,7 @@ fn checked(rc: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LARGER_PAGES;
     use super::*;
 
     fn again(file: BorrowedFd<'_>) -> OwnedFd {
@@ -177,6 +186,19 @@ mod tests {
         assert_eq!(ours.read(8184, 8), b"written!");
         assert!(window.source(8185, 8).is_none() && window.sink(usize::MAX, 8).is_none());
         assert!(window.into_memory().is_ok());
+    }
+
+    /// Where pages are larger, both processes round to those.
+    #[test]
+    fn shared_memory_consists_of_whole_pages_of_the_system() {
+        for page in LARGER_PAGES {
+            let ours = Memory::shared_in_pages(page + 1, Sharing::Write, page).unwrap();
+            assert_eq!(ours.len(), 2 * page);
+            let file = again(ours.file().unwrap());
+            let map = |len| Window::map_in_pages(&file, len, Sharing::Write, page);
+            assert_eq!(map(page + 1).unwrap().memory.len(), 2 * page);
+            assert!(map(page).is_err() && map(2 * page + 1).is_err());
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mem::{Memory, Span, in_pages};
+use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
@@ -86,7 +86,7 @@ impl KeyTable {
             return Err(Error::OutOfRange { what: "end of the region", value: range.end as u64, range: range_text });
         }
         let direct = access.contains(Access::DIRECT);
-        if direct && (memory.file().is_none() || range.start != 0 || in_pages(range.end) != memory.len()) {
+        if direct && (memory.file().is_none() || range.start != 0 || in_pages(range.end, page_size()) != memory.len()) {
             return Err(Error::Unsupported { provider: "iwarp", feature: DIRECT_OF_PART });
         }
         if (self.regions.len() + 1) * 2 > self.index.len() {
