@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{AsyncReadExt, AsyncWriteExt};
-use rdma_reactor::aio::{AsyncReactor, Connection, Listener, OperationError, Stream};
+use rdma_reactor::aio::{AsyncReactor, Connection, Listener, OperationError, Stream, drive};
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion,
@@ -21,6 +21,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::with_watchdog;
+use tokio::task::{LocalSet, spawn_local};
 
 fn config() -> Config {
     Setup::iwarp().config()
@@ -168,6 +169,40 @@ fn thousand_tasks_share_a_reactor() {
     });
 }
 
+/// Tasks that send on one connection all the time, and what each of them has sent since all have begun.
+struct Senders {
+    begun: Cell<usize>,
+    counts: Vec<Cell<usize>>,
+    all: Cell<usize>,
+}
+
+impl Senders {
+    fn new(tasks: usize) -> Self {
+        let counts = (0..tasks).map(|_| Cell::new(0)).collect();
+        Self { begun: Cell::new(0), counts, all: Cell::new(0) }
+    }
+
+    async fn send(&self, task: usize, conn: &Connection) {
+        let tasks = self.counts.len();
+        conn.send(&[7; 64]).await.unwrap();
+        self.begun.set(self.begun.get() + 1);
+        while self.all.get() < tasks * 50 {
+            conn.send(&[7; 64]).await.unwrap();
+            // The task that came first had the window for itself.
+            if self.begun.get() == tasks {
+                self.counts[task].set(self.counts[task].get() + 1);
+                self.all.set(self.all.get() + 1);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn assert_even(&self) {
+        let (least, most) = (self.counts.iter().min().unwrap().get(), self.counts.iter().max().unwrap().get());
+        assert!(most - least <= most / 10, "{} tasks: {least} to {most} messages", self.counts.len());
+    }
+}
+
 /// A task that sends all the time leaves as much to the others as it has itself. `aio_fair.rs` has other executors.
 #[test]
 fn tasks_that_run_share_a_connection() {
@@ -176,28 +211,39 @@ fn tasks_that_run_share_a_connection() {
         let receive = async { while there.recv().await.is_ok() {} };
         let share = async {
             for tasks in [2, 10, 100, 1000] {
-                let (begun, all) = (Cell::new(0), Cell::new(0_u64));
-                let counts: Vec<_> = (0..tasks).map(|_| Cell::new(0_u64)).collect();
-                let (here, begun, all) = (&here, &begun, &all);
-                let send = |count| async move {
-                    here.send(&[7; 64]).await.unwrap();
-                    begun.set(begun.get() + 1);
-                    while all.get() < tasks * 50 {
-                        here.send(&[7; 64]).await.unwrap();
-                        // The task that came first had the window for itself.
-                        if begun.get() == tasks {
-                            Cell::set(count, Cell::get(count) + 1);
-                            all.set(all.get() + 1);
-                        }
-                    }
-                };
-                let mut senders: FuturesUnordered<_> = counts.iter().map(send).collect();
-                while senders.next().await.is_some() {}
-                let (least, most) = (counts.iter().min().unwrap().get(), counts.iter().max().unwrap().get());
-                assert!(most - least <= most / 10, "{tasks} tasks: {least} to {most} messages");
+                let senders = Senders::new(tasks);
+                let mut sending: FuturesUnordered<_> = (0..tasks).map(|task| senders.send(task, &here)).collect();
+                while sending.next().await.is_some() {}
+                senders.assert_even();
             }
         };
         with_server(share, receive).await;
+    });
+}
+
+/// The same, with tasks of tokio.
+#[test]
+fn tasks_of_tokio_share_a_connection() {
+    with_watchdog("tasks_of_tokio", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (net, listener) = net(config());
+            let driver = spawn_local(drive(net.clone()));
+            let (here, there) = pair(&net, &listener).await;
+            spawn_local(async move { while there.recv().await.is_ok() {} });
+            for tasks in [2, 10, 100, 1000] {
+                let senders = Rc::new(Senders::new(tasks));
+                let sending = (0..tasks).map(|task| {
+                    let (senders, here) = (Rc::clone(&senders), here.clone());
+                    spawn_local(async move { senders.send(task, &here).await })
+                });
+                join_all(sending).await.into_iter().for_each(|ended| ended.unwrap());
+                senders.assert_even();
+            }
+            here.close();
+            net.with(|cx| cx.drain(Duration::from_secs(60)));
+            driver.await.unwrap().unwrap();
+        });
     });
 }
 
