@@ -57,6 +57,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "the program's end: {:?}; its log: {:?}",
+                self.child.try_wait(),
+                self.log.try_iter().collect::<Vec<_>>()
+            );
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
