@@ -18,13 +18,15 @@
 //! 15. [Devices](hardware): what was tested on which, and how to test yours
 //! 16. [Performance](performance), and [Scaling](scaling): what many connections cost
 //! 17. [Peers of the same host](same_host): shared memory
-//! 18. [Writing a provider](writing_a_provider) of your own
+//! 18. Datagrams: the page `datagrams`, with the feature `datagram`
+//! 19. [Writing a provider](writing_a_provider) of your own
 //!
 //! Behind it: [the architecture](architecture), [the wire](wire).
 
 // The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
 // page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
 
+#[doc = "[datagrams.md]: self::datagrams"]
 #[doc = "[security.md]: self::security"]
 #[doc = "[testing.md]: self::testing"]
 #[doc = "[wire.md]: self::wire"]
@@ -44,6 +46,11 @@ pub mod async_await {}
 pub mod calls {}
 #[doc = include_str!("../docs/guide/coming-from.md")]
 pub mod coming_from {}
+#[cfg(feature = "datagram")]
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/datagrams.md")]
+pub mod datagrams {}
 #[doc = "[guide/stopping.md]: self::stopping"]
 #[doc = "[loop.md#several-reactors]: self::the_loop#several-reactors"]
 #[doc = ""]
@@ -74,6 +81,7 @@ pub mod performance {}
 #[doc = ""]
 #[doc = include_str!("../docs/guide/remote-memory.md")]
 pub mod remote_memory {}
+#[doc = "[datagrams.md]: self::datagrams"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = ""]
 #[doc = include_str!("../docs/guide/same-host.md")]

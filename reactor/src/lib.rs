@@ -5,7 +5,7 @@
 //! - [`Context`] has the operations of a callback: connect, listen, send, close, set timers.
 //! - [`Message`] is a received message, in the registered buffer that it arrived in.
 //! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
-//! - `datagram` has unreliable datagrams and multicast groups, on devices that have them (feature `datagram`).
+//! - `datagram` has unreliable datagrams and multicast groups, on devices that have them and on the embedded provider (feature `datagram`).
 //! - [`stream`] has ordered bytes instead of messages, for programs that know sockets.
 //! - [`broadcast`] has one message for many connections, with a decision for each slow one.
 //! - `aio` has connections as futures, for async/await (feature `async`).

@@ -30,7 +30,7 @@ pub struct Route {
     pub hop_limit: u8,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Local identifier, on InfiniBand.
+    /// Local identifier, on InfiniBand; on the embedded provider the UDP port.
     pub lid: u16,
     /// Service level.
     pub service_level: u8,
@@ -69,7 +69,7 @@ pub struct Destination {
 pub struct DatagramSource {
     /// Number of the queue pair that sent it.
     pub qp_number: u32,
-    /// Local identifier of the sender, on InfiniBand.
+    /// Local identifier of the sender, on InfiniBand; on the embedded provider the UDP port that it takes datagrams at.
     pub lid: u16,
     /// Service level.
     pub service_level: u8,
@@ -78,7 +78,6 @@ pub struct DatagramSource {
 }
 
 impl DatagramSource {
-    #[cfg(feature = "verbs")]
     pub(crate) const GLOBAL: u8 = 0x80;
 
     /// Whether the first [`GRH_LEN`] bytes are a route header that says which way it came, as always on RoCE.

@@ -12,6 +12,7 @@
 //! | [`soft`] | the parts of a provider in software: queues, keys, events |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`shm`] | its connections within one host: rings in shared memory |
+//! | `roce` | its datagrams: RoCE version 2 over UDP |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
@@ -43,6 +44,7 @@ mod patience;
 pub mod provider;
 pub mod qp;
 pub mod registrar;
+mod roce;
 pub mod roles;
 pub mod shm;
 pub mod slab;

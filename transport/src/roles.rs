@@ -123,7 +123,9 @@ pub trait ForeignMemory {
 pub trait Datagrams {
     /// Makes an id for datagrams at an address of this host, which names a device; port 0 takes a free one. Make its
     /// queue pair; then it may join groups. Peers cannot find it by its address; to be found, listen with another id.
-    fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)>;
+    /// The number is the length of the largest datagram that it sends, bytes: at most the device's
+    /// [`max_datagram`](crate::Capabilities::max_datagram), and less where the interface of the address carries less.
+    fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
     /// Accepts a connect request for datagrams on behalf of `qp`, of the same device. The id is gone afterwards,
     /// whether or not that worked, since no more events of the peer will come.

@@ -1,15 +1,55 @@
-//! `raw-datagram` without datagrams, and with arguments that make no sense. `tests/vm/interop.sh` runs it with
-//! datagrams.
+//! `raw-datagram` against itself over the embedded provider, and with arguments that make no sense. `tests/vm/interop.sh` runs it against
+//! other programs.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
-use std::process::Command;
+mod patience;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use patience::PATIENCE;
+
+fn start(args: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raw-datagram"));
+    let limit = PATIENCE.as_secs().to_string();
+    command.args(args.split_whitespace()).args(["--provider", "iwarp", "--timeout", &limit]).env_remove("RUST_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs the first until its first line, then the second, which may have that line's last word for `ADDR`, then waits for both.
+fn exchange(first: &str, second: &str) {
+    let mut one = start(first);
+    let mut stdout = BufReader::new(one.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let address = line.split_whitespace().next_back().unwrap_or_default();
+    let other = start(&second.replace("ADDR", address)).wait_with_output().unwrap();
+    assert!(other.status.success(), "{first} / {second}: {}", String::from_utf8_lossy(&other.stderr));
+    let one = one.wait_with_output().unwrap();
+    assert!(one.status.success(), "{first} / {second}: {}", String::from_utf8_lossy(&one.stderr));
+}
+
+/// Few and small, so that none finds a socket without room.
+#[test]
+fn datagrams_go_there_and_back() {
+    exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");
+    exchange("server ::1 -p 0", "client ADDR --verify");
+    // One port for all datagrams of an address, as with devices.
+    exchange("server 127.0.0.1 -p 7 --udp-port 47914", "client ADDR --bind 127.0.0.2 --udp-port 47914 --verify");
+}
+
+#[test]
+fn a_group_hears() {
+    exchange("receive 239.77.2.61 --bind 127.0.0.1 -n 20", "send 239.77.2.61 --bind 127.0.0.1 -n 20");
+}
 
 #[test]
 fn what_goes_wrong_is_one_line() {
     for (args, words) in [
-        ("server 127.0.0.1 --provider iwarp", "the provider iwarp has no datagrams"),
-        ("client 127.0.0.1 --provider iwarp", "the provider iwarp has no datagrams"),
-        ("send 239.1.2.3 --bind 127.0.0.1 --provider iwarp", "the provider iwarp has no datagrams"),
+        ("server 127.0.0.1 --provider iwarp --size 4097", "--size 4097: a datagram is at most 4096 bytes here"),
+        ("server 0.0.0.0 --provider iwarp", "no RDMA device: 0.0.0.0 is on none"),
+        ("client 127.0.0.1:9 --provider iwarp", "nobody takes datagrams at 127.0.0.1:9"),
+        ("send 239.1.2.3 --bind 203.0.113.7 --provider iwarp", "cannot listen on 203.0.113.7"),
         ("receive 239.1.2.3", "the following required arguments were not provided"),
         ("receive here --bind 127.0.0.1", "invalid value 'here'"),
         ("server 127.0.0.1 -n 0", "invalid value '0'"),

@@ -1,4 +1,5 @@
-//! Unreliable datagrams, on devices that have them. Needs feature `datagram`.
+//! Unreliable datagrams, on devices that have them and on the embedded provider. Needs feature `datagram`. The guide has a page about
+//! them: [`crate::guide::datagrams`].
 //!
 //! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device. It receives
 //! from everybody and sends to anybody. A *peer* is a destination: an endpoint elsewhere, found by its address
@@ -13,8 +14,8 @@
 //! - It arrives whole or not at all, in any order, maybe more than once, and nobody is told of a loss. A datagram that
 //!   finds no receive posted is lost; [`EndpointOptions::receive_depth`] is how many may come at once. There are no
 //!   credits.
-//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long. The device's port sets this
-//!   limit, from 256 to 4,096.
+//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long. The device's port, or the
+//!   interface, sets this limit, from 256 to 4,096.
 //! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing about the peer.
 //! - Its sender ([`Origin`]) is known from the network only. Nothing is authenticated, and anybody may send.
 //! - A member of a group may hear its own datagrams to the group; the device decides on loopback.

@@ -178,7 +178,7 @@ impl Endpoints {
         let providers = driver.providers_mut();
         let provider = providers.serving(local.ip());
         let role = role(providers.numbered(provider), Provider::datagrams, DATAGRAMS)?;
-        let (id, device) = role.bind_datagram(SocketAddr::new(local.ip(), 0))?;
+        let (id, device, max) = role.bind_datagram(SocketAddr::new(local.ip(), 0))?;
         let listener = role.listen_datagram(local, &ListenOptions::default());
         providers.note_use(provider);
         let (cm, device) = (Handle { provider, id }, device_index(provider, device));
@@ -189,7 +189,7 @@ impl Endpoints {
                 return Err(error.into());
             }
         };
-        match self.furnish(driver, cm, listener, local, device, options) {
+        match self.furnish(driver, [cm, listener], local, (device, max as usize), options) {
             Ok(id) => Ok(id),
             Err(error) => {
                 driver.discard(listener);
@@ -203,16 +203,13 @@ impl Endpoints {
     fn furnish(
         &mut self,
         driver: &mut Driver,
-        cm: Handle<CmId>,
-        listener: Handle<CmId>,
+        [cm, listener]: [Handle<CmId>; 2],
         local: SocketAddr,
-        index: usize,
+        (index, max_datagram): (usize, usize),
         options: EndpointOptions,
     ) -> Result<EndpointId, Error> {
         let EndpointOptions { receive_depth, send_depth } = options;
         let device = device_of(index).1;
-        let info = driver.providers().get(cm.provider).device(device).ok_or(Error::Gone("device"))?;
-        let max_datagram = info.capabilities.max_datagram as usize;
         let room = receive_depth + send_depth;
         let cq = driver.claim_room(index, room)?;
         let cq_id = driver.device(index).ok_or(Error::Gone("device"))?.cqs[cq].id;

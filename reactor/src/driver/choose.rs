@@ -73,7 +73,7 @@ fn settings(config: &Config) -> IwarpConfig {
 /// process is stopped or its machine is busy, is not gone.
 fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
-    tcp.host_congestion.clone_from(&config.iwarp.host_congestion);
+    tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);
     tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.timeouts.keepalive));
     tcp
 }

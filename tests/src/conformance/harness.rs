@@ -74,7 +74,7 @@ impl Setup {
             reads_anything: false,
             places_late: false,
             flushes: true,
-            datagrams: false,
+            datagrams: true,
             shared: None,
             vector: None,
             completions: None,
@@ -87,7 +87,7 @@ impl Setup {
     /// The embedded provider, with its connections in shared memory.
     #[must_use]
     pub fn shm() -> Self {
-        Self { provider: ProviderChoice::Shm, ..Self::iwarp() }
+        Self { provider: ProviderChoice::Shm, datagrams: false, ..Self::iwarp() }
     }
 
     /// The embedded provider as a device that reads into open sinks only.

@@ -154,7 +154,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     if lock(fabric).one_host {
         settings.shared_memory = SharedMemoryPolicy::Prefer;
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
-        settings.meeting_timeout = Duration::from_nanos(patience.skewed(10_000..=200 * MS));
+        settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(10_000..=200 * MS));
     }
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
     let net = SimNet::new(node, Arc::clone(fabric));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use crate::error::{Error, Result};
+use crate::roce::RoceConfig;
 
 /// The most outstanding RDMA Reads that peers accept.
 pub(crate) const MAX_READ_DEPTH: u16 = 128;
@@ -37,6 +38,24 @@ pub enum SharedMemoryPolicy {
     Require,
 }
 
+/// Settings of connections whose ends are both on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WithinHost {
+    /// Their TCP congestion control; `None` leaves it to the system, and so does a system that lacks it or does not allow it
+    /// (`net.ipv4.tcp_allowed_congestion_control`). The default, `reno`, is in every Linux. BBR, which some systems use for all
+    /// connections, paces what a host sends to itself, which takes a timer for each piece.
+    pub congestion: Option<String>,
+    /// The time that a peer has to answer in shared memory; then the connection stays on TCP.
+    pub meeting_timeout: Duration,
+}
+
+impl Default for WithinHost {
+    fn default() -> Self {
+        Self { congestion: Some("reno".into()), meeting_timeout: Duration::from_secs(1) }
+    }
+}
+
 /// Settings of [`crate::iwarp::Iwarp`]; the defaults suit a server on a network it does not control.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -53,7 +72,7 @@ pub struct IwarpConfig {
     /// `None`, the default, is half of `max_handshakes`, so that no address can keep the others out.
     pub max_handshakes_per_peer: Option<usize>,
     /// The networks that may connect; `None`, the default, lets everybody. A connection from elsewhere is reset before
-    /// anything is read from it or allocated for it.
+    /// anything is read from it or allocated for it; a datagram from elsewhere is dropped.
     pub allowed_peers: Option<Vec<IpNet>>,
     /// Sockets of ended connections that still deliver what was sent. At the limit, the oldest is closed, and its
     /// unsent bytes are lost.
@@ -86,14 +105,12 @@ pub struct IwarpConfig {
     /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as
     /// 512 bytes more than it has, so that those without payload are bounded, too.
     pub receive_budget: usize,
-    /// The TCP congestion control of connections whose ends are both on this host; `None` leaves it to the system, and so does a system
-    /// that lacks it or does not allow it (`net.ipv4.tcp_allowed_congestion_control`). The default, `reno`, is in every Linux. BBR, which
-    /// some systems use for all connections, paces what a host sends to itself, which takes a timer for each piece.
-    pub host_congestion: Option<String>,
     /// Whether connections within the host use shared memory.
     pub shared_memory: SharedMemoryPolicy,
-    /// The time that a peer has to answer in shared memory; then the connection stays on TCP.
-    pub meeting_timeout: Duration,
+    /// The rest about connections within the host.
+    pub within_host: WithinHost,
+    /// The UDP ports of datagrams.
+    pub roce: RoceConfig,
 }
 
 impl CrcPolicy {
@@ -127,9 +144,9 @@ impl Default for IwarpConfig {
             markers: true,
             extensions: false,
             receive_budget: 512 * 1024,
-            host_congestion: Some("reno".into()),
             shared_memory: SharedMemoryPolicy::Off,
-            meeting_timeout: Duration::from_secs(1),
+            within_host: WithinHost::default(),
+            roce: RoceConfig::default(),
         }
     }
 }
@@ -160,6 +177,9 @@ impl IwarpConfig {
         }
         if self.receive_budget == 0 {
             return range("receive_budget", 0, "at least 1");
+        }
+        if self.roce.port == Some(0) || self.roce.group_port == 0 {
+            return range("UDP port of datagrams or groups", 0, "at least 1");
         }
         Ok(())
     }

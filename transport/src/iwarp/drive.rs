@@ -21,7 +21,7 @@ use crate::soft::resources::Resources;
 
 /// With one connection, one in so many rounds of a busy poll looks at all sockets; the others read from that connection
 /// only.
-const SPIN_FULL: u32 = 8;
+pub(super) const SPIN_FULL: u32 = 8;
 /// Most receive calls for one connection before the next one has its turn.
 const RECEIVES: usize = 4;
 /// Most connections to receive from before what has arrived is handled. What they and their messages take is still in the caches then.
@@ -62,7 +62,12 @@ impl<N: Net> Iwarp<N> {
                 if self.receive(hot, now) {
                     self.enqueue(hot);
                 }
-                return !self.ready.is_empty();
+                return !(self.ready.is_empty() && self.exchange.ready.is_empty());
+            }
+        }
+        if spins && self.hot.is_none() && self.exchange.ready.is_empty() {
+            if let Some(more) = self.spin_port(now) {
+                return more;
             }
         }
         // Without a connection there is nothing to poll for: what is left to be sent has its edges, and timers a deadline.
@@ -86,8 +91,9 @@ impl<N: Net> Iwarp<N> {
                 self.enqueue(key);
             }
         }
+        self.serve_ports(now);
         self.timers(now);
-        more || !self.ready.is_empty()
+        more || !(self.ready.is_empty() && self.exchange.ready.is_empty())
     }
 
     pub(super) fn enqueue(&mut self, key: Key) {
@@ -131,6 +137,7 @@ impl<N: Net> Iwarp<N> {
             Some(Owner::Door) => self.admit(now),
             Some(Owner::Visitor(key)) => self.hear_visitor(key),
             Some(Owner::Meeting(key)) => self.meet(key, now),
+            Some(Owner::Port(key)) => self.port_edge(key, ready),
             Some(Owner::Linger(key)) => {
                 let linger = self.lingers.get_mut(key);
                 if linger.is_some_and(|linger| linger.serve(&mut self.net, self.intake.scratch())) {
@@ -345,6 +352,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Acts on the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
+        self.time_questions(now);
         while let Some(&Reverse((at, owner))) = self.deadlines.peek() {
             let due = self.is_due(at, owner);
             if due && at > now {
@@ -364,7 +372,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 Owner::Visitor(key) => self.send_away(key),
                 Owner::Door => self.admit(now),
-                Owner::Meeting(_) => {}
+                Owner::Meeting(_) | Owner::Port(_) => {}
             }
         }
     }
@@ -406,6 +414,7 @@ impl<N: Net> Iwarp<N> {
                 }
             }
             State::Dead => {}
+            State::Datagram(_) => self.expire_datagram(key, now),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::startup::{Asked, FrameReader, Terms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
 use crate::newcomers::Ticket;
+use crate::roce::id::Id;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
@@ -68,6 +69,8 @@ pub(crate) enum State {
     Live,
     /// The connection has ended; the endpoint waits for the user to destroy it.
     Dead,
+    /// It is an id for datagrams.
+    Datagram(Box<Id>),
 }
 
 impl State {
@@ -80,6 +83,7 @@ impl State {
             Self::Connecting(..) | Self::Replying(..) | Self::Meeting(_) => "connecting",
             Self::Live => "connected",
             Self::Dead => "closed",
+            Self::Datagram(id) => id.name(),
         }
     }
 

@@ -4,6 +4,8 @@
 //! keep others from connecting. So their number is limited, altogether and per host; at a limit the oldest gives way
 //! once it has had a short time to send its request.
 
+use std::collections::VecDeque;
+
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
@@ -18,4 +20,6 @@ pub(super) struct Handshakes {
     pub(super) crowd: Option<Host>,
     /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
+    /// Listeners that may have more connections to accept; no key is the door (`meeting.rs`).
+    pub(super) backlog: VecDeque<Key>,
 }

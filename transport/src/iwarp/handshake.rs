@@ -31,14 +31,14 @@ impl<N: Net> Iwarp<N> {
             }
             self.timers(now);
             let mut more = self.collect(Channel::Cm, now).map_err(|source| Error::io("poll", source))?;
-            for _ in 0..self.backlog.len() {
-                match self.backlog.pop_front() {
+            for _ in 0..self.handshakes.backlog.len() {
+                match self.handshakes.backlog.pop_front() {
                     Some(Key::NONE) => self.admit(now),
                     Some(key) => self.accept_some(key, now),
                     None => {}
                 }
             }
-            more |= !self.backlog.is_empty();
+            more |= !self.handshakes.backlog.is_empty();
             if !more && self.cm_events.is_empty() {
                 return Ok(None);
             }
@@ -83,7 +83,7 @@ impl<N: Net> Iwarp<N> {
                 },
             }
         }
-        self.backlog.push_back(key);
+        self.handshakes.backlog.push_back(key);
     }
 
     /// Makes a listener wait, until a time if there is one.
@@ -101,7 +101,7 @@ impl<N: Net> Iwarp<N> {
         }
         for key in std::mem::take(&mut self.handshakes.paused) {
             self.rest(key, Accepting::Yes, None);
-            self.backlog.push_back(key);
+            self.handshakes.backlog.push_back(key);
         }
         self.net.wake(Channel::Cm);
     }
@@ -217,7 +217,9 @@ impl<N: Net> Iwarp<N> {
 
     /// Removes an endpoint and its queue pair; its socket is left to the caller.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
-        self.transition(key, State::Dead);
+        if let Some(State::Datagram(id)) = self.transition(key, State::Dead) {
+            self.release_datagram(key, *id);
+        }
         let endpoint = self.endpoints.remove(key)?;
         self.cm_events.retain(|event| event.id != CmId(key));
         if let Some(mut qp) = endpoint.qp {

@@ -104,7 +104,7 @@ impl<N: Net> Iwarp<N> {
         }
         // The rest raises no edge again. No listener has this key: it stands for the door.
         self.net.wake(Channel::Cm);
-        self.backlog.push_back(Key::NONE);
+        self.handshakes.backlog.push_back(Key::NONE);
     }
 
     /// Reads the hello of a visitor.
@@ -187,7 +187,7 @@ impl<N: Net> Iwarp<N> {
                     if let Some(endpoint) = self.endpoints.get_mut(key) {
                         let greeted = Greeted { socket, segment, agreement, private_data };
                         endpoint.meeting = Some(Box::new(Meeting::Greeted(Box::new(greeted))));
-                        let at_most = now + self.config.meeting_timeout;
+                        let at_most = now + self.config.within_host.meeting_timeout;
                         let deadline = endpoint.deadline.map_or(at_most, |deadline| deadline.min(at_most));
                         self.set_deadline(key, Some(deadline));
                     }

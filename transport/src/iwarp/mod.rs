@@ -19,6 +19,7 @@
 //! | `door`, `meeting`, `unix` | sides within one host that find each other: where, how, and over which sockets |
 //! | `links` | connections in shared memory: whose turn it is, and who is called |
 //! | `handover` | connect requests that move to another provider |
+//! | `datagrams`, `ports`, `udp` | ids for datagrams, what comes to their UDP ports, and the sockets; the packets are in `crate::roce` |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
 //!
@@ -28,6 +29,7 @@
 #[cfg(test)]
 mod bench;
 mod config;
+mod datagrams;
 mod door;
 mod drive;
 mod endpoint;
@@ -47,6 +49,7 @@ mod meeting;
 pub mod net;
 mod pace;
 mod placement;
+mod ports;
 pub mod provider;
 mod queue_pair;
 mod receive;
@@ -57,10 +60,12 @@ mod startup;
 mod stream;
 pub mod tcp;
 mod transmit;
+mod udp;
 mod unix;
 pub mod wire;
 
-pub use config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy};
+pub use crate::roce::{ROCE_PORT, RoceConfig};
+pub use config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy, WithinHost};
 pub use ipnet::IpNet;
 pub use net::Net;
 pub use provider::{Entropy, Iwarp};

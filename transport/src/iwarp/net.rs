@@ -3,10 +3,10 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use crate::mem::{Memory, RecvSlice, SendSlice};
+use crate::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::Segment;
 use crate::slab::Key;
 
@@ -145,5 +145,58 @@ pub trait Net: Send + fmt::Debug {
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let _ = (socket, room);
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    // Packets, which datagrams are made of. Networks that have none say so, and do without the calls behind that.
+
+    /// Whether there are sockets for packets.
+    fn has_packets(&self) -> bool {
+        false
+    }
+
+    /// The interface that has an address of this host.
+    fn interface(&self, address: IpAddr) -> io::Result<Interface> {
+        let _ = address;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The address of this host from which the routes lead to a peer.
+    fn source(&self, peer: SocketAddr) -> io::Result<IpAddr> {
+        let _ = peer;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Opens a socket for packets (UDP) at an address of this host, on the completion channel; port 0 takes a free one. Packets leave it
+    /// whole or not at all, over IPv4 with the identification 0.
+    fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
+        let _ = address;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Opens a socket that hears the packets to a group which come to the interface of an address, on the completion channel. Others may
+    /// have the same port.
+    fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
+        let _ = (group, at, interface);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sends packets from the `first` on; returns how many have left. An error is that of the first of them, or what the network has said
+    /// about earlier ones.
+    fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
+        let _ = (socket, packets, first);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Receives packets in place of those in `packets`; returns how many came, and whether the socket had no more.
+    fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
+        let _ = (socket, packets);
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Takes the next thing that the network has said about a packet that was sent: where it was sent to, and why it did not get there.
+    /// `WouldBlock` when there is none.
+    fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
+        let _ = socket;
+        Err(io::ErrorKind::WouldBlock.into())
     }
 }

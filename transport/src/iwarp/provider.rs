@@ -32,6 +32,8 @@ use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
+use crate::roce::exchange::Exchange;
+use crate::roce::packet::MAX_PAYLOAD;
 use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
@@ -45,7 +47,7 @@ use crate::wr::{RecvWr, SendWr};
 
 pub(super) const DEVICE: DeviceId = DeviceId(0);
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
-const STALE_QP: Error = Error::Stale { object: "queue pair" };
+pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
 
 /// A source of randomness, which fills the slice that it gets.
 pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
@@ -61,6 +63,8 @@ pub(super) enum Owner {
     Visitor(Key),
     /// The Unix socket of an endpoint whose stream is one of TCP still.
     Meeting(Key),
+    /// A UDP port of datagrams.
+    Port(Key),
 }
 
 /// iWARP in user space. One thread drives it, and it does nothing between two calls.
@@ -79,14 +83,14 @@ pub struct Iwarp<N: Net> {
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
     /// Connections that have something to read or to send.
     pub(super) ready: VecDeque<Key>,
-    /// Listeners that may have more connections to accept; no key is the door (`meeting.rs`).
-    pub(super) backlog: VecDeque<Key>,
     pub(super) intake: Intake,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: Handshakes,
     /// The connection that received something last.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
+    pub(super) exchange: Exchange,
+    /// Number of live connections, and of sockets for datagrams.
     pub(super) live: usize,
     pub(super) spins: u32,
     /// Whether this is within the getter of the CM channel, which will return what is raised now.
@@ -120,7 +124,10 @@ impl<N: Net> Iwarp<N> {
             | Features::REMOTE_INVALIDATION
             | Features::SHARED_RECEIVE_QUEUE
             | if config.extensions { EXTENSIONS | Features::EXTENSIONS_BY_AGREEMENT } else { Features::empty() };
-        let mut capabilities = Capabilities::portable(features);
+        let has_datagrams = net.has_packets() && config.shared_memory != SharedMemoryPolicy::Require;
+        let of_datagrams = if has_datagrams { Features::DATAGRAMS | Features::MULTICAST } else { Features::empty() };
+        let mut capabilities = Capabilities::portable(features | of_datagrams);
+        capabilities.max_datagram = if has_datagrams { MAX_PAYLOAD as u32 } else { 0 };
         capabilities.max_inline = MAX_INLINE as u32;
         capabilities.max_queue_depth = MAX_QUEUE_DEPTH;
         capabilities.max_shared_receives = MAX_QUEUE_DEPTH;
@@ -140,12 +147,12 @@ impl<N: Net> Iwarp<N> {
             cm_events: VecDeque::new(),
             deadlines: BinaryHeap::new(),
             ready: VecDeque::new(),
-            backlog: VecDeque::new(),
             intake: Intake::new(),
             edges: Vec::with_capacity(256),
             handshakes: Handshakes::default(),
             hot: None,
             links: Links::default(),
+            exchange: Exchange::default(),
             live: 0,
             spins: 0,
             within_cm: false,
@@ -230,7 +237,7 @@ impl<N: Net> Iwarp<N> {
             Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
             Owner::Visitor(key) => self.links.door.is_due(key, at),
             Owner::Door => self.links.door.rests_until == Some(at),
-            Owner::Meeting(_) => false,
+            Owner::Meeting(_) | Owner::Port(_) => false,
         }
     }
 
@@ -276,7 +283,7 @@ impl<N: Net> Iwarp<N> {
         self.endpoints.get(id.0).filter(|e| !matches!(e.state, State::Requesting { .. })).ok_or(STALE_ID)
     }
 
-    fn is_device(device: DeviceId) -> Result<()> {
+    pub(super) fn is_device(device: DeviceId) -> Result<()> {
         if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
     }
 
@@ -307,10 +314,12 @@ impl<N: Net> Iwarp<N> {
 
     fn add_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let endpoint = self.endpoint(id)?;
-        if !matches!(endpoint.state, State::Resolved(_) | State::Offered(_)) {
-            return Err(Error::InvalidState { call: "create_qp", state: endpoint.state.name() });
-        }
-        if endpoint.qp.is_some() {
+        let free = match &endpoint.state {
+            State::Resolved(_) | State::Offered(_) => endpoint.qp.is_none(),
+            State::Datagram(id) if id.may_have_queue_pair() => id.qp.is_none(),
+            state => return Err(Error::InvalidState { call: "create_qp", state: state.name() }),
+        };
+        if !free {
             return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
         attr.check(&self.device.capabilities)?;
@@ -323,8 +332,10 @@ impl<N: Net> Iwarp<N> {
             self.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
             return Err(error);
         }
-        if let Some(endpoint) = self.endpoints.get_mut(id.0) {
-            endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr)));
+        match self.endpoints.get_mut(id.0) {
+            Some(Endpoint { state: State::Datagram(_), .. }) => self.furnish(id.0, attr)?,
+            Some(endpoint) => endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr))),
+            None => {}
         }
         Ok(QpId(id.0))
     }
@@ -386,7 +397,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.net.local_address(self.endpoint(id).ok()?.socket?).ok()
+        match self.endpoint(id).ok()? {
+            Endpoint { state: State::Datagram(id), .. } => self.address_of(id),
+            endpoint => self.net.local_address(endpoint.socket?).ok(),
+        }
     }
 
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
@@ -405,6 +419,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
         let endpoint = self.endpoint(id)?;
+        if let State::Datagram(_) = endpoint.state {
+            return self.ask(id.0, param.private_data);
+        }
         let State::Resolved(peer) = endpoint.state else {
             return Err(Error::InvalidState { call: "connect", state: endpoint.state.name() });
         };
@@ -427,6 +444,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let terms = self.terms(param);
         let key = id.0;
         let endpoint = self.endpoint(id)?;
+        if let State::Datagram(_) = endpoint.state {
+            return self.answer(id.0, id.0, "accept", param.private_data);
+        }
         let (State::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
             return Err(Error::InvalidState { call: "accept", state: endpoint.state.name() });
         };
@@ -458,6 +478,11 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, private_data)?;
         let endpoint = self.endpoint(id)?;
+        if let State::Datagram(_) = endpoint.state {
+            self.refuse(id.0, private_data)?;
+            self.remove(id.0);
+            return Ok(());
+        }
         let State::Offered(asked) = endpoint.state else {
             return Err(Error::InvalidState { call: "reject", state: endpoint.state.name() });
         };
@@ -473,6 +498,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let endpoint = self.endpoint(id)?;
         match &endpoint.state {
             State::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            State::Datagram(_) => self.end_datagrams(key)?,
             State::Requesting { .. } | State::Dead => {}
             State::Live => self.end(key, DisconnectCause::Local, None, now),
             State::Offered(asked) => {
@@ -560,6 +586,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let result = match self.endpoints.get_mut(qp.0) {
             Some(Endpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
             Some(Endpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
+            Some(Endpoint { state: State::Datagram(id), .. }) => id.post_recv(chain, &mut self.resources.cqs),
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
         self.wake_completions();
@@ -571,6 +598,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let result = match self.endpoints.get_mut(id.0) {
             Some(Endpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
             Some(Endpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
+            Some(Endpoint { state: State::Datagram(datagrams), .. }) => {
+                let result = datagrams.post_send(chain, &self.exchange.addresses, &mut self.resources.cqs);
+                self.send_datagrams(id.0);
+                self.wake_completions();
+                return result.map(|()| Posted::of(self.resources.cqs.pushed() != before));
+            }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
         self.transmit(id.0);
@@ -591,6 +624,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 let shared = match &mut endpoint {
                     Some(Endpoint { link: Some(link), .. }) => link.polled(completion.opcode),
                     Some(Endpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
+                    Some(Endpoint { state: State::Datagram(id), .. }) => id.polled(completion.opcode),
                     _ => {
                         self.resources.orphan_polled(cq, id, completion.opcode.is_receive());
                         None
@@ -646,7 +680,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
+        self.device.capabilities.features.contains(Features::DATAGRAMS).then_some(self)
     }
 
     fn paths(&self) -> Option<&dyn Paths> {

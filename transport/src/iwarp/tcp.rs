@@ -1,8 +1,8 @@
-//! The sockets of the embedded provider: TCP, with one inner epoll set for each of the two channels.
+//! The sockets of the embedded provider: TCP, and UDP for datagrams, with one inner epoll set for each of the two channels.
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::config::IwarpConfig;
+use super::config::WithinHost;
 use super::net::{Channel, Net, Ready, SocketId};
-use super::unix;
-use crate::mem::{self, Memory, RecvSlice, SendSlice};
+use super::{udp, unix};
+use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::Shared;
 use crate::slab::{Key, Slab};
 
@@ -45,7 +45,7 @@ impl Default for TcpConfig {
             user_timeout: Some(Duration::from_secs(20)),
             send_buffer: None,
             recv_buffer: None,
-            host_congestion: IwarpConfig::default().host_congestion,
+            host_congestion: WithinHost::default().congestion,
         }
     }
 }
@@ -152,9 +152,13 @@ impl TcpNet {
     }
 
     fn add(&mut self, socket: Socket, interest: Interest) -> io::Result<SocketId> {
+        self.add_to(Channel::Cm, socket, interest)
+    }
+
+    fn add_to(&mut self, channel: Channel, socket: Socket, interest: Interest) -> io::Result<SocketId> {
         let fd = socket.as_raw_fd();
-        let key = self.sockets.insert(Entry { socket, channel: Channel::Cm });
-        match self.cm.poll.registry().register(&mut SourceFd(&fd), token(key), interest) {
+        let key = self.sockets.insert(Entry { socket, channel });
+        match self.set(channel).poll.registry().register(&mut SourceFd(&fd), token(key), interest) {
             Ok(()) => Ok(SocketId(key)),
             Err(error) => {
                 self.sockets.remove(key);
@@ -339,6 +343,40 @@ impl Net for TcpNet {
     #[inline]
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         mem::take(self.socket(socket)?.as_fd(), room)
+    }
+
+    fn has_packets(&self) -> bool {
+        true
+    }
+
+    fn interface(&self, address: IpAddr) -> io::Result<Interface> {
+        udp::interface(address)
+    }
+
+    fn source(&self, peer: SocketAddr) -> io::Result<IpAddr> {
+        udp::source(peer)
+    }
+
+    fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
+        self.add_to(Channel::Completion, udp::bind(address)?, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
+        self.add_to(Channel::Completion, udp::join(group, at, interface)?, Interest::READABLE)
+    }
+
+    #[inline]
+    fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
+        mem::send_packets(self.socket(socket)?.as_fd(), packets, first)
+    }
+
+    #[inline]
+    fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
+        mem::receive_packets(self.socket(socket)?.as_fd(), packets)
+    }
+
+    fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
+        mem::take_refusal(self.socket(socket)?.as_fd())
     }
 }
 

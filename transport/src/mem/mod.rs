@@ -10,6 +10,8 @@
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
 //! | `passing.rs` | descriptors that pass from process to process, and who the peer is |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
+//! | `packets.rs` | [`Packets`]: UDP packets in batches |
+//! | `interfaces.rs` | the interface that has an address |
 //! | `words.rs` | copies by atomic operations |
 //!
 //! All unsafe code of the embedded provider is in this folder, and rests on one rule: each aligned word of 8 bytes of a
@@ -31,14 +33,20 @@ use std::sync::atomic::AtomicU64;
 use crate::mr::LocalKey;
 
 mod foreign;
+mod interfaces;
 mod iovec;
+mod packets;
 mod passing;
 mod sge;
 mod shared;
 mod span;
 mod words;
 
+pub use interfaces::Interface;
+pub(crate) use interfaces::interface_of;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
+pub use packets::Packets;
+pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_refusal};
 pub use passing::{pass, peer_user, take};
 pub use sge::Sge;
 pub use shared::{Sharing, Window};

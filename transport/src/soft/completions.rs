@@ -4,6 +4,7 @@
 use super::cq::CompletionQueues;
 use super::receive_queue::{Message, ReceiveQueue};
 use super::resources::Resources;
+use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
 use crate::mr::RemoteKey;
 use crate::provider::PostError;
@@ -120,6 +121,21 @@ impl Completions {
         let completion = WorkCompletion::new(self.id, message.wr_id, opcode, WcStatus::Success, message.len);
         let (immediate, invalidated) = (message.immediate, message.invalidated.map(RemoteKey));
         cqs.push(self.attr.recv_cq, WorkCompletion { immediate, invalidated, ..completion });
+    }
+
+    /// Completes the receive that a datagram has filled.
+    #[inline]
+    pub(crate) fn received_datagram(
+        &mut self,
+        cqs: &mut CompletionQueues,
+        wr_id: u64,
+        len: u32,
+        immediate: Option<u32>,
+        source: DatagramSource,
+    ) {
+        self.recv_unpolled += 1;
+        let completion = WorkCompletion::new(self.id, wr_id, WcOpcode::Recv, WcStatus::Success, len);
+        cqs.push(self.attr.recv_cq, WorkCompletion { immediate, source, ..completion });
     }
 
     /// Flushes the receives that are left.

@@ -18,7 +18,7 @@ pub fn system_congestion() -> String {
 pub fn own_congestion() -> Option<&'static str> {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
-        let name = IwarpConfig::default().host_congestion?;
+        let name = IwarpConfig::default().within_host.congestion?;
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).ok()?;
         socket.set_tcp_congestion(name.as_bytes()).ok().map(|()| name)
     });

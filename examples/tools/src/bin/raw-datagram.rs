@@ -103,9 +103,12 @@ struct TalkArgs {
     /// Fail when it takes longer
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
-    /// RDMA devices (verbs), the embedded provider (iwarp, which has no datagrams), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
+    /// UDP port of the embedded provider's datagrams; 4791 for devices of other hosts [default: one of its own]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    udp_port: Option<u16>,
 }
 
 /// The part of this side.
@@ -294,7 +297,8 @@ fn run(command: Command) -> Result<Ending, Failure> {
     };
     let total = if let Part::Echo { total } = part { total } else { talk.count };
     let depth = total.clamp(DEPTH.0, DEPTH.1);
-    let mut reactor = Reactor::new(Config::default().provider(talk.provider.into()))?;
+    let config = Config::default().provider(talk.provider.into());
+    let mut reactor = Reactor::new(config.iwarp(|iwarp| iwarp.roce.port = talk.udp_port))?;
     Interrupt::on_signals()?.stops(reactor.handle());
     let mut cx = reactor.context();
     let endpoint = cx.datagrams().open(bind, EndpointOptions::new().receive_depth(depth).send_depth(depth))?;

@@ -300,7 +300,7 @@ impl Job {
             .iwarp(|i| {
                 i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off };
                 if self.system_congestion {
-                    i.host_congestion = None;
+                    i.within_host.congestion = None;
                 }
             }))
     }

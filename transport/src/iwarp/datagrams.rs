@@ -1,0 +1,463 @@
+//! The role [`Datagrams`] of the embedded provider: ids that are bound, listen, ask and answer.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Instant;
+
+use super::NAME;
+use super::endpoint::{Endpoint, State};
+use super::net::{Channel, Net, SocketId};
+use super::provider::{DEVICE, Iwarp, Owner, STALE_ID, STALE_QP};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, ReadDepth};
+use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, QUEUE_KEY, Route};
+use crate::error::{Error, Result};
+use crate::provider::DeviceId;
+use crate::qp::{QpAttr, QpId};
+use crate::roce::ROCE_PORT;
+use crate::roce::frame;
+use crate::roce::id::{Asking, GROUPS, Id, Phase};
+use crate::roce::mad::{self, Ask, Status};
+use crate::roce::packet::GROUP;
+use crate::roce::port::{Kind, Port};
+use crate::roce::queue_pair::QueuePair;
+use crate::roles::Datagrams;
+use crate::slab::Key;
+use crate::soft::completions::Completions;
+use crate::soft::receive_queue::ReceiveQueue;
+use crate::wc::WorkCompletion;
+
+/// Routers that a datagram may pass, for routes.
+const HOPS: u8 = 64;
+/// Ports that a listener takes when it shares its UDP port and wants any, from the first.
+const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
+
+impl<N: Net> Iwarp<N> {
+    fn datagram(&self, key: Key) -> Result<&Id> {
+        match self.endpoints.get(key) {
+            Some(Endpoint { state: State::Datagram(id), .. }) => Ok(id),
+            Some(endpoint) => Err(Error::InvalidState { call: "a call for datagrams", state: endpoint.state.name() }),
+            None => Err(STALE_ID),
+        }
+    }
+
+    pub(super) fn datagram_mut(&mut self, key: Key) -> Option<&mut Id> {
+        match self.endpoints.get_mut(key) {
+            Some(Endpoint { state: State::Datagram(id), .. }) => Some(id),
+            _ => None,
+        }
+    }
+
+    // Ports.
+
+    /// Opens the port of an address, or of a group at an address.
+    fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
+        let listen = |source| Error::Listen { address, source };
+        let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
+        let (socket, kind) = match at {
+            Some(member) => {
+                let socket = self.net.open_group(address, member, interface).map_err(listen)?;
+                (socket, Kind::Group { member, ids: Vec::new() })
+            }
+            None => (self.net.open_packets(address).map_err(listen)?, Kind::Address { services: BTreeMap::new() }),
+        };
+        let bound = self.net.local_address(socket);
+        let bound = bound.inspect_err(|_| self.net.close(socket, false)).map_err(listen)?;
+        let key = self.exchange.add(Port::new(socket.0, bound, interface, kind));
+        self.own(socket, Owner::Port(key));
+        self.live += 1;
+        Ok(key)
+    }
+
+    /// Has one more id use a port.
+    pub(super) fn use_port(&mut self, key: Key) {
+        if let Some(port) = self.exchange.ports.get_mut(key) {
+            port.users += 1;
+        }
+    }
+
+    /// Has one id less use a port, which is closed after the last one.
+    fn leave_port(&mut self, key: Key) {
+        let Some(port) = self.exchange.ports.get_mut(key) else { return };
+        port.users = port.users.saturating_sub(1);
+        if port.users == 0 {
+            let socket = SocketId(port.socket);
+            self.exchange.ports.remove(key);
+            self.live -= 1;
+            self.close(socket, false);
+        }
+    }
+
+    /// The port of an address for an id that needs no port of its own.
+    fn port_at(&mut self, ip: IpAddr) -> Result<Key> {
+        let common = self.config.roce.port;
+        match self.exchange.shared(ip, common) {
+            Some(port) => Ok(port),
+            None => self.open_port(SocketAddr::new(ip, common.unwrap_or(0)), None),
+        }
+    }
+
+    /// Adds an id at a port.
+    pub(super) fn add_datagram(&mut self, phase: Phase, port: Key) -> CmId {
+        self.use_port(port);
+        CmId(self.endpoints.insert(Endpoint::new(State::Datagram(Box::new(Id::new(phase, port))), None)))
+    }
+
+    fn is_of_a_device(address: SocketAddr) -> Result<()> {
+        if address.ip().is_unspecified() || address.ip().is_multicast() {
+            let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
+            return Err(Error::NoDevice { reason });
+        }
+        Ok(())
+    }
+
+    pub(super) fn address_of(&self, id: &Id) -> Option<SocketAddr> {
+        let mut address = self.exchange.ports.get(id.port)?.address;
+        if let Phase::Listening(service) = id.phase {
+            address.set_port(service);
+        }
+        Some(address)
+    }
+
+    // Queue pairs.
+
+    /// Gives an id its queue pair, whose room on the completion queues is reserved.
+    pub(super) fn furnish(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
+        let mut salt = [0];
+        (self.entropy)(&mut salt);
+        let made = self.make_queue_pair(key, attr, salt[0]);
+        match (made, self.datagram_mut(key)) {
+            (Ok(queue_pair), Some(id)) => id.qp = Some(queue_pair),
+            (made, _) => {
+                Completions::new(QpId(key), *attr).release(&mut ReceiveQueue::new(0), &mut self.resources);
+                return made.map(drop);
+            }
+        }
+        Ok(())
+    }
+
+    fn make_queue_pair(&mut self, key: Key, attr: &QpAttr, salt: u8) -> Result<Box<QueuePair>> {
+        let port = self.exchange.ports.get(self.datagram(key)?.port).ok_or(STALE_ID)?;
+        let full =
+            Error::OutOfRange { what: "another datagram queue pair", value: 1, range: "0: all numbers are in use" };
+        let number = self.exchange.numbers.assign(key, salt).ok_or(full)?;
+        Ok(Box::new(QueuePair::new(QpId(key), attr, number, port)))
+    }
+
+    /// Flushes the queues of an id, and ends what it is about.
+    pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
+        match &self.datagram(key)?.phase {
+            Phase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            Phase::Offered(..) => self.refuse(key, &[])?,
+            Phase::Asking(_) => {
+                let failure = ConnectFailure::System("disconnected here while connecting".into());
+                self.fail_datagram(key, Some(failure));
+            }
+            _ => self.fail_datagram(key, None),
+        }
+        if let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) {
+            if let Some(qp) = &mut id.qp {
+                qp.flush(&mut self.resources.cqs);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what an id holds away. A peer that waits for its answer is refused.
+    pub(super) fn release_datagram(&mut self, key: Key, mut id: Id) {
+        self.forget_question(key, &id.phase);
+        if let Phase::Offered(ask, to) = &id.phase {
+            let answer = ask.answer(Status::Rejected, &[]).emit();
+            self.send_mad(id.port, *to, &answer);
+        }
+        for (_, port) in std::mem::take(&mut id.groups) {
+            self.leave_group(key, port);
+        }
+        if let Some(qp) = &mut id.qp {
+            self.exchange.numbers.remove(qp.number);
+            qp.release(&mut self.resources);
+        }
+        if let (Phase::Listening(service), Some(port)) = (&id.phase, self.exchange.ports.get_mut(id.port)) {
+            if let Kind::Address { services } = &mut port.kind {
+                services.remove(service);
+            }
+        }
+        self.leave_port(id.port);
+    }
+
+    fn leave_group(&mut self, key: Key, port: Key) {
+        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.exchange.ports.get_mut(port) {
+            ids.retain(|member| *member != key);
+        }
+        self.leave_port(port);
+    }
+
+    // Questions.
+
+    /// Forgets that an id waits for an answer, or owes one.
+    fn forget_question(&mut self, key: Key, phase: &Phase) {
+        match phase {
+            Phase::Asking(asking) => {
+                self.exchange.questions.remove(&asking.ask.request);
+            }
+            Phase::Offered(ask, to) => {
+                self.exchange.asked.remove(&(*to, ask.request));
+            }
+            Phase::Answered(request, to, _) => {
+                self.exchange.asked.remove(&(*to, *request));
+            }
+            _ => {}
+        }
+        self.exchange.fresh.retain(|fresh| *fresh != key);
+    }
+
+    /// Changes how far an id is; returns how far it was.
+    pub(super) fn set_phase(&mut self, key: Key, phase: Phase) -> Option<Phase> {
+        self.set_deadline(key, None);
+        let before = std::mem::replace(&mut self.datagram_mut(key)?.phase, phase);
+        self.forget_question(key, &before);
+        Some(before)
+    }
+
+    /// Ends what an id is about; the user gets `failure` as an event.
+    pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
+        self.set_phase(key, Phase::Dead);
+        if let Some(failure) = failure {
+            self.raise(key, CmEventKind::ConnectFailed(failure));
+        }
+    }
+
+    /// Where management datagrams to a peer's service go.
+    fn port_of_service(&self, service: u16) -> u16 {
+        self.config.roce.port.unwrap_or(service)
+    }
+
+    /// Asks a peer for the queue pair at its address.
+    pub(super) fn ask(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
+        let id = self.datagram(key)?;
+        let Phase::Resolved(peer, until) = id.phase else {
+            return Err(Error::InvalidState { call: "connect", state: id.name() });
+        };
+        check_private_data(private_data, mad::ASK_DATA)?;
+        let from = self.exchange.ports.get(id.port).ok_or(STALE_ID)?.address;
+        let mut octets = [0; 12];
+        (self.entropy)(&mut octets);
+        let [a, b, c, d, transaction @ ..] = octets;
+        let mut request = u32::from_ne_bytes([a, b, c, d]);
+        while self.exchange.questions.contains_key(&request) {
+            request = request.wrapping_add(1);
+        }
+        let mut data = [0; mad::ASK_DATA];
+        data[..private_data.len()].copy_from_slice(private_data);
+        let transaction = u64::from_ne_bytes(transaction);
+        let ask = Ask { transaction, request, service: peer.port(), from, to: peer.ip(), data };
+        let mut to = peer;
+        to.set_port(self.port_of_service(peer.port()));
+        self.set_phase(key, Phase::Asking(Box::new(Asking { ask, to, until, wait: super::ports::FIRST_WAIT })));
+        self.set_deadline(key, Some(until));
+        self.exchange.questions.insert(request, key);
+        self.exchange.fresh.push(key);
+        self.net.wake(Channel::Completion);
+        self.send_question(key);
+        Ok(())
+    }
+
+    /// Tells a peer that has asked which queue pair it is to send to.
+    pub(super) fn answer(&mut self, asked: Key, owner: Key, call: &'static str, private_data: &[u8]) -> Result<()> {
+        let id = self.datagram(asked)?;
+        let Phase::Offered(ask, to) = &id.phase else {
+            return Err(Error::InvalidState { call, state: id.name() });
+        };
+        check_private_data(private_data, mad::ANSWER_DATA)?;
+        let without = Error::InvalidState { call, state: "without a queue pair" };
+        let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
+        let status = Status::Known { number, queue_key: QUEUE_KEY };
+        let (request, to, port) = (ask.request, *to, id.port);
+        let answer = ask.answer(status, private_data).emit();
+        self.send_mad(port, to, &answer);
+        self.set_phase(asked, Phase::Answered(request, to, Box::new(answer)));
+        self.exchange.asked.insert((to, request), asked);
+        if asked == owner {
+            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
+            self.raise(asked, CmEventKind::Established { private_data, read_depth });
+        }
+        Ok(())
+    }
+
+    /// Tells a peer that has asked that it is not wanted.
+    pub(super) fn refuse(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
+        let id = self.datagram(key)?;
+        let Phase::Offered(ask, to) = &id.phase else {
+            return Err(Error::InvalidState { call: "reject", state: id.name() });
+        };
+        check_private_data(private_data, mad::ANSWER_DATA)?;
+        let (answer, port, to) = (ask.answer(Status::Rejected, private_data).emit(), id.port, *to);
+        self.send_mad(port, to, &answer);
+        self.fail_datagram(key, None);
+        Ok(())
+    }
+
+    /// The way to a UDP port.
+    pub(super) fn route_to(&self, address: SocketAddr) -> Route {
+        let gid = match address.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Route { gid, is_global: true, hop_limit: HOPS, lid: address.port(), port: 1, ..Route::default() }
+    }
+}
+
+fn check_private_data(private_data: &[u8], max: usize) -> Result<()> {
+    let len = private_data.len();
+    if len > max { Err(Error::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
+}
+
+impl<N: Net> Datagrams for Iwarp<N> {
+    fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
+        Self::is_of_a_device(address)?;
+        let port = match (self.config.roce.port, address.port()) {
+            (None, own @ 1..) => self.open_port(SocketAddr::new(address.ip(), own), None)?,
+            _ => self.port_at(address.ip())?,
+        };
+        let max = self.exchange.ports.get(port).ok_or(STALE_ID)?.max_payload();
+        Ok((self.add_datagram(Phase::Bound, port), DEVICE, max))
+    }
+
+    fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], _: Instant) -> Result<()> {
+        let answered = self.answer(id.0, qp.0, "answer_datagram", private_data);
+        if self.datagram(id.0).is_ok() {
+            self.remove(id.0);
+        }
+        answered
+    }
+
+    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+        Self::is_of_a_device(address)?;
+        options.note_ignored(NAME)?;
+        let common = self.config.roce.port;
+        let key = match common {
+            None => self.open_port(address, None)?,
+            Some(_) => self.port_at(address.ip())?,
+        };
+        let Some(Port { address: bound, kind: Kind::Address { services }, users, .. }) =
+            self.exchange.ports.get_mut(key)
+        else {
+            return Err(STALE_ID);
+        };
+        let service = match (common, address.port()) {
+            (None, _) => Some(bound.port()),
+            (Some(_), 0) => DYNAMIC.into_iter().find(|port| !services.contains_key(port)),
+            (Some(_), port) => Some(port).filter(|port| !services.contains_key(port)),
+        };
+        let Some(service) = service else {
+            debug_assert!(*users > 0, "it has services");
+            return Err(Error::Listen { address, source: std::io::ErrorKind::AddrInUse.into() });
+        };
+        let id = self.add_datagram(Phase::Listening(service), key);
+        if let Some(Port { kind: Kind::Address { services }, .. }) = self.exchange.ports.get_mut(key) {
+            services.insert(service, id.0);
+        }
+        Ok(id)
+    }
+
+    fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
+        let from = match from {
+            Some(from) => from.ip(),
+            None => self.net.source(peer).map_err(|source| Error::io("finding a way to the peer", source))?,
+        };
+        Self::is_of_a_device(SocketAddr::new(from, 0))?;
+        if from.is_ipv4() != peer.is_ipv4() {
+            return Err(Error::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
+        }
+        let port = self.port_at(from)?;
+        let id = self.add_datagram(Phase::Resolved(peer, deadline), port);
+        if !peer.ip().is_multicast() {
+            self.set_deadline(id.0, Some(deadline));
+        }
+        self.raise(id.0, CmEventKind::Resolved { device: DEVICE });
+        Ok(id)
+    }
+
+    fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        let of = self.datagram(id.0)?;
+        let joined = of.groups.len();
+        let state = match of.phase {
+            Phase::Bound | Phase::Resolved(..) if of.qp.is_none() => Some("without a queue pair"),
+            Phase::Bound | Phase::Resolved(..) if !group.is_multicast() => Some("told to join what is no group"),
+            Phase::Bound | Phase::Resolved(..) if of.groups.iter().any(|(in_it, _)| *in_it == group) => {
+                Some("in that group")
+            }
+            Phase::Bound | Phase::Resolved(..) => None,
+            _ => Some(of.name()),
+        };
+        if let Some(state) = state {
+            return Err(Error::InvalidState { call: "join", state });
+        }
+        if joined >= GROUPS {
+            let (value, range) = (joined as u64 + 1, "at most 64");
+            return Err(Error::OutOfRange { what: "multicast groups of an id", value, range });
+        }
+        let at = self.exchange.ports.get(of.port).ok_or(STALE_ID)?.address.ip();
+        let address = SocketAddr::new(group, self.config.roce.group_port);
+        let port = match self.exchange.group(group, at) {
+            Some(port) => port,
+            None => self.open_port(address, Some(at))?,
+        };
+        self.use_port(port);
+        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.exchange.ports.get_mut(port) {
+            ids.push(id.0);
+        }
+        if let Some(of) = self.datagram_mut(id.0) {
+            of.groups.push((group, port));
+        }
+        let peer = DatagramPeer { route: self.route_to(address), qp_number: GROUP, queue_key: QUEUE_KEY };
+        self.raise(id.0, CmEventKind::Joined { group, peer });
+        Ok(())
+    }
+
+    fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
+        self.datagram(id.0)?;
+        let of = self.datagram_mut(id.0).ok_or(STALE_ID)?;
+        let place = of.groups.iter().position(|(in_it, _)| *in_it == group);
+        let place = place.ok_or(Error::InvalidState { call: "leave", state: "not in that group" })?;
+        let (_, port) = of.groups.swap_remove(place);
+        self.cm_events.retain(|event| {
+            event.id != id || !matches!(event.kind, CmEventKind::Joined { group: joined, .. } if joined == group)
+        });
+        self.leave_group(id.0, port);
+        Ok(())
+    }
+
+    fn qp_number(&self, qp: QpId) -> Result<u32> {
+        self.datagram(qp.0).ok().and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
+    }
+
+    fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
+        Self::is_device(device)?;
+        if !route.is_global {
+            return Err(Error::Unsupported { provider: NAME, feature: "routes without an IP address" });
+        }
+        let port = if route.lid == 0 { self.config.roce.port.unwrap_or(ROCE_PORT) } else { route.lid };
+        let address = SocketAddr::new(Ipv6Addr::from(route.gid).to_canonical(), port);
+        Ok(AddressId(self.exchange.addresses.insert(address)))
+    }
+
+    fn destroy_address(&mut self, address: AddressId) -> Result<()> {
+        self.exchange.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+    }
+
+    fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+        self.datagram(id.0)?;
+        match frame::parties(header) {
+            Some((from, to)) if received.source.has_route_header() && !to.is_multicast() => {
+                Ok(self.route_to(SocketAddr::new(from, received.source.lid)))
+            }
+            _ => {
+                Err(Error::io("finding the way back of a datagram to a group", std::io::ErrorKind::InvalidInput.into()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
+mod tests;

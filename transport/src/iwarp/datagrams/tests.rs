@@ -1,0 +1,358 @@
+//! Two providers on sockets of the system.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use super::*;
+use crate::cm::{CmEvent, ConnectParam};
+use crate::cq::CqAttr;
+use crate::datagram::Destination;
+use crate::iwarp::{IwarpConfig, TcpNet};
+use crate::mem::Memory;
+use crate::patience;
+use crate::provider::{CqId, Drive, PostError, Provider};
+use crate::roce::frame::{HEADROOM, ROOM};
+use crate::roce::packet::{Header, MAX_PAYLOAD};
+use crate::wc::WcOpcode;
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
+
+const DEPTH: usize = 8;
+const STRIDE: usize = 4160;
+
+struct Side {
+    iwarp: Iwarp<TcpNet>,
+    cq: CqId,
+    memory: Memory,
+    events: Vec<CmEvent>,
+    done: Vec<WorkCompletion>,
+}
+
+impl Side {
+    fn new(config: IwarpConfig) -> Self {
+        let mut seed = 0_u8;
+        let entropy =
+            move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| (seed, *byte) = (seed.wrapping_add(7), seed));
+        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(entropy)).unwrap();
+        let cq = iwarp.create_cq(DEVICE, &CqAttr::new(64)).unwrap();
+        let memory = Memory::new(STRIDE * (DEPTH + 1)).unwrap();
+        Self { iwarp, cq, memory, events: Vec::new(), done: Vec::new() }
+    }
+
+    fn turn(&mut self) {
+        let now = Instant::now();
+        self.iwarp.progress(now, Drive::Full);
+        while let Some(event) = self.iwarp.next_cm_event(now).unwrap() {
+            self.events.push(event);
+        }
+        self.iwarp.poll_cq(self.cq, 64, &mut self.done).unwrap();
+    }
+
+    fn qp(&mut self, id: CmId, depth: usize) -> QpId {
+        let attr = QpAttr { max_inline: 64, ..QpAttr::new(self.cq, self.cq, 4, DEPTH as u32) };
+        let qp = self.iwarp.create_qp(id, &attr).unwrap();
+        (0..depth).for_each(|slot| self.post(qp, slot));
+        qp
+    }
+
+    fn post(&mut self, qp: QpId, slot: usize) {
+        let sges = SgeList::one(self.memory.sge(slot * STRIDE, STRIDE));
+        self.iwarp.post_recv(qp, &[RecvWr { wr_id: slot as u64, sges }]).unwrap();
+    }
+
+    fn to(&mut self, peer: &DatagramPeer) -> Destination {
+        let address = self.iwarp.create_address(DEVICE, &peer.route).unwrap();
+        Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key }
+    }
+
+    fn tell(&mut self, qp: QpId, op: SendOp, payload: &[u8]) -> std::result::Result<(), PostError> {
+        self.memory.write(DEPTH * STRIDE, payload);
+        let sges = SgeList::one(self.memory.sge(DEPTH * STRIDE, payload.len()));
+        self.iwarp.post_send(qp, &[SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED }]).map(drop)
+    }
+
+    /// The next datagram that has come, with its route header; the receive is posted again.
+    fn heard(&mut self) -> Option<(WorkCompletion, Vec<u8>)> {
+        self.done.retain(|wc| wc.opcode != WcOpcode::Send);
+        let wc = (!self.done.is_empty()).then(|| self.done.remove(0))?;
+        let bytes = self.memory.read(wc.wr_id as usize * STRIDE, wc.byte_len as usize);
+        self.post(wc.qp, wc.wr_id as usize);
+        Some((wc, bytes))
+    }
+}
+
+fn until<T>(sides: &mut [&mut Side], mut found: impl FnMut(&mut [&mut Side]) -> Option<T>) -> T {
+    patience::until("what the test waits for", || {
+        sides.iter_mut().for_each(|side| side.turn());
+        found(sides)
+    })
+}
+
+fn next(sides: &mut [&mut Side], of: usize) -> CmEvent {
+    until(sides, |sides| (!sides[of].events.is_empty()).then(|| sides[of].events.remove(0)))
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(120)
+}
+
+fn common(port: u16) -> IwarpConfig {
+    let mut config = IwarpConfig::default();
+    config.roce.port = Some(port);
+    config
+}
+
+/// Asks `passive` for the queue pair behind its listener. Returns the queue pairs of both, and where `active` sends to.
+fn meet(active: &mut Side, passive: &mut Side, at: SocketAddr, from: SocketAddr) -> (QpId, QpId, DatagramPeer) {
+    let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
+    let at = passive.iwarp.local_address(listener).unwrap();
+    let id = active.iwarp.resolve_datagram(at, Some(from), far()).unwrap();
+    let mut sides = [active, passive];
+    assert!(matches!(next(&mut sides, 0).kind, CmEventKind::Resolved { device: DEVICE }));
+    let here = sides[0].qp(id, DEPTH);
+    sides[0].iwarp.connect(id, &ConnectParam { private_data: b"question", ..ConnectParam::default() }).unwrap();
+    let CmEvent { id: asked, kind: CmEventKind::ConnectRequest { listener: of, private_data, peer, .. } } =
+        next(&mut sides, 1)
+    else {
+        panic!("no question")
+    };
+    assert_eq!((of, &private_data[..9], peer.ip()), (listener, &b"question\0"[..], from.ip()));
+    let there = sides[1].qp(asked, DEPTH);
+    sides[1].iwarp.accept(asked, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, far()).unwrap();
+    assert!(matches!(next(&mut sides, 1).kind, CmEventKind::Established { .. }));
+    let CmEventKind::Reached { private_data, peer } = next(&mut sides, 0).kind else { panic!("no answer") };
+    assert_eq!(&private_data[..7], b"answer\0");
+    assert_eq!(peer.qp_number, sides[1].iwarp.qp_number(there).unwrap());
+    (here, there, peer)
+}
+
+#[test]
+fn a_question_an_answer_and_a_talk() {
+    let own = IwarpConfig::default;
+    for (config, at, from) in [
+        (own(), "127.0.0.1:0", "127.0.0.1:0"),
+        (own(), "[::1]:0", "[::1]:0"),
+        // Two addresses, since one port of an address is for one process.
+        (common(47911), "127.0.0.1:0", "127.0.0.2:0"),
+        (common(47911), "127.0.0.1:7", "127.0.0.2:0"),
+    ] {
+        let (mut active, mut passive) = (Side::new(config.clone()), Side::new(config));
+        let (at, from): (SocketAddr, SocketAddr) = (at.parse().unwrap(), from.parse().unwrap());
+        let (here, there, peer) = meet(&mut active, &mut passive, at, from);
+        let max = MAX_PAYLOAD;
+        let to = active.to(&peer);
+        for len in [0, 1, 2, 3, 511, max] {
+            let payload: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+            active.tell(here, SendOp::DatagramWithImmediate(to, 0xfeed_f00d), &payload).unwrap();
+            let (wc, bytes) = until(&mut [&mut active, &mut passive], |sides| sides[1].heard());
+            let (header, heard) = bytes.split_first_chunk().unwrap();
+            assert_eq!((heard, wc.immediate, wc.opcode), (&payload[..], Some(0xfeed_f00d), WcOpcode::Recv));
+            assert_eq!(wc.source.qp_number, active.iwarp.qp_number(here).unwrap());
+            assert_eq!(frame::parties(header), Some((from.ip(), at.ip())));
+            let route = passive.iwarp.route_back(CmId(there.0), &wc, header).unwrap();
+            let back = passive.to(&DatagramPeer { route, qp_number: wc.source.qp_number, queue_key: QUEUE_KEY });
+            passive.tell(there, SendOp::Datagram(back), &payload).unwrap();
+            let (wc, bytes) = until(&mut [&mut active, &mut passive], |sides| sides[0].heard());
+            assert_eq!((&bytes[GRH_LEN..], wc.immediate), (&payload[..], None));
+            passive.iwarp.destroy_address(back.address).unwrap();
+        }
+        let long = active.tell(here, SendOp::Datagram(to), &[0; MAX_PAYLOAD + 1]);
+        assert!(matches!(long, Err(PostError { error: Error::OutOfRange { value: 4097, .. }, .. })), "{long:?}");
+        let other = active.tell(here, SendOp::Send, &[]);
+        assert!(matches!(other, Err(PostError { error: Error::Unsupported { .. }, .. })), "{other:?}");
+        active.iwarp.destroy_address(to.address).unwrap();
+        assert!(matches!(active.iwarp.destroy_address(to.address), Err(Error::Stale { .. })));
+        let stale = active.tell(here, SendOp::Datagram(to), &[]);
+        assert!(matches!(stale, Err(PostError { error: Error::Stale { .. }, .. })), "{stale:?}");
+        // What is posted is flushed, and then nothing is left.
+        active.iwarp.disconnect(CmId(here.0), far()).unwrap();
+        active.turn();
+        assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
+        active.iwarp.destroy_id(CmId(here.0), far()).unwrap();
+        active.iwarp.destroy_cq(active.cq).unwrap();
+        assert!(active.iwarp.exchange.ports.is_empty() && active.iwarp.exchange.questions.is_empty());
+        assert_eq!(active.iwarp.live, 0);
+    }
+}
+
+#[test]
+fn nobody_there_and_a_no() {
+    for config in [IwarpConfig::default(), common(47912)] {
+        let shared = config.roce.port.is_some();
+        let (mut active, mut passive) = (Side::new(config.clone()), Side::new(config));
+        let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
+        let there = passive.iwarp.local_address(listener).unwrap();
+        let taken = passive.iwarp.listen_datagram(there, &ListenOptions::default());
+        assert!(matches!(taken, Err(Error::Listen { .. })), "{taken:?}");
+        let from = Some("127.0.0.3:0".parse().unwrap());
+        for (to, refused) in [(SocketAddr::new(there.ip(), 9), true), (there, false)] {
+            let mut sides = [&mut active, &mut passive];
+            let id = sides[0].iwarp.resolve_datagram(to, from, far()).unwrap();
+            assert!(matches!(next(&mut sides, 0).kind, CmEventKind::Resolved { .. }));
+            sides[0].iwarp.connect(id, &ConnectParam::default()).unwrap();
+            if !refused {
+                let asked = next(&mut sides, 1).id;
+                sides[1].iwarp.reject(asked, b"no", far()).unwrap();
+            }
+            match next(&mut sides, 0).kind {
+                CmEventKind::ConnectFailed(ConnectFailure::Refused) => assert!(refused, "{shared}"),
+                CmEventKind::Rejected { private_data } => {
+                    assert_eq!((refused, &private_data[..3]), (false, &b"no\0"[..]))
+                }
+                other => panic!("{other:?}"),
+            }
+            sides[0].iwarp.destroy_id(id, far()).unwrap();
+        }
+        assert!(passive.iwarp.exchange.asked.is_empty());
+    }
+}
+
+/// A lost question is asked again, a lost answer is given again, and in the end there is a deadline.
+#[test]
+fn questions_are_asked_again_until_their_deadline() {
+    let mut active = Side::new(IwarpConfig::default());
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let start = Instant::now();
+    let until = start + Duration::from_millis(900);
+    let id = active.iwarp.resolve_datagram(peer.local_addr().unwrap(), None, until).unwrap();
+    active.iwarp.connect(id, &ConnectParam::default()).unwrap();
+    let mut asked = 0;
+    let mut now = start;
+    // Time is what the provider is told.
+    for _ in 0..20 {
+        active.iwarp.progress(now, Drive::Full);
+        peer.set_nonblocking(true).unwrap();
+        while peer.recv(&mut [0; 512]).is_ok() {
+            asked += 1;
+        }
+        now = active.iwarp.next_deadline().unwrap_or(now).max(now);
+    }
+    // At once, after 200 ms, and after 400 ms more.
+    assert_eq!((asked, now), (3, until));
+    let failed = |event: CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout));
+    let mut events = std::iter::from_fn(|| active.iwarp.next_cm_event(now).unwrap());
+    assert!(events.any(failed));
+}
+
+#[test]
+fn groups_reach_everyone_in_them() {
+    let mut config = IwarpConfig::default();
+    config.roce.group_port = 47913;
+    for (group, from) in [("239.77.2.9", "127.0.0.1:0"), ("ff15::4d:209", "[::1]:0")] {
+        let (group, from): (IpAddr, SocketAddr) = (group.parse().unwrap(), from.parse().unwrap());
+        let (mut one, mut other) = (Side::new(config.clone()), Side::new(config.clone()));
+        let join = |side: &mut Side| {
+            let id = side.iwarp.resolve_datagram(SocketAddr::new(group, 0), Some(from), far()).unwrap();
+            assert!(matches!(side.iwarp.join(id, group), Err(Error::InvalidState { .. })), "without a queue pair");
+            let qp = side.qp(id, 4);
+            assert!(side.iwarp.join(id, from.ip()).is_err(), "no group");
+            side.iwarp.join(id, group).unwrap();
+            assert!(matches!(side.iwarp.join(id, group), Err(Error::InvalidState { .. })));
+            side.turn();
+            match side.events.drain(..).next_back().map(|event| event.kind) {
+                Some(CmEventKind::Joined { group: joined, peer }) if joined == group => (qp, peer),
+                event => panic!("{event:?}"),
+            }
+        };
+        let (first, peer) = join(&mut one);
+        let (second, _) = join(&mut other);
+        assert_eq!(peer.qp_number, GROUP);
+        let to = one.to(&peer);
+        // Linux has no route for groups of IPv6 on the loopback.
+        let rounds = if from.is_ipv4() { 10 } else { 0 };
+        for round in 0..rounds {
+            one.tell(first, SendOp::Datagram(to), &[round; 100]).unwrap();
+            let mut heard = [false; 2];
+            until(&mut [&mut one, &mut other], |sides| {
+                for (side, heard) in sides.iter_mut().zip(&mut heard) {
+                    if let Some((wc, bytes)) = side.heard() {
+                        assert_eq!(bytes[GRH_LEN..], [round; 100]);
+                        let header = bytes.first_chunk().unwrap();
+                        assert!(side.iwarp.route_back(CmId(wc.qp.0), &wc, header).is_err(), "it came to a group");
+                        *heard = true;
+                    }
+                }
+                (heard == [true; 2]).then_some(())
+            });
+        }
+        other.iwarp.leave(CmId(second.0), group).unwrap();
+        assert!(matches!(other.iwarp.leave(CmId(second.0), group), Err(Error::InvalidState { .. })));
+        one.tell(first, SendOp::Datagram(to), b"the rest of us").unwrap();
+        if rounds > 0 {
+            until(&mut [&mut one, &mut other], |sides| sides[0].heard());
+        }
+        assert!(other.heard().is_none());
+        one.iwarp.destroy_id(CmId(first.0), far()).unwrap();
+        other.iwarp.destroy_id(CmId(second.0), far()).unwrap();
+        assert!(one.iwarp.exchange.ports.is_empty() && other.iwarp.exchange.ports.is_empty());
+    }
+}
+
+/// Sends a packet to `to` from a socket of a program.
+fn send(socket: &UdpSocket, to: SocketAddr, header: Header, payload: &[u8], damage: usize) {
+    let mut buffer = [0; ROOM];
+    let start = HEADROOM + header.len();
+    buffer[start..start + payload.len()].copy_from_slice(payload);
+    let len = header.emit(0, payload.len(), &mut buffer[HEADROOM..]);
+    let place = frame::seal(&mut buffer, len, socket.local_addr().unwrap(), to);
+    buffer[place.start + damage] ^= u8::from(damage > 0);
+    socket.send_to(&buffer[place], to).unwrap();
+}
+
+#[test]
+fn what_is_wrong_is_dropped_without_a_word() {
+    let allowed = IwarpConfig { allowed_peers: Some(vec!["127.0.0.1/32".parse().unwrap()]), ..IwarpConfig::default() };
+    let mut side = Side::new(allowed);
+    let (id, _, max) = side.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
+    assert_eq!(max as usize, MAX_PAYLOAD, "the loopback carries the longest");
+    let qp = side.qp(id, DEPTH);
+    let to = side.iwarp.local_address(id).unwrap();
+    let socket = |ip: &str| UdpSocket::bind((ip, 0)).unwrap();
+    let (friend, stranger) = (socket("127.0.0.1"), socket("127.0.0.9"));
+    let number = side.iwarp.qp_number(qp).unwrap();
+    let good = Header { destination: number, source: 77, queue_key: QUEUE_KEY, immediate: None, solicited: false };
+    send(&stranger, to, good, b"from elsewhere", 0);
+    send(&friend, to, Header { queue_key: QUEUE_KEY + 1, ..good }, b"another key", 0);
+    send(&friend, to, Header { destination: number + 1, ..good }, b"nobody", 0);
+    send(&friend, to, Header { destination: GROUP, ..good }, b"no group", 0);
+    send(&friend, to, good, b"damaged", 21);
+    let mad = Header { destination: mad::QUEUE_PAIR, source: 1, queue_key: mad::QUEUE_KEY, ..good };
+    send(&friend, to, mad, &[0xff; mad::LEN], 0);
+    send(&friend, to, mad, b"too short", 0);
+    friend.send_to(&[0; 3], to).unwrap();
+    friend.send_to(&[0x64; 9000], to).unwrap();
+    // A question of the kernel's form for a service that nobody has: the only one with an answer, which is as long.
+    let data = [0; mad::ASK_DATA];
+    let ask = Ask { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
+    send(&friend, to, mad, &ask.emit(), 0);
+    send(&friend, to, good, b"good", 0);
+    let (wc, bytes) = until(&mut [&mut side], |sides| sides[0].heard());
+    assert_eq!((&bytes[GRH_LEN..], wc.source.qp_number), (&b"good"[..], 77));
+    assert!(side.heard().is_none() && side.events.is_empty());
+    let mut answer = [0; 9000];
+    friend.set_nonblocking(true).unwrap();
+    let (len, from) = friend.recv_from(&mut answer).unwrap();
+    assert_eq!((len, from), (20 + mad::LEN + 4, to));
+    assert!(matches!(
+        mad::parse(&answer[20..20 + mad::LEN]),
+        Some(mad::Message::Answer(answer)) if answer.status == Status::Unsupported && answer.request == 2
+    ));
+    assert!(friend.recv_from(&mut answer).is_err(), "one answer, and nothing else");
+    stranger.set_nonblocking(true).unwrap();
+    assert!(stranger.recv_from(&mut answer).is_err());
+}
+
+#[test]
+fn addresses_of_no_device_are_refused() {
+    let mut side = Side::new(IwarpConfig::default());
+    for address in ["0.0.0.0:0", "[::]:7", "239.1.2.3:0"] {
+        let refused = side.iwarp.bind_datagram(address.parse().unwrap());
+        assert!(matches!(refused, Err(Error::NoDevice { .. })), "{address}: {refused:?}");
+    }
+    let (peer, from) = ("127.0.0.1:9".parse().unwrap(), "[::1]:0".parse().unwrap());
+    assert!(side.iwarp.resolve_datagram(peer, Some(from), far()).is_err());
+    let elsewhere = side.iwarp.bind_datagram("203.0.113.77:0".parse().unwrap());
+    assert!(matches!(elsewhere, Err(Error::Listen { .. })), "{elsewhere:?}");
+    let zero = Iwarp::new(common(0), TcpNet::new().unwrap(), Box::new(|_| {}));
+    assert!(matches!(zero, Err(Error::OutOfRange { .. })));
+}

@@ -1,0 +1,370 @@
+//! What comes to the UDP ports of datagrams and leaves from them: datagrams, and questions with their answers.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::drive::SPIN_FULL;
+use super::endpoint::{Endpoint, State, connect_failure};
+use super::net::{Net, Ready, SocketId};
+use super::provider::{DEVICE, Iwarp};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ReadDepth};
+use crate::datagram::{DatagramPeer, DatagramSource, QUEUE_KEY};
+use crate::mem::Packets;
+use crate::roce::frame::{self, HEADROOM};
+use crate::roce::id::Phase;
+use crate::roce::mad::{self, Answer, Ask, Message, Octets, Status};
+use crate::roce::packet::{GROUP, Header};
+use crate::roce::port::{Kind, Port};
+use crate::roce::queue_pair::Arrival;
+use crate::slab::Key;
+
+/// Packets that a port receives before the next one has its turn, and calls for them.
+const PACKETS: usize = 128;
+const CALLS: usize = 8;
+/// Most reports of the network that are taken from a port at a time. A socket has room for fewer.
+const REFUSALS: usize = 1024;
+/// How long an answer is waited for before the question is sent again: at first, and at most.
+pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
+impl<N: Net> Iwarp<N> {
+    // Out.
+
+    /// Hands the datagrams of an id to the network, as far as the socket has room. What the network refuses is lost, of which the sender of
+    /// a datagram is not told.
+    pub(super) fn send_datagrams(&mut self, key: Key) {
+        let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
+        let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.exchange.ports.get_mut(id.port)) else { return };
+        if qp.is_waiting() {
+            return qp.wait();
+        }
+        let batch = &mut self.exchange.sending;
+        while qp.is_ready() {
+            batch.clear();
+            qp.fill(port.address, batch);
+            let (mut done, mut again) = (0, true);
+            while done < batch.len() {
+                match self.net.send_packets(SocketId(port.socket), batch, done) {
+                    Ok(count) if count > 0 => (done, again) = (done + count, true),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        qp.sent(done, &mut self.resources.cqs);
+                        qp.wait();
+                        port.waiting.push_back(key);
+                        return;
+                    }
+                    // It may be about an earlier datagram.
+                    Err(_) if again => again = false,
+                    result => {
+                        log::debug!("a datagram from {} is lost: {result:?}", port.address);
+                        (done, again) = (done + 1, true);
+                    }
+                }
+            }
+            qp.sent(done, &mut self.resources.cqs);
+        }
+    }
+
+    /// Sends a management datagram, or loses it: whoever asks does so again.
+    pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &Octets) {
+        let Some(port) = self.exchange.ports.get(port) else { return };
+        let header = Header {
+            destination: mad::QUEUE_PAIR,
+            source: mad::QUEUE_PAIR,
+            queue_key: mad::QUEUE_KEY,
+            immediate: None,
+            solicited: false,
+        };
+        let batch = &mut self.exchange.sending;
+        batch.clear();
+        batch.push(to, |buffer| {
+            let start = HEADROOM + header.len();
+            buffer[start..start + mad::LEN].copy_from_slice(octets);
+            let len = header.emit(0, mad::LEN, &mut buffer[HEADROOM..]);
+            frame::seal(buffer, len, port.address, to)
+        });
+        for _ in 0..2 {
+            match self.net.send_packets(SocketId(port.socket), batch, 0) {
+                Ok(_) => return,
+                Err(error) => log::debug!("{to}: a question or an answer is not sent: {error}"),
+            }
+        }
+    }
+
+    // In.
+
+    /// Acts on an edge of a port.
+    pub(super) fn port_edge(&mut self, key: Key, ready: Ready) {
+        if ready.closed {
+            self.hear_refusals(key);
+        }
+        if ready.readable {
+            self.exchange.enqueue(key);
+        }
+        let waiting = match self.exchange.ports.get_mut(key) {
+            Some(port) if ready.writable => std::mem::take(&mut port.waiting),
+            _ => return,
+        };
+        for key in waiting {
+            if let Some(qp) = self.datagram_mut(key).and_then(|id| id.qp.as_mut()) {
+                qp.resume();
+            }
+            self.send_datagrams(key);
+        }
+    }
+
+    /// Takes what the network says about packets that were sent. A question that did not get there is answered so.
+    fn hear_refusals(&mut self, key: Key) {
+        let Some(socket) = self.exchange.ports.get(key).map(|port| SocketId(port.socket)) else { return };
+        for _ in 0..REFUSALS {
+            let Ok((Some(peer), why)) = self.net.take_refusal(socket) else { return };
+            let failure = connect_failure(&why);
+            if !matches!(failure, ConnectFailure::Refused | ConnectFailure::Unreachable(_)) {
+                continue;
+            }
+            let asks = |of: &Key| match self.endpoints.get(*of) {
+                Some(Endpoint { state: State::Datagram(id), .. }) => {
+                    let to = |to: SocketAddr| (to.ip(), to.port()) == (peer.ip(), peer.port());
+                    id.port == key && matches!(&id.phase, Phase::Asking(asking) if to(asking.to))
+                }
+                _ => false,
+            };
+            let ended: Vec<Key> = self.exchange.questions.values().copied().filter(asks).collect();
+            for id in ended {
+                self.fail_datagram(id, Some(failure.clone()));
+            }
+        }
+    }
+
+    /// Reads from the ports that have something, a part of it if it is much.
+    pub(super) fn serve_ports(&mut self, now: Instant) {
+        for _ in 0..self.exchange.ready.len() {
+            let Some(key) = self.exchange.ready.pop_front() else { return };
+            if let Some(port) = self.exchange.ports.get_mut(key) {
+                port.queued = false;
+                if self.serve_port(key, now) {
+                    self.exchange.enqueue(key);
+                }
+            }
+        }
+    }
+
+    /// Reads from the port that something came to last, if this round of a busy poll is one that looks at nothing else. Returns whether
+    /// there may be more.
+    #[cold]
+    pub(super) fn spin_port(&mut self, now: Instant) -> Option<bool> {
+        let key = self.exchange.hot?;
+        let Some(port) = self.exchange.ports.get(key) else {
+            self.exchange.hot = None;
+            return None;
+        };
+        self.spins = self.spins.wrapping_add(1);
+        let full = if self.live > self.exchange.ports.len() { 2 } else { SPIN_FULL };
+        // Ids that wait for room in the socket need the edges.
+        if self.spins % full == 0 || !port.waiting.is_empty() {
+            return None;
+        }
+        if self.serve_port(key, now) {
+            self.exchange.enqueue(key);
+        }
+        Some(!self.exchange.ready.is_empty())
+    }
+
+    /// Reads from a port. Returns `true` if there may be more.
+    pub(super) fn serve_port(&mut self, key: Key, now: Instant) -> bool {
+        let mut count = 0;
+        for _ in 0..CALLS {
+            let Some(port) = self.exchange.ports.get(key) else { return false };
+            let mut received = std::mem::take(&mut self.exchange.received);
+            let result = self.net.receive_packets(SocketId(port.socket), &mut received);
+            let more = match &result {
+                Ok((came, drained)) => {
+                    (0..*came).for_each(|nth| self.take_packet(key, &mut received, nth, now));
+                    count += came;
+                    !drained
+                }
+                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            };
+            self.exchange.received = received;
+            if result.is_ok() {
+                self.exchange.hot = Some(key);
+            } else if more {
+                // It is about a packet that was sent, or a signal came.
+                self.hear_refusals(key);
+            }
+            if !more {
+                return false;
+            }
+            if count >= PACKETS {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Takes a packet. Whatever is wrong with it, it is dropped, and nobody is told.
+    fn take_packet(&mut self, at: Key, received: &mut Packets, nth: usize, now: Instant) {
+        let Some((buffer, place, from)) = received.get(nth) else { return };
+        if !self.config.admits(from.ip()) {
+            return;
+        }
+        let Some(port) = self.exchange.ports.get_mut(at) else { return };
+        let Some((header, payload)) = Header::parse(&buffer[place.clone()]) else { return };
+        let (to, len, payload) = (port.address, place.len(), payload.start + place.start..payload.end + place.start);
+        match &mut port.kind {
+            Kind::Address { .. } if header.destination == mad::QUEUE_PAIR => {
+                let known = header.queue_key == mad::QUEUE_KEY && payload.len() == mad::LEN;
+                if known && frame::fits(buffer, len, from, to) {
+                    match mad::parse(&buffer[payload]) {
+                        Some(Message::Ask(ask)) => self.asked(at, from, ask, now),
+                        Some(Message::Answer(answer)) => self.answered(from, &answer),
+                        None => {}
+                    }
+                }
+            }
+            _ if header.queue_key != QUEUE_KEY => {}
+            Kind::Address { .. } => {
+                let Some(key) = self.exchange.numbers.find(header.destination) else { return };
+                // A queue pair hears what is for its own address.
+                let own = self.datagram_mut(key).map(|id| id.port);
+                let own = own.and_then(|own| self.exchange.ports.get(own)).map(|port| port.address.ip());
+                if own == Some(to.ip()) && frame::fits(buffer, len, from, to) {
+                    self.deliver(key, &self.arrival(&header, from, to, len), &buffer[payload]);
+                }
+            }
+            Kind::Group { ids, .. } => {
+                if header.destination == GROUP && frame::fits(buffer, len, from, to) {
+                    let ids = std::mem::take(ids);
+                    let arrival = self.arrival(&header, from, to, len);
+                    for key in &ids {
+                        self.deliver(*key, &arrival, &buffer[payload.clone()]);
+                    }
+                    if let Some(Port { kind: Kind::Group { ids: place, .. }, .. }) = self.exchange.ports.get_mut(at) {
+                        *place = ids;
+                    }
+                }
+            }
+        }
+    }
+
+    fn arrival(&self, header: &Header, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
+        // On a port that all have, the port of the sender means nothing.
+        let lid = self.config.roce.port.unwrap_or(from.port());
+        let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
+        Arrival {
+            route: frame::route_header(from.ip(), to.ip(), len),
+            immediate: header.immediate,
+            source: DatagramSource { qp_number, lid, service_level: 0, path_bits },
+        }
+    }
+
+    fn deliver(&mut self, key: Key, arrival: &Arrival, payload: &[u8]) {
+        if let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) {
+            if let Some(qp) = &mut id.qp {
+                qp.deliver(arrival, payload, &mut self.resources);
+            }
+        }
+    }
+
+    // Questions and answers.
+
+    /// Takes a question. The answer is as long as the question, so that nobody is flooded by way of this side.
+    fn asked(&mut self, at: Key, from: SocketAddr, ask: Box<Ask>, now: Instant) {
+        let mut to = from;
+        to.set_port(self.config.roce.port.unwrap_or(from.port()));
+        if let Some(&known) = self.exchange.asked.get(&(to, ask.request)) {
+            // The answer was lost, or the user is deciding.
+            let id = self.datagram_mut(known);
+            if let Some((port, Phase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
+                let answer = answer.clone();
+                self.send_mad(port, to, &answer);
+            }
+            return;
+        }
+        let Some(listener) = self.exchange.ports.get(at).and_then(|port| port.service(ask.service)) else {
+            let answer = ask.answer(Status::Unsupported, &[]).emit();
+            return self.send_mad(at, to, &answer);
+        };
+        if self.exchange.asked.len() >= self.config.max_handshakes {
+            log::debug!("{to}: too many have asked and were not answered: dropped");
+            return;
+        }
+        let (request, private_data) = (ask.request, Box::from(ask.data));
+        let peer = SocketAddr::new(from.ip(), ask.from.port());
+        let id = self.add_datagram(Phase::Offered(ask, to), at);
+        self.exchange.asked.insert((to, request), id.0);
+        self.set_deadline(id.0, Some(now + self.config.accept_timeout));
+        let (listener, read_depth) = (CmId(listener), ReadDepth::default());
+        self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
+    }
+
+    /// Takes an answer, if it is to a question of this side and from where that went.
+    fn answered(&mut self, from: SocketAddr, answer: &Answer) {
+        let Some(&key) = self.exchange.questions.get(&answer.request) else { return };
+        let shared = self.config.roce.port.is_some();
+        let Some(Phase::Asking(asking)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
+        let to = asking.to;
+        let is_there = from.ip() == to.ip() && (shared || from.port() == to.port());
+        if !is_there || answer.transaction != asking.ask.transaction {
+            return;
+        }
+        match answer.status {
+            Status::Known { number: number @ 2..GROUP, queue_key } => {
+                self.set_phase(key, Phase::Reached);
+                let peer = DatagramPeer { route: self.route_to(to), qp_number: number, queue_key };
+                self.raise(key, CmEventKind::Reached { private_data: answer.data.into(), peer });
+            }
+            Status::Known { number, .. } => {
+                let failure = ConnectFailure::Protocol(format!("{number:#x} is no queue pair for datagrams"));
+                self.fail_datagram(key, Some(failure));
+            }
+            Status::Unsupported => self.fail_datagram(key, Some(ConnectFailure::Refused)),
+            Status::Rejected => {
+                self.fail_datagram(key, None);
+                self.raise(key, CmEventKind::Rejected { private_data: answer.data.into() });
+            }
+            Status::Other(status) => {
+                self.fail_datagram(key, Some(ConnectFailure::Protocol(format!("the answer has status {status}"))));
+            }
+        }
+    }
+
+    /// Sends the question of an id.
+    pub(super) fn send_question(&mut self, key: Key) {
+        let Some(id) = self.datagram_mut(key) else { return };
+        if let Phase::Asking(asking) = &id.phase {
+            let (port, to, octets) = (id.port, asking.to, asking.ask.emit());
+            self.send_mad(port, to, &octets);
+        }
+    }
+
+    /// Gives the questions that were sent without knowledge of the time the time at which they are sent again.
+    #[inline]
+    pub(super) fn time_questions(&mut self, now: Instant) {
+        while let Some(key) = self.exchange.fresh.pop() {
+            self.time_question(key, now);
+        }
+    }
+
+    fn time_question(&mut self, key: Key, now: Instant) {
+        if let Some(Phase::Asking(asking)) = self.datagram_mut(key).map(|id| &id.phase) {
+            let again = (now + asking.wait).min(asking.until);
+            self.set_deadline(key, Some(again));
+        }
+    }
+
+    /// Acts on the deadline of an id.
+    pub(super) fn expire_datagram(&mut self, key: Key, now: Instant) {
+        match self.datagram_mut(key).map(|id| &mut id.phase) {
+            Some(Phase::Asking(asking)) if asking.until > now => {
+                asking.wait = (asking.wait * 2).min(LAST_WAIT);
+                self.send_question(key);
+                self.time_question(key, now);
+            }
+            Some(Phase::Asking(_) | Phase::Resolved(..) | Phase::Offered(..)) => {
+                self.fail_datagram(key, Some(ConnectFailure::Timeout));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The UDP sockets of datagrams, and of their groups.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::mem::{self, Interface};
+
+/// Hops of datagrams to a group: they stay on the link.
+const GROUP_HOPS: u32 = 1;
+
+fn open(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    mem::prepare_for_packets(socket.as_fd(), address)?;
+    Ok(socket)
+}
+
+/// Opens a socket at an address of this host, whose datagrams to groups leave by the interface of that address.
+pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
+    let socket = open(address)?;
+    match address.ip() {
+        IpAddr::V4(v4) => {
+            socket.set_multicast_if_v4(&v4)?;
+            socket.set_multicast_ttl_v4(GROUP_HOPS)?;
+        }
+        IpAddr::V6(v6) => {
+            socket.set_multicast_if_v6(mem::interface_of(socket.as_fd(), v6.into())?.index)?;
+            socket.set_multicast_hops_v6(GROUP_HOPS)?;
+        }
+    }
+    socket.bind(&SockAddr::from(address))?;
+    Ok(socket)
+}
+
+/// Opens a socket that hears what comes to a group at an interface, and to no other group and no other interface; processes share its port.
+/// The system tells the network (IGMP, MLD).
+pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<Socket> {
+    let socket = open(group)?;
+    socket.set_reuse_address(true)?;
+    let mut group = group;
+    match (&mut group, at) {
+        (SocketAddr::V4(v4), IpAddr::V4(at)) => {
+            socket.set_multicast_all_v4(false)?;
+            socket.join_multicast_v4(v4.ip(), &at)?;
+        }
+        (SocketAddr::V6(v6), IpAddr::V6(_)) => {
+            socket.set_multicast_all_v6(false)?;
+            v6.set_scope_id(interface.index);
+            socket.join_multicast_v6(v6.ip(), interface.index)?;
+        }
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    socket.bind(&SockAddr::from(group))?;
+    Ok(socket)
+}
+
+/// The interface that has an address.
+pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
+    let socket = open(SocketAddr::new(address, 0))?;
+    mem::interface_of(socket.as_fd(), address)
+}
+
+/// The address of this host from which the system's routes lead to a peer.
+pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
+    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    // It sends nothing.
+    socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
+    Ok(socket.local_addr()?.ip())
+}

@@ -1,0 +1,354 @@
+//! UDP packets in batches: several leave and several come in one system call (`sendmmsg`(2), `recvmmsg`(2)).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+/// Most packets of a batch, and how many are asked for where few come.
+const BATCH: usize = 32;
+const FEW: usize = 4;
+
+/// Packets that came or are to leave, each in a buffer of its own, with the address of the other end.
+#[derive(Debug)]
+pub struct Packets {
+    octets: Vec<u8>,
+    /// Size of a buffer, and the place of what comes in it.
+    stride: usize,
+    headroom: usize,
+    filled: Vec<(Range<usize>, SocketAddr)>,
+    /// How many the next call asks for: what is prepared for packets that do not come is time lost.
+    wanted: usize,
+}
+
+impl Default for Packets {
+    /// No packets, and no room for any.
+    fn default() -> Self {
+        Self { octets: Vec::new(), stride: 0, headroom: 0, filled: Vec::new(), wanted: 0 }
+    }
+}
+
+impl Packets {
+    /// No packets, with buffers of `stride` octets. What comes is put behind the first `headroom` of a buffer.
+    pub(crate) fn new(stride: usize, headroom: usize) -> Self {
+        let headroom = headroom.min(stride);
+        let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
+        Self { octets, stride, headroom, filled, wanted: FEW }
+    }
+
+    /// Number of packets.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.filled.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.filled.is_empty()
+    }
+
+    /// Whether it has no buffers at all, as by default.
+    pub(crate) fn is_without_room(&self) -> bool {
+        self.stride == 0
+    }
+
+    /// Whether there is no buffer left.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.filled.len() >= BATCH || self.stride == 0
+    }
+
+    /// Forgets all packets.
+    pub fn clear(&mut self) {
+        self.filled.clear();
+    }
+
+    /// Adds a packet: `fill` writes it into its buffer and says where it is. Nothing happens if there is no buffer left.
+    pub fn push(&mut self, peer: SocketAddr, fill: impl FnOnce(&mut [u8]) -> Range<usize>) {
+        if self.is_full() {
+            return;
+        }
+        let place = fill(self.buffer(self.filled.len()));
+        let end = place.end.min(self.stride);
+        self.filled.push((place.start.min(end)..end, peer));
+    }
+
+    fn buffer(&mut self, nth: usize) -> &mut [u8] {
+        &mut self.octets[nth * self.stride..][..self.stride]
+    }
+
+    /// A packet's octets, and the other end.
+    #[must_use]
+    pub fn read(&self, nth: usize) -> Option<(&[u8], SocketAddr)> {
+        let (place, peer) = self.filled.get(nth)?;
+        Some((&self.octets[nth * self.stride..][place.clone()], *peer))
+    }
+
+    /// A packet: its buffer, its place there, and the other end.
+    pub(crate) fn get(&mut self, nth: usize) -> Option<(&mut [u8], Range<usize>, SocketAddr)> {
+        let (place, peer) = self.filled.get(nth)?.clone();
+        Some((self.buffer(nth), place, peer))
+    }
+}
+
+/// The address of a packet's other end, as the system has it.
+type Name = libc::sockaddr_storage;
+
+fn message(vector: &mut libc::iovec, name: &mut Name, len: libc::socklen_t) -> libc::mmsghdr {
+    // SAFETY: zeros are a message header without address, vector and control data.
+    let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+    (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (vector, 1);
+    (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = (ptr::from_mut(name).cast(), len);
+    message
+}
+
+fn name(address: SocketAddr) -> (Name, libc::socklen_t) {
+    let mut name = MaybeUninit::<Name>::zeroed();
+    let len = match address {
+        SocketAddr::V4(v4) => {
+            let of = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage has room for an address of each family, and is aligned for it.
+            unsafe { name.as_mut_ptr().cast::<libc::sockaddr_in>().write(of) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let of = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { name.as_mut_ptr().cast::<libc::sockaddr_in6>().write(of) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    // SAFETY: all fields are numbers, and all octets are initialised.
+    (unsafe { name.assume_init() }, len as libc::socklen_t)
+}
+
+/// Reads an address; `None` for other families.
+pub(super) fn address(name: &Name) -> Option<SocketAddr> {
+    let place = ptr::from_ref(name);
+    match libc::c_int::from(name.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the storage is larger, aligned and initialised, and any octets are an address.
+            let of = unsafe { &*place.cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(of.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddrV4::new(ip, u16::from_be(of.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let of = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(of.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(of.sin6_port), 0, of.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+
+/// Sends the packets from the `first` on; returns how many have left.
+///
+/// # Errors
+/// Those of the system for the first of them, `WouldBlock` among them.
+pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
+    let mut names = [MaybeUninit::<Name>::uninit(); BATCH];
+    let mut vectors = [NO_VECTOR; BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    let mut count = 0;
+    while let Some((octets, peer)) = packets.read(first + count) {
+        vectors[count] = libc::iovec { iov_base: octets.as_ptr().cast_mut().cast(), iov_len: octets.len() };
+        let (name, len) = name(peer);
+        messages[count].write(message(&mut vectors[count], names[count].write(name), len));
+        count += 1;
+    }
+    let fd = socket.as_raw_fd();
+    // SAFETY: `count` headers, each with the address and the octets of a packet, which the kernel only reads.
+    let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT as _) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives packets in place of those in `packets`; returns how many came, and whether the socket had no more. Those that are longer than
+/// their buffer are empty then.
+///
+/// # Errors
+/// Those of the system, `WouldBlock` among them.
+pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<(usize, bool)> {
+    packets.clear();
+    let mut names = [MaybeUninit::<Name>::uninit(); BATCH];
+    let mut vectors = [NO_VECTOR; BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    let (stride, headroom, mut count) = (packets.stride, packets.headroom, 0);
+    for buffer in packets.octets.chunks_exact_mut(stride.max(1)).take(packets.wanted.min(BATCH)) {
+        let room = &mut buffer[headroom..];
+        vectors[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+        // SAFETY: all fields are numbers, and zeros are an address of no family.
+        let name = names[count].write(unsafe { std::mem::zeroed() });
+        messages[count].write(message(&mut vectors[count], name, size_of::<Name>() as libc::socklen_t));
+        count += 1;
+    }
+    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT as _);
+    // SAFETY: `count` headers, each with room for an address and for the octets of a packet, which the kernel may write in this call.
+    let came = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
+    let came = usize::try_from(came).map_err(|_| io::Error::last_os_error())?.min(count);
+    for (message, name) in messages.iter().zip(&names).take(came) {
+        // SAFETY: the first `count` of both are written above.
+        let (message, name) = unsafe { (message.assume_init_ref(), name.assume_init_ref()) };
+        let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+        let len = if whole { (message.msg_len as usize).min(stride - headroom) } else { 0 };
+        let none = SocketAddr::from(([0; 4], 0));
+        packets.filled.push((headroom..headroom + len, address(name).unwrap_or(none)));
+    }
+    let drained = came < count;
+    packets.wanted = if drained { came.next_power_of_two().max(FEW) } else { (2 * count).clamp(FEW, BATCH) };
+    Ok((came, drained || count == 0))
+}
+
+/// Has the packets of a socket leave whole or not at all, with the identification 0 on IPv4, and has the system keep for
+/// [`take_refusal`] what the network says about them (`IP_MTU_DISCOVER`, `IP_RECVERR`, `ip`(7)). Over IPv6, packets without UDP's checksum
+/// are taken, too (`UDP_NO_CHECK6_RX`): RoCE devices send none, since the ICRC covers more.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let options: &[_] = if address.is_ipv4() {
+        &[(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO), (libc::IPPROTO_IP, libc::IP_RECVERR, 1)]
+    } else {
+        &[
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1),
+            (libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1),
+        ]
+    };
+    for &(level, option, value) in options {
+        let (fd, len) = (socket.as_raw_fd(), size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: a number, of the length that is stated.
+        if unsafe { libc::setsockopt(fd, level, option, ptr::from_ref(&value).cast(), len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Takes the next thing that the network has said about a packet that was sent: the address that it was for, and why it did not get there.
+///
+/// # Errors
+/// Those of the system; `WouldBlock` when there is none.
+pub(crate) fn take_refusal(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, io::Error)> {
+    #[repr(C, align(8))]
+    struct Control([u8; 256]);
+    let (mut control, mut vector) = (Control([0; 256]), NO_VECTOR);
+    let mut name = MaybeUninit::<Name>::zeroed();
+    // SAFETY: all fields are numbers, and zeros are an address of no family.
+    let name = unsafe { name.assume_init_mut() };
+    let mut message = message(&mut vector, name, size_of::<Name>() as libc::socklen_t).msg_hdr;
+    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>() as _);
+    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT);
+    // SAFETY: room for an address and control data, which the kernel may write in this call.
+    if unsafe { libc::recvmsg(fd, &raw mut message, flags) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut why = io::Error::from(io::ErrorKind::Other);
+    // SAFETY: the kernel has filled the header and the control data; an entry that is long enough for the report holds one.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            let kind = ((*header).cmsg_level, (*header).cmsg_type);
+            let reports =
+                matches!(kind, (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR));
+            let len = libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) as usize;
+            if reports && (*header).cmsg_len as usize >= len {
+                let report = libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned();
+                why = io::Error::from_raw_os_error(report.ee_errno as i32);
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    Ok((address(name), why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    fn socket(ip: &str) -> (UdpSocket, SocketAddr) {
+        let socket = UdpSocket::bind((ip, 0)).unwrap();
+        let address = socket.local_addr().unwrap();
+        prepare_for_packets(socket.as_fd(), address).unwrap();
+        (socket, address)
+    }
+
+    #[test]
+    fn batches_arrive_with_their_senders() {
+        for ip in ["127.0.0.1", "::1"] {
+            let ((a, from), (b, to)) = (socket(ip), socket(ip));
+            let (mut out, mut inn) = (Packets::new(64, 0), Packets::new(50, 10));
+            assert!(receive_packets(b.as_fd(), &mut inn).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock));
+            for nth in 0..BATCH + 3 {
+                out.push(to, |buffer| {
+                    buffer[..nth + 20].fill(nth as u8);
+                    1..nth + 20
+                });
+            }
+            assert_eq!((out.len(), out.is_full()), (BATCH, true));
+            assert_eq!(send_packets(a.as_fd(), &out, 0).unwrap(), BATCH);
+            assert_eq!(send_packets(a.as_fd(), &out, BATCH - 1).unwrap(), 1);
+            let mut all = 0;
+            // More are asked for while more come; the last one was sent twice.
+            for (count, drained) in [(4, false), (8, false), (16, false), (5, true)] {
+                assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
+                for nth in 0..count {
+                    let (buffer, place, peer) = inn.get(nth).unwrap();
+                    // What is longer than the room is not kept.
+                    let value = all.min(BATCH - 1);
+                    let len = if value + 19 <= 40 { value + 19 } else { 0 };
+                    assert_eq!((place.clone(), peer), (10..10 + len, from));
+                    assert!(buffer[place].iter().all(|&octet| octet == value as u8));
+                    all += 1;
+                }
+                assert!(inn.get(count).is_none());
+            }
+            assert!(receive_packets(b.as_fd(), &mut inn).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock));
+        }
+    }
+
+    #[test]
+    fn without_a_buffer_nothing_comes() {
+        let ((a, _), (b, to)) = (socket("127.0.0.1"), socket("127.0.0.1"));
+        a.send_to(&[7], to).unwrap();
+        for mut none in [Packets::default(), Packets::new(0, 9)] {
+            assert_eq!(receive_packets(b.as_fd(), &mut none).unwrap(), (0, true));
+            none.push(to, |_| panic!("there is no buffer"));
+            assert_eq!((none.is_empty(), none.is_full(), send_packets(a.as_fd(), &none, 0).unwrap()), (true, true, 0));
+        }
+        assert_eq!(receive_packets(b.as_fd(), &mut Packets::new(9, 0)).unwrap(), (1, true), "it is still there");
+    }
+
+    #[test]
+    fn what_nobody_takes_is_told_of() {
+        for ip in ["127.0.0.1", "::1"] {
+            let ((a, _), (b, to)) = (socket(ip), socket(ip));
+            drop(b);
+            let mut out = Packets::new(64, 0);
+            out.push(to, |_| 0..9);
+            send_packets(a.as_fd(), &out, 0).unwrap();
+            // Within a host, the answer is there when the call returns.
+            let (peer, why) = take_refusal(a.as_fd()).unwrap();
+            assert_eq!((peer, why.kind()), (Some(to), io::ErrorKind::ConnectionRefused));
+            assert!(take_refusal(a.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+        }
+    }
+}

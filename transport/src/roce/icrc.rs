@@ -1,0 +1,107 @@
+//! The invariant CRC of a RoCE v2 packet (InfiniBand Architecture Specification, volume 1, annex A17.3.3): CRC-32 over the parts of the
+//! packet that no router changes, from the IP header on.
+//!
+//! A socket does not see the identification of an IPv4 header, over which the CRC goes as well. The CRC is linear: two packets that differ in
+//! these 16 bits only have CRCs that differ by a value that the bits and the number of octets behind them give. So a CRC that does not fit
+//! the identification 0 is traced back to the place of the identification: if 16 bits there explain the difference, it fits.
+
+/// Length of the CRC, octets.
+pub(crate) const LEN: usize = 4;
+
+/// The polynomial of CRC-32 (ISO 3309), reflected: the highest bit is the coefficient of 1.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// `BACK[n]` takes a register back by 2^n octets of zeros: it is x to the power of -8 * 2^n.
+const BACK: [u32; 14] = {
+    // x^-1, eight times: the step of a bit, backwards.
+    let mut power: u32 = 1 << 31;
+    let mut bit = 0;
+    while bit < 8 {
+        power = if power >> 31 == 1 { (power ^ POLYNOMIAL) << 1 | 1 } else { power << 1 };
+        bit += 1;
+    }
+    let mut table = [0; 14];
+    let mut index = 0;
+    while index < table.len() {
+        table[index] = power;
+        power = multiply(power, power);
+        index += 1;
+    }
+    table
+};
+
+/// The product of two polynomials, modulo the one of the CRC.
+const fn multiply(one: u32, mut other: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
+        if one >> bit & 1 == 1 {
+            product ^= other;
+        }
+        other = if other & 1 == 1 { other >> 1 ^ POLYNOMIAL } else { other >> 1 };
+    }
+    product
+}
+
+/// The CRC of octets in which what routers may change is ones.
+pub(crate) fn of(octets: &[u8]) -> u32 {
+    crc_fast::crc32_iso_hdlc(octets)
+}
+
+/// The 16 bits, in the order of the wire, that explain the difference between two CRCs if they differ from zero; `behind` is the number of
+/// octets that follow them. `None` if no 16 bits do.
+pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
+    let mut register = difference;
+    let octets = behind + 2;
+    for (index, back) in BACK.iter().enumerate() {
+        if octets >> index & 1 == 1 {
+            register = multiply(register, *back);
+        }
+    }
+    // The first octet of the two meets the lowest bits of the register.
+    let explained = octets < 1 << BACK.len() && register >> 16 == 0;
+    explained.then_some((register as u16).swap_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Bit by bit from the definition.
+    fn reference(octets: &[u8]) -> u32 {
+        !octets.iter().fold(!0_u32, |state, &octet| {
+            (0..8).fold(state ^ u32::from(octet), |s, _| s >> 1 ^ if s & 1 == 1 { POLYNOMIAL } else { 0 })
+        })
+    }
+
+    #[test]
+    fn check_value() {
+        assert_eq!(of(b"123456789"), 0xcbf4_3926);
+        assert_eq!(multiply(1 << 31, 0x1234_5678), 0x1234_5678, "1 is neutral");
+        assert_eq!(multiply(BACK[0], 1 << 23), 1 << 31, "x^8 and back");
+    }
+
+    proptest! {
+        #[test]
+        fn the_identification_is_found_and_nothing_else(
+            mut octets in prop::collection::vec(any::<u8>(), 6..4300),
+            wanted: u16,
+            at in 0..60_usize,
+            damage in 1..=u32::MAX,
+        ) {
+            let at = at.min(octets.len() - 2);
+            octets[at..at + 2].fill(0);
+            let without = of(&octets);
+            prop_assert_eq!(without, reference(&octets));
+            octets[at..at + 2].copy_from_slice(&wanted.to_be_bytes());
+            let (with, behind) = (of(&octets), octets.len() - at - 2);
+            prop_assert_eq!(identification(without ^ with, behind), Some(wanted));
+            // Whatever else is found is the one that makes it fit.
+            if let Some(other) = identification(without ^ damage, behind) {
+                octets[at..at + 2].copy_from_slice(&other.to_be_bytes());
+                prop_assert_eq!(of(&octets), damage);
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The datagrams of the connection manager: the question which queue pair has a service (SIDR_REQ), and its answer (SIDR_REP), as management
+//! datagrams to queue pair 1 (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::packet::GROUP;
+
+/// Length of a management datagram, octets.
+pub(crate) const LEN: usize = 256;
+/// The queue pair of management datagrams.
+pub(crate) const QUEUE_PAIR: u32 = 1;
+/// Its key.
+pub(crate) const QUEUE_KEY: u32 = 0x8001_0000;
+/// Private data of a program in a question, octets.
+pub(crate) const ASK_DATA: usize = 180;
+/// The same in an answer.
+pub(crate) const ANSWER_DATA: usize = 136;
+
+/// Base version, class of communication management, its version, and the method Send.
+const CLASS: [u8; 4] = [1, 7, 2, 3];
+const SIDR_REQ: u16 = 0x17;
+const SIDR_REP: u16 = 0x18;
+/// A service of the connection manager's UDP port space, without its port.
+const UDP_SPACE: u64 = 0x0111 << 16;
+
+/// The places of what is in a message, octets.
+const TRANSACTION: usize = 8;
+const ATTRIBUTE: usize = 16;
+const REQUEST: usize = 24;
+const STATUS: usize = 28;
+const REP_NUMBER: usize = 32;
+const REQ_SERVICE: usize = 32;
+const REP_SERVICE: usize = 36;
+const REP_KEY: usize = 44;
+/// The addresses in a question: version, version of IP, port, and two addresses of 16 octets.
+const ADDRESSES: usize = 40;
+const ASKED: usize = 76;
+const ANSWERED: usize = 120;
+
+/// A message, as it goes into a packet.
+pub(crate) type Octets = [u8; LEN];
+
+/// A question: which queue pair takes the datagrams for a service?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// Numbers that come back in the answer.
+    pub(crate) transaction: u64,
+    /// The number of the question, of the side that asks.
+    pub(crate) request: u32,
+    /// The port that it is about.
+    pub(crate) service: u16,
+    /// The side that asks.
+    pub(crate) from: SocketAddr,
+    /// The address that it asks.
+    pub(crate) to: IpAddr,
+    /// Private data, padded with zeros.
+    pub(crate) data: [u8; ASK_DATA],
+}
+
+/// The result of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// There is such a queue pair.
+    Known {
+        /// Its number.
+        number: u32,
+        /// Its key.
+        queue_key: u32,
+    },
+    /// Nobody has the service.
+    Unsupported,
+    /// The program does not want to be asked.
+    Rejected,
+    /// Another one.
+    Other(u8),
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// The numbers of the question.
+    pub(crate) transaction: u64,
+    /// See [`Ask::request`].
+    pub(crate) request: u32,
+    /// See [`Ask::service`].
+    pub(crate) service: u16,
+    /// What it says.
+    pub(crate) status: Status,
+    /// Private data, padded with zeros.
+    pub(crate) data: [u8; ANSWER_DATA],
+}
+
+/// A message that is understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A question.
+    Ask(Box<Ask>),
+    /// An answer.
+    Answer(Box<Answer>),
+}
+
+/// The octets from a place on.
+fn at<const N: usize>(octets: &Octets, place: usize) -> Option<[u8; N]> {
+    octets.get(place..)?.first_chunk().copied()
+}
+
+fn put(octets: &mut Octets, place: usize, what: &[u8]) {
+    octets[place..place + what.len()].copy_from_slice(what);
+}
+
+fn begin(attribute: u16, transaction: u64, request: u32) -> Octets {
+    let mut octets = [0; LEN];
+    put(&mut octets, 0, &CLASS);
+    put(&mut octets, TRANSACTION, &transaction.to_be_bytes());
+    put(&mut octets, ATTRIBUTE, &attribute.to_be_bytes());
+    put(&mut octets, REQUEST, &request.to_be_bytes());
+    octets
+}
+
+fn service(port: u16) -> [u8; 8] {
+    (UDP_SPACE | u64::from(port)).to_be_bytes()
+}
+
+/// The port of a service; `None` if it is of another space.
+fn port(service: [u8; 8]) -> Option<u16> {
+    let number = u64::from_be_bytes(service);
+    (number & !0xffff == UDP_SPACE).then_some(number as u16)
+}
+
+fn padded(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V6(v6) => v6.octets(),
+        IpAddr::V4(v4) => v4.to_ipv6_compatible().octets(),
+    }
+}
+
+impl Ask {
+    /// Writes it.
+    pub(crate) fn emit(&self) -> Octets {
+        let mut octets = begin(SIDR_REQ, self.transaction, self.request);
+        put(&mut octets, STATUS, &[0xff, 0xff]);
+        put(&mut octets, REQ_SERVICE, &service(self.service));
+        let version = if self.to.is_ipv4() { 0x40 } else { 0x60 };
+        put(&mut octets, ADDRESSES + 1, &[version]);
+        put(&mut octets, ADDRESSES + 2, &self.from.port().to_be_bytes());
+        put(&mut octets, ADDRESSES + 4, &padded(self.from.ip()));
+        put(&mut octets, ADDRESSES + 20, &padded(self.to));
+        put(&mut octets, ASKED, &self.data);
+        octets
+    }
+
+    fn parse(octets: &Octets) -> Option<Self> {
+        let address = |place| {
+            let all: [u8; 16] = at(octets, place)?;
+            match octets[ADDRESSES + 1] >> 4 {
+                4 => Some(IpAddr::from([all[12], all[13], all[14], all[15]])),
+                6 => Some(IpAddr::from(all)),
+                _ => None,
+            }
+        };
+        let from = SocketAddr::new(address(ADDRESSES + 4)?, u16::from_be_bytes(at(octets, ADDRESSES + 2)?));
+        Some(Self {
+            transaction: u64::from_be_bytes(at(octets, TRANSACTION)?),
+            request: u32::from_be_bytes(at(octets, REQUEST)?),
+            service: port(at(octets, REQ_SERVICE)?)?,
+            from,
+            to: address(ADDRESSES + 20)?,
+            data: at(octets, ASKED)?,
+        })
+    }
+
+    /// Its answer, with as much of `data` as fits.
+    pub(crate) fn answer(&self, status: Status, data: &[u8]) -> Answer {
+        let mut padded = [0; ANSWER_DATA];
+        padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);
+        let &Self { transaction, request, service, .. } = self;
+        Answer { transaction, request, service, status, data: padded }
+    }
+}
+
+impl Answer {
+    /// Writes it.
+    pub(crate) fn emit(&self) -> Octets {
+        let mut octets = begin(SIDR_REP, self.transaction, self.request);
+        let status = match self.status {
+            Status::Known { number, queue_key } => {
+                put(&mut octets, REP_NUMBER, &((number & GROUP) << 8).to_be_bytes());
+                put(&mut octets, REP_KEY, &queue_key.to_be_bytes());
+                0
+            }
+            Status::Unsupported => 1,
+            Status::Rejected => 2,
+            Status::Other(status) => status,
+        };
+        put(&mut octets, STATUS, &[status]);
+        put(&mut octets, REP_SERVICE, &service(self.service));
+        put(&mut octets, ANSWERED, &self.data);
+        octets
+    }
+
+    fn parse(octets: &Octets) -> Option<Self> {
+        let status = match octets[STATUS] {
+            0 => Status::Known {
+                number: u32::from_be_bytes(at(octets, REP_NUMBER)?) >> 8,
+                queue_key: u32::from_be_bytes(at(octets, REP_KEY)?),
+            },
+            1 => Status::Unsupported,
+            2 => Status::Rejected,
+            other => Status::Other(other),
+        };
+        Some(Self {
+            transaction: u64::from_be_bytes(at(octets, TRANSACTION)?),
+            request: u32::from_be_bytes(at(octets, REQUEST)?),
+            // Some leave it out where they have nothing to say.
+            service: port(at(octets, REP_SERVICE)?).unwrap_or_default(),
+            status,
+            data: at(octets, ANSWERED)?,
+        })
+    }
+}
+
+/// Reads a management datagram. `None` for all others than questions and answers about this port space.
+pub(crate) fn parse(octets: &[u8]) -> Option<Message> {
+    let octets: &Octets = octets.try_into().ok()?;
+    if octets[..4] != CLASS {
+        return None;
+    }
+    match u16::from_be_bytes(at(octets, ATTRIBUTE)?) {
+        SIDR_REQ => Ask::parse(octets).map(|ask| Message::Ask(Box::new(ask))),
+        SIDR_REP => Answer::parse(octets).map(|answer| Message::Answer(Box::new(answer))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ask() -> Ask {
+        Ask {
+            transaction: 0x0102_0304_0506_0708,
+            request: 0x1122_3344,
+            service: 7471,
+            from: "10.77.2.1:9".parse().unwrap(),
+            to: "10.77.2.2".parse().unwrap(),
+            data: [0xda; ASK_DATA],
+        }
+    }
+
+    /// The places are those of tables 119 and 120, behind the 24 octets of the common header; the private data of a question begins with the
+    /// 36 octets of annex A11.
+    #[test]
+    fn every_field_has_its_place() {
+        let octets = ask().emit();
+        assert_eq!(octets[..4], [1, 7, 2, 3]);
+        assert_eq!(octets[8..18], [1, 2, 3, 4, 5, 6, 7, 8, 0, 0x17]);
+        assert_eq!(octets[24..32], [0x11, 0x22, 0x33, 0x44, 0xff, 0xff, 0, 0]);
+        assert_eq!(octets[32..40], [0, 0, 0, 0, 1, 0x11, 0x1d, 0x2f]);
+        assert_eq!(octets[40..44], [0, 0x40, 0, 9]);
+        assert_eq!(octets[44..60], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 2, 1]);
+        assert_eq!(octets[60..76], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 2, 2]);
+        assert_eq!(octets[76..], [0xda; 180]);
+        let known = Status::Known { number: 0xab_cdef, queue_key: 0x0123_4567 };
+        let octets = ask().answer(known, b"answer").emit();
+        assert_eq!(octets[16..18], [0, 0x18]);
+        assert_eq!(octets[24..36], [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0xab, 0xcd, 0xef, 0]);
+        assert_eq!(octets[36..48], [0, 0, 0, 0, 1, 0x11, 0x1d, 0x2f, 1, 0x23, 0x45, 0x67]);
+        assert_eq!(octets[48..127], [&[0; 72][..], b"answer\0"].concat());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_nothing() {
+        let good = ask().emit();
+        assert_eq!(parse(&good[..255]), None);
+        // The class, the attribute, the port space, the version of IP.
+        for place in [1, 17, 36, 41] {
+            let mut octets = good;
+            octets[place] ^= 0x80;
+            assert_eq!(parse(&octets), None, "{place}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            transaction: u64, request: u32, service: u16, port: u16, v6: bool, number in 0..=GROUP, queue_key: u32, status: u8,
+        ) {
+            let ip = if v6 { IpAddr::from([7; 16]) } else { IpAddr::from([7; 4]) };
+            let ask = Ask { transaction, request, service, from: SocketAddr::new(ip, port), to: ip, ..ask() };
+            prop_assert_eq!(parse(&ask.emit()), Some(Message::Ask(Box::new(ask.clone()))));
+            let status = match status {
+                0 => Status::Known { number, queue_key },
+                1 => Status::Unsupported,
+                2 => Status::Rejected,
+                other => Status::Other(other),
+            };
+            let answer = ask.answer(status, &[3; 200]);
+            prop_assert_eq!(parse(&answer.emit()), Some(Message::Answer(Box::new(answer))));
+        }
+
+        #[test]
+        fn any_octets_are_read_without_harm(octets in prop::collection::vec(any::<u8>(), LEN), attribute in 0x16..0x1a_u8) {
+            let mut octets = octets;
+            octets[..4].copy_from_slice(&CLASS);
+            octets[16..18].copy_from_slice(&[0, attribute]);
+            let _ = parse(&octets);
+        }
+    }
+}

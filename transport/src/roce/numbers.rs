@@ -1,0 +1,83 @@
+//! Numbers of queue pairs, 24 bits: a place in a table, and a count of how often the place was used.
+
+use std::collections::VecDeque;
+
+use crate::slab::Key;
+
+/// Numbers below it are for others: 0 and 1 have a meaning of their own.
+const FIRST: u32 = 16;
+/// Most queue pairs. The number of groups is past them.
+const MOST: usize = 0xff00;
+
+/// The queue pairs of a provider by number.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    places: Vec<(u32, Option<Key>)>,
+    /// Places without a queue pair, the one that was given back last behind the others.
+    free: VecDeque<u32>,
+}
+
+impl Numbers {
+    /// A number for `key`. That of a new place begins with `salt`, so that what is on its way to the queue pair of an earlier process
+    /// finds none. `None` if all are in use.
+    pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
+        let place = match self.free.pop_front() {
+            Some(place) => place,
+            None if self.places.len() < MOST => {
+                self.places.push((u32::from(salt) << 16 | (self.places.len() as u32 + FIRST), None));
+                self.places.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let (number, owner) = self.places.get_mut(place as usize)?;
+        *owner = Some(key);
+        Some(*number)
+    }
+
+    fn place(number: u32) -> usize {
+        (number & 0xffff).wrapping_sub(FIRST) as usize
+    }
+
+    /// Gives a number back. Its place gets another one.
+    pub(crate) fn remove(&mut self, number: u32) {
+        let place = Self::place(number);
+        if let Some((of, owner)) = self.places.get_mut(place).filter(|(of, owner)| *of == number && owner.is_some()) {
+            *owner = None;
+            *of = of.wrapping_add(1 << 16) & 0x00ff_ffff;
+            self.free.push_back(place as u32);
+        }
+    }
+
+    /// The queue pair with a number.
+    #[inline]
+    pub(crate) fn find(&self, number: u32) -> Option<Key> {
+        self.places.get(Self::place(number)).filter(|(of, _)| *of == number)?.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_names_one_queue_pair_and_comes_back_late() {
+        let mut numbers = Numbers::default();
+        let keys = [1, 2, 3].map(|slot| Key::new(slot, 1));
+        let first = numbers.assign(keys[0], 0xff).unwrap();
+        let second = numbers.assign(keys[1], 0x12).unwrap();
+        assert_eq!((first, second), (0xff_0010, 0x12_0011));
+        assert_eq!((numbers.find(first), numbers.find(second)), (Some(keys[0]), Some(keys[1])));
+        numbers.remove(first);
+        numbers.remove(first);
+        assert_eq!(numbers.find(first), None);
+        let third = numbers.assign(keys[2], 0).unwrap();
+        assert_eq!((third, numbers.find(third), numbers.find(first)), (0x00_0010, Some(keys[2]), None));
+        for nothing in [0, 1, 15, 0x00ff_ffff, 0x13_0011, 0x00_0012] {
+            assert_eq!(numbers.find(nothing), None, "{nothing:#x}");
+            numbers.remove(nothing);
+        }
+        let more = (0..MOST).map_while(|slot| numbers.assign(Key::new(slot as u32, 9), 0xff)).max();
+        assert_eq!(more, Some(0xff_0000 | (MOST as u32 + FIRST - 1)), "less than the number of groups");
+        assert_eq!(numbers.assign(keys[0], 0), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! The headers of a datagram: base transport header (BTH), datagram extended transport header (DETH), immediate data, and the payload with
+//! its pad (InfiniBand Architecture Specification, volume 1, §9.2, 9.3.3, 9.3.7).
+
+use std::ops::Range;
+
+use super::icrc;
+
+/// Sends of unreliable datagrams, without and with immediate data.
+const UD_SEND: u8 = 0x64;
+const UD_SEND_IMMEDIATE: u8 = 0x65;
+/// Length of BTH and DETH together, octets.
+const HEADERS: usize = 20;
+/// The one partition of RoCE.
+const PARTITION: u16 = 0xffff;
+
+/// Largest payload, octets.
+pub(crate) const MAX_PAYLOAD: usize = 4096;
+/// Length of the longest packet, from the BTH to the ICRC, octets.
+pub(crate) const MAX_LEN: usize = HEADERS + 4 + MAX_PAYLOAD + icrc::LEN;
+/// The queue pair number of every group.
+pub(crate) const GROUP: u32 = 0x00ff_ffff;
+/// The octet of the BTH that routers may change.
+pub(crate) const VARIANT: usize = 4;
+
+/// What a datagram says besides its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// The queue pair that it is for, 24 bits.
+    pub(crate) destination: u32,
+    /// The queue pair that it is from, 24 bits.
+    pub(crate) source: u32,
+    /// The key of the queue pair that it is for.
+    pub(crate) queue_key: u32,
+    /// Immediate data.
+    pub(crate) immediate: Option<u32>,
+    /// Whether the receiver asked to be woken for it.
+    pub(crate) solicited: bool,
+}
+
+fn be32(octets: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+impl Header {
+    /// Reads a packet, without its ICRC. Returns the place of the payload, too. `None` if it is no datagram of the only partition.
+    pub(crate) fn parse(packet: &[u8]) -> Option<(Self, Range<usize>)> {
+        let &[opcode, flags, high, low, ..] = packet else { return None };
+        let immediate = match opcode {
+            UD_SEND => None,
+            UD_SEND_IMMEDIATE => Some(be32(packet, HEADERS)?),
+            _ => return None,
+        };
+        let (version, pad) = (flags & 0x0f, usize::from(flags >> 4 & 3));
+        // Members of a partition differ in the highest bit, and one of two is a full one.
+        if version != 0 || u16::from_be_bytes([high, low]) & 0x7fff != PARTITION & 0x7fff {
+            return None;
+        }
+        let header = Self {
+            destination: be32(packet, 4)? & GROUP,
+            source: be32(packet, 16)? & GROUP,
+            queue_key: be32(packet, 12)?,
+            immediate,
+            solicited: flags & 0x80 != 0,
+        };
+        let start = HEADERS + immediate.map_or(0, |_| 4);
+        let end = packet.len().checked_sub(pad + icrc::LEN)?;
+        let whole = packet.len() % 4 == 0 && start <= end && end - start <= MAX_PAYLOAD;
+        whole.then_some((header, start..end))
+    }
+
+    /// Length of the headers in front of the payload, octets.
+    pub(crate) const fn len(&self) -> usize {
+        HEADERS + if self.immediate.is_some() { 4 } else { 0 }
+    }
+
+    /// Writes the headers of a datagram with `payload` octets to the front of `packet`, and zeros to the pad. Returns the length
+    /// of the packet without its ICRC. There is room for [`MAX_LEN`] octets.
+    pub(crate) fn emit(&self, number: u32, payload: usize, packet: &mut [u8]) -> usize {
+        let pad = payload.wrapping_neg() & 3;
+        let opcode = if self.immediate.is_some() { UD_SEND_IMMEDIATE } else { UD_SEND };
+        let flags = u8::from(self.solicited) << 7 | (pad as u8) << 4;
+        let [high, low] = PARTITION.to_be_bytes();
+        let (start, mut headers) = (self.len(), [0; HEADERS + 4]);
+        headers[..4].copy_from_slice(&[opcode, flags, high, low]);
+        let words = [self.destination & GROUP, number & GROUP, self.queue_key, self.source & GROUP];
+        for (to, word) in headers[4..].chunks_exact_mut(4).zip(words.into_iter().chain(self.immediate)) {
+            to.copy_from_slice(&word.to_be_bytes());
+        }
+        packet[..start].copy_from_slice(&headers[..start]);
+        packet[start + payload..start + payload + pad].fill(0);
+        start + payload + pad
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_field_has_its_place() {
+        let header = Header {
+            destination: 0x12_3456,
+            source: 0x9a_bcde,
+            queue_key: 0x0123_4567,
+            immediate: None,
+            solicited: true,
+        };
+        let mut packet = [0xee; 32];
+        packet[20..25].copy_from_slice(b"hello");
+        assert_eq!(header.emit(7, 5, &mut packet), 28);
+        let expected = b"\x64\xb0\xff\xff\x00\x12\x34\x56\x00\x00\x00\x07\x01\x23\x45\x67\x00\x9a\xbc\xdehello\0\0\0";
+        assert_eq!(packet[..28], expected[..]);
+        assert_eq!(Header::parse(&packet), Some((header, 20..25)));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            destination in 0..=GROUP, source in 0..=GROUP, queue_key: u32, immediate: Option<u32>, solicited: bool,
+            payload in 0..=MAX_PAYLOAD,
+        ) {
+            let header = Header { destination, source, queue_key, immediate, solicited };
+            let mut packet = vec![7; MAX_LEN];
+            let len = header.emit(9, payload, &mut packet) + icrc::LEN;
+            let place = header.len()..header.len() + payload;
+            prop_assert_eq!(Header::parse(&packet[..len]), Some((header, place)));
+        }
+
+        #[test]
+        fn any_octets_are_read_without_harm(octets in prop::collection::vec(any::<u8>(), 0..64), opcode in 0x60..0x68_u8) {
+            let mut octets = octets;
+            if let Some(first) = octets.first_mut() {
+                *first = opcode;
+            }
+            if let Some((_, place)) = Header::parse(&octets) {
+                prop_assert!(place.start <= place.end && place.end + 4 <= octets.len());
+            }
+        }
+    }
+}

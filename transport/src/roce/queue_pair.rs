@@ -1,0 +1,248 @@
+//! A datagram queue pair: datagrams out, and datagrams into its receives.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use super::frame::{self, HEADROOM};
+use super::packet::Header;
+use super::port::Port;
+use crate::datagram::{DatagramSource, GRH_LEN};
+use crate::error::{Error, Result};
+use crate::mem::Packets;
+use crate::provider::PostError;
+use crate::qp::{QpAttr, QpId, SrqId};
+use crate::slab::Slab;
+use crate::soft::completions::{Completions, Done};
+use crate::soft::cq::CompletionQueues;
+use crate::soft::receive_queue::ReceiveQueue;
+use crate::soft::resources::Resources;
+use crate::wc::WcOpcode;
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
+
+/// A datagram that is posted.
+#[derive(Debug)]
+struct Sending {
+    wr: SendWr,
+    to: SocketAddr,
+    header: Header,
+    /// The payload of an inline send that has to wait.
+    copy: Option<Box<[u8]>>,
+}
+
+/// What was received besides the payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) route: [u8; GRH_LEN],
+    pub(crate) immediate: Option<u32>,
+    pub(crate) source: DatagramSource,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) number: u32,
+    /// Largest payload, octets.
+    max: usize,
+    /// The index of the interface, for addresses that mean something on one only.
+    interface: u32,
+    /// Whether it is at an IPv4 address.
+    is_v4: bool,
+    completions: Completions,
+    receives: ReceiveQueue,
+    sends: VecDeque<Sending>,
+    /// Sequence number of the next packet.
+    sequence: u32,
+    phase: Phase,
+}
+
+/// Whether datagrams are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Sending,
+    /// The socket has no room.
+    Waiting,
+    /// The queues are flushed.
+    Over,
+}
+
+impl QueuePair {
+    /// A queue pair whose room on the completion queues is reserved.
+    pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &Port) -> Self {
+        let depth = if attr.srq.is_some() { 1 } else { attr.max_recv_wr };
+        Self {
+            number,
+            max: port.max_payload() as usize,
+            interface: port.interface.index,
+            is_v4: port.address.is_ipv4(),
+            completions: Completions::new(id, *attr),
+            receives: ReceiveQueue::new(depth as usize),
+            sends: VecDeque::with_capacity(attr.max_send_wr as usize),
+            sequence: 0,
+            phase: Phase::Sending,
+        }
+    }
+
+    pub(crate) fn post_recv(
+        &mut self,
+        chain: &[RecvWr],
+        cqs: &mut CompletionQueues,
+    ) -> std::result::Result<(), PostError> {
+        self.completions.post_recv(chain, &mut self.receives, self.phase == Phase::Over, cqs)
+    }
+
+    /// Puts datagrams into the send queue.
+    pub(crate) fn post_send(
+        &mut self,
+        chain: &[SendWr],
+        addresses: &Slab<SocketAddr>,
+        cqs: &mut CompletionQueues,
+    ) -> std::result::Result<(), PostError> {
+        for (posted, wr) in chain.iter().enumerate() {
+            let checked = self.check(wr, addresses);
+            let (to, header) = checked.map_err(|error| PostError { posted, error })?;
+            if self.phase == Phase::Over {
+                self.completions.sent(cqs, &Done::flushed(wr.wr_id));
+            } else {
+                self.sends.push_back(Sending { wr: *wr, to, header, copy: None });
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, wr: &SendWr, addresses: &Slab<SocketAddr>) -> Result<(SocketAddr, Header)> {
+        self.completions.check_send_room(self.sends.len())?;
+        let (destination, immediate) = match wr.op {
+            SendOp::Datagram(destination) => (destination, None),
+            SendOp::DatagramWithImmediate(destination, value) => (destination, Some(value)),
+            other => return Err(Error::Unsupported { provider: "a datagram queue pair", feature: other.name() }),
+        };
+        let len = wr.sges.total_len();
+        if len > self.max {
+            let (what, range) = ("datagram length", "at most the max_datagram of the id");
+            return Err(Error::OutOfRange { what, value: len as u64, range });
+        }
+        if wr.flags.contains(SendFlags::INLINE) && len > self.completions.attr.max_inline as usize {
+            let (what, range) = ("inline length", "at most the max_inline of the queue pair");
+            return Err(Error::OutOfRange { what, value: len as u64, range });
+        }
+        let mut to = *addresses.get(destination.address.0).ok_or(Error::Stale { object: "address" })?;
+        if to.is_ipv4() != self.is_v4 {
+            return Err(Error::InvalidState { call: "post_send", state: "at an address of another version of IP" });
+        }
+        if let SocketAddr::V6(v6) = &mut to {
+            if v6.ip().is_unicast_link_local() || v6.ip().is_multicast() {
+                v6.set_scope_id(self.interface);
+            }
+        }
+        let header = Header {
+            destination: destination.qp_number,
+            source: self.number,
+            queue_key: destination.queue_key,
+            immediate,
+            solicited: wr.flags.contains(SendFlags::SOLICITED),
+        };
+        Ok((to, header))
+    }
+
+    /// Whether datagrams are to be sent, and the socket may have room.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.sends.is_empty() && self.phase == Phase::Sending
+    }
+
+    /// Writes the first datagrams of the queue into a batch that is empty.
+    pub(crate) fn fill(&mut self, from: SocketAddr, batch: &mut Packets) {
+        for sending in &self.sends {
+            if batch.is_full() {
+                return;
+            }
+            self.sequence = self.sequence.wrapping_add(1);
+            let Sending { wr, to, header, copy } = sending;
+            batch.push(*to, |buffer| {
+                let (start, mut len) = (HEADROOM + header.len(), 0);
+                if let Some(copy) = copy {
+                    len = copy.len();
+                    buffer[start..start + len].copy_from_slice(copy);
+                } else {
+                    for sge in wr.sges.as_slice() {
+                        sge.copy_to(&mut buffer[start + len..start + len + sge.len()]);
+                        len += sge.len();
+                    }
+                }
+                let len = header.emit(self.sequence, len, &mut buffer[HEADROOM..]);
+                frame::seal(buffer, len, from, *to)
+            });
+        }
+    }
+
+    /// Completes the first datagrams, which were handed to the network or are lost.
+    pub(crate) fn sent(&mut self, count: usize, cqs: &mut CompletionQueues) {
+        for Sending { wr, .. } in self.sends.drain(..count.min(self.sends.len())) {
+            self.completions.sent(cqs, &Done::of(wr.wr_id, wr.op.class(), wr.flags, 0));
+        }
+    }
+
+    /// Waits for room in the socket, without the memory of inline sends.
+    pub(crate) fn wait(&mut self) {
+        self.phase = Phase::Waiting;
+        for sending in &mut self.sends {
+            if sending.wr.flags.contains(SendFlags::INLINE) && sending.copy.is_none() {
+                let mut copy = Vec::new();
+                sending.wr.sges.as_slice().iter().for_each(|sge| sge.append_to(&mut copy));
+                sending.copy = Some(copy.into());
+            }
+        }
+    }
+
+    /// Goes on when the socket may have room. Also for inline sends that were posted meanwhile.
+    pub(crate) fn resume(&mut self) {
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Sending;
+        }
+    }
+
+    /// Whether it waits for room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.phase == Phase::Waiting
+    }
+
+    /// Puts a datagram into the next receive. It is dropped if there is none, or none that is long enough: no peer takes a queue
+    /// pair down by the length of what it sends.
+    pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
+        if payload.len() > self.max {
+            return;
+        }
+        let srq = self.completions.attr.srq;
+        let mut shared = resources.take_out(srq);
+        let room = self.receives.room(&mut shared.as_mut());
+        resources.put_back(srq, shared);
+        if room.is_none_or(|room| room < GRH_LEN + payload.len()) {
+            return;
+        }
+        self.receives.fill(&arrival.route);
+        self.receives.fill(payload);
+        if let Some((wr_id, len)) = self.receives.complete() {
+            self.completions.received_datagram(&mut resources.cqs, wr_id, len, arrival.immediate, arrival.source);
+        }
+    }
+
+    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
+        self.completions.polled(opcode)
+    }
+
+    /// Flushes both queues, and whatever is posted afterwards.
+    pub(crate) fn flush(&mut self, cqs: &mut CompletionQueues) {
+        self.phase = Phase::Over;
+        for Sending { wr, .. } in self.sends.drain(..) {
+            self.completions.sent(cqs, &Done::flushed(wr.wr_id));
+        }
+        self.completions.flush_receives(&mut self.receives, cqs);
+    }
+
+    /// Drops the queues.
+    pub(crate) fn release(&mut self, resources: &mut Resources) {
+        self.sends.clear();
+        self.completions.release(&mut self.receives, resources);
+    }
+}
