@@ -28,7 +28,7 @@ longest() {
         cuts) echo 1500 ;;
         startup | programs) echo 600 ;;
         greeting | message | headers) echo 128 ;;
-        script) echo 200 ;;
+        script | datagrams) echo 200 ;;
         hostile) echo 100 ;;
         *) echo 300 ;;
     esac

@@ -102,7 +102,9 @@ fn main() {
     // Tapes: all operations in order, with small numbers; and a long line of each.
     let all: Vec<u8> = (0..=255_u8).collect();
     let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
-    for target in ["script", "stream", "handshake_psk", "handshake_tls", "records_psk", "records_tls", "hostile"] {
+    for target in
+        ["script", "datagrams", "stream", "handshake_psk", "handshake_tls", "records_psk", "records_tls", "hostile"]
+    {
         write(target, "all", &all);
         write(target, "some", &some);
     }

@@ -55,11 +55,12 @@ mod memory {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("startup", startup),
     ("headers", headers),
     ("cuts", cuts),
     ("script", script),
+    ("datagrams", datagrams),
     ("greeting", greeting),
     ("message", message),
     ("stream", stream),
@@ -85,6 +86,16 @@ pub fn startup(octets: &[u8]) {
 /// A stream of FPDUs, whole and cut: two octets of choices, and the stream.
 pub fn cuts(octets: &[u8]) {
     iwarp::cuts(octets);
+}
+
+/// Datagrams of the embedded provider on a bad network.
+pub fn datagrams(octets: &[u8]) {
+    bad_network(octets);
+}
+
+/// The same; returns the number of datagrams that were received, and of questions that arrived.
+pub fn bad_network(octets: &[u8]) -> (usize, usize) {
+    iwarp::datagrams(octets)
 }
 
 /// A queue pair of the embedded provider against a script.

@@ -5,7 +5,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use rdma_reactor_fuzz::{TARGETS, corpora};
+use rdma_reactor_fuzz::{TARGETS, bad_network, corpora};
 
 /// The inputs of a folder, by name.
 fn inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
@@ -29,6 +29,29 @@ fn each_target_has_a_corpus_and_lives_through_it() {
         }
         println!("{name}: {} inputs", inputs.len());
     }
+}
+
+/// Datagrams on networks that lose, double, damage and delay packets at random: `DATAGRAM_WORLDS` of them.
+#[test]
+fn datagrams_live_through_bad_networks() {
+    let worlds = std::env::var("DATAGRAM_WORLDS").map_or(2_000, |number| number.parse().expect("a number"));
+    let (mut heard, mut questions) = (0, 0);
+    for seed in 1..=worlds {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
+        let tape: Vec<u8> = std::iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .take(1_000)
+        .collect();
+        let lived = catch_unwind(AssertUnwindSafe(|| bad_network(&tape)));
+        let Ok((datagrams, asked)) = lived else { panic!("world {seed}: {tape:?}") };
+        (heard, questions) = (heard + datagrams, questions + asked);
+    }
+    println!("{heard} datagrams were received, {questions} questions arrived");
+    assert!(heard > worlds as usize / 4 && questions > worlds as usize, "not much happens: {heard}, {questions}");
 }
 
 /// The names of the folders in a folder.

@@ -8,15 +8,18 @@
 //! | `end.rs` | a queue pair that is alone with a stream |
 //! | `startup.rs` | startup frames: any cut, both directions, what is agreed on |
 //! | `cuts.rs` | a stream of FPDUs means the same, however it is cut |
+//! | `datagrams.rs` | datagrams and questions on a bad network, with a stranger on it |
 //! | `script.rs` | a queue pair with work of its own, against a peer that does what the tape says |
 
 mod cuts;
+mod datagrams;
 mod end;
 mod script;
 mod startup;
 mod tape;
 
 pub use self::cuts::cuts;
+pub use self::datagrams::datagrams;
 pub use self::script::script;
 pub use self::startup::startup;
 pub use self::tape::Tape;
