@@ -72,6 +72,8 @@ pub enum Bare {
     Tcp(&'static str, u32, u64),
     /// TCP with echoes: the number of connections, and of echoes on all of them.
     TcpEchoes(u32, u64),
+    /// UDP: what is done with datagrams, their size, and their number.
+    Udp(&'static str, u32, u64),
     /// Messages of 64 B to and fro on the bare ring, and their number.
     RingLatency(u64),
     /// Messages of 64 B one way on the bare ring, and their number.
@@ -94,6 +96,7 @@ impl Bare {
         Ok(match self {
             Self::Tcp(kind, size, iterations) => work::bare(processors, kind, size, iterations)?,
             Self::TcpEchoes(connections, count) => work::echoes(processors, "tcp", connections, count)?,
+            Self::Udp(kind, size, count) => work::datagrams(processors, "udp", kind, size, count)?,
             Self::RingLatency(count) => Sample::from(ring::half_round_trip(processors, count, RING_LIMIT) / 1e3),
             Self::RingRate(count) => Sample::from(ring::rate(processors, count)),
             Self::RingTouched(size, count) => Sample::from(ring::touched(processors, size, count)),
@@ -104,6 +107,7 @@ impl Bare {
     const fn name(self) -> &'static str {
         match self {
             Self::Tcp(..) | Self::TcpEchoes(..) => "bare TCP",
+            Self::Udp(..) => "bare UDP",
             Self::RingLatency(_) | Self::RingRate(_) => "bare ring",
             Self::RingTouched(..) => "bare mapping",
             Self::Memcpy(..) => "memcpy",
@@ -203,6 +207,7 @@ impl Contest {
     pub fn congestion(&self) -> Option<String> {
         match &self.ours {
             Work::Pingpong(work) if work.provider == "shm" => None,
+            Work::Datagrams(..) => None,
             _ if self.theirs.keeps_system_congestion() => Some(machine::system_congestion()),
             _ => Some(machine::own_congestion().map_or_else(machine::system_congestion, Into::into)),
         }

@@ -3,10 +3,11 @@
 //!
 //! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]), between two probes of the [`distance`] of
 //! these processors. The [`rows`] name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library itself with
-//! other [`work`]; [`one_sided`], [`mix`], [`many`] and [`secured`] have work that `rdma-pingpong` does not do. In an [`outcome`], a
+//! other [`work`]; [`one_sided`], [`mix`], [`many`], [`datagrams`] and [`secured`] have work that `rdma-pingpong` does not do. In an [`outcome`], a
 //! figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
+pub mod datagrams;
 pub mod distance;
 pub mod machine;
 pub mod many;
@@ -151,6 +152,28 @@ enum Role {
         /// Number of iterations.
         iterations: u64,
     },
+    /// One side of datagrams, the one that answers
+    #[command(hide = true)]
+    DatagramsServer {
+        /// What carries them.
+        carrier: datagrams::Carrier,
+        /// The work to do.
+        kind: datagrams::Kind,
+    },
+    /// One side of datagrams, the one that sends
+    #[command(hide = true)]
+    DatagramsClient {
+        /// What carries them.
+        carrier: datagrams::Carrier,
+        /// The work to do.
+        kind: datagrams::Kind,
+        /// Address of the server.
+        address: SocketAddr,
+        /// Length of a datagram, bytes.
+        size: usize,
+        /// Number of datagrams.
+        count: u64,
+    },
     /// One side of connections that are opened one after another, the one that listens
     #[command(hide = true)]
     ConnectionsServer {
@@ -192,6 +215,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(Role::ManyServer { carrier }) => many::serve(carrier).map(|()| ExitCode::SUCCESS),
         Some(Role::ManyClient { carrier, address, connections, count }) => {
             print(many::measure(carrier, address, connections, count))
+        }
+        Some(Role::DatagramsServer { carrier, kind }) => datagrams::serve(carrier, kind).map(|()| ExitCode::SUCCESS),
+        Some(Role::DatagramsClient { carrier, kind, address, size, count }) => {
+            print(datagrams::measure(carrier, kind, address, size, count))
         }
         Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
         Some(Role::OneSidedClient { operation, address, iterations }) => {

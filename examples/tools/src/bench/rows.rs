@@ -29,6 +29,7 @@ pub fn contests() -> Vec<Contest> {
     all.extend(one_way());
     all.push(row("64 B open loop, p99 of a round trip", Figure("us"), Theirs::OpenLoop, limitless()));
     all.extend(many_and_mixed());
+    all.extend(datagrams());
     all.extend(one_sided());
     all.extend(secured());
     all.extend(shared_memory());
@@ -108,6 +109,17 @@ fn many_and_mixed() -> Vec<Contest> {
     }
     let large = Theirs::Otherwise("256 KiB buffers", Work::Mix("large", 20_000));
     all.push(row("requests of 1 B to 256 KiB", TimesRate(0.9), large, Work::Mix("default", 20_000)));
+    all
+}
+
+fn datagrams() -> Vec<Contest> {
+    let (theirs, ours) = (Bare::Udp("echo", 64, 50_000), Work::Datagrams("echo", 64, 50_000));
+    let mut all = vec![row("datagrams of 64 B, half round trip, spinning", TimesLatency(1.15), theirs.into(), ours)];
+    for size in [1 << 10, 4 << 10] {
+        let name = format!("datagrams of {}, one way", size_label(size.into()));
+        let (theirs, ours) = (Bare::Udp("flood", size, 1_000_000), Work::Datagrams("flood", size, 1_000_000));
+        all.push(row(&name, TimesThroughput(0.9), theirs.into(), ours));
+    }
     all
 }
 

@@ -17,6 +17,8 @@ pub enum Work {
     Connections(u64),
     /// The number of connections, and of echoes on all of them together.
     Echoes(u32, u64),
+    /// Datagrams: what is done with them, their size, and their number.
+    Datagrams(&'static str, u32, u64),
     /// The buffers that carry the mix of requests, and the number of these.
     Mix(&'static str, u64),
 }
@@ -130,6 +132,7 @@ impl Work {
                 Sample::printed(&pair::run(processors, &words("one-sided-server"), &client)?)
             }
             Self::Echoes(connections, count) => echoes(processors, "reactor", *connections, *count),
+            Self::Datagrams(kind, size, count) => datagrams(processors, "reactor", kind, *size, *count),
             Self::Mix(buffers, count) => {
                 let client = words(&format!("mix-client {buffers} {{}} {count}"));
                 Sample::printed(&pair::run(processors, &words(&format!("mix-server {buffers}")), &client)?)
@@ -160,6 +163,15 @@ pub fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> 
 pub fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u64) -> Result<Sample, Failure> {
     let client = words(&format!("many-client {carrier} {{}} {connections} {count}"));
     Sample::printed(&pair::run(processors, &words(&format!("many-server {carrier}")), &client)?)
+}
+
+/// Runs datagrams over sockets (`udp`), or over this library (`reactor`).
+///
+/// # Errors
+/// A process did not do its work.
+pub fn datagrams(processors: &Processors, carrier: &str, kind: &str, size: u32, count: u64) -> Result<Sample, Failure> {
+    let client = words(&format!("datagrams-client {carrier} {kind} {{}} {size} {count}"));
+    Sample::printed(&pair::run(processors, &words(&format!("datagrams-server {carrier} {kind}")), &client)?)
 }
 
 fn words(line: &str) -> Vec<String> {

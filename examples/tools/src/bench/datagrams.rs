@@ -1,0 +1,360 @@
+//! Datagrams to and fro and one way, over this library and over bare UDP. Both sides spin.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use hdrhistogram::Histogram;
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, recvmmsg, sendmmsg};
+use rdma_reactor::{
+    Config, ConnectError, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Origin, PeerId,
+    ProviderChoice, Reactor, TimerId, Wait,
+};
+
+use crate::pingpong::failure::Failure;
+use crate::pingpong::server::LISTENING;
+
+/// What carries the datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Carrier {
+    /// Sockets
+    Udp,
+    /// This library
+    Reactor,
+}
+
+/// The work to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Datagrams to and fro, one at a time
+    Echo,
+    /// Datagrams one way, as fast as they leave; what counts is what arrives
+    Flood,
+}
+
+/// Packets in a system call of bare UDP, and sends of an endpoint.
+const BATCH: usize = 32;
+const SENDS: u32 = 64;
+/// Receives of an endpoint.
+const RECEIVES: u32 = 1024;
+/// A datagram of that length asks for the figures of a flood.
+const END: usize = 1;
+/// How often is asked.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What came of a flood: bytes, and the time from the first datagram to the last.
+#[derive(Debug, Default)]
+struct Came {
+    bytes: u64,
+    first: Option<Instant>,
+    nanos: u64,
+}
+
+impl Came {
+    fn add(&mut self, len: usize) {
+        self.bytes += len as u64;
+    }
+
+    /// Takes note of the time, once for what comes together.
+    fn mark(&mut self) {
+        let now = Instant::now();
+        self.nanos = (now - *self.first.get_or_insert(now)).as_nanos() as u64;
+    }
+
+    fn to_bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.nanos.to_le_bytes());
+        bytes
+    }
+}
+
+/// Gbit/s, from the answer of a server.
+fn figure(answer: &[u8]) -> Option<f64> {
+    let bytes = u64::from_le_bytes(*answer.first_chunk()?);
+    let nanos = u64::from_le_bytes(*answer.get(8..)?.first_chunk()?);
+    Some(bytes as f64 * 8.0 / nanos.max(1) as f64)
+}
+
+/// Runs the server, which prints its address and serves until it is killed.
+///
+/// # Errors
+/// The system refused.
+pub fn serve(carrier: Carrier, kind: Kind) -> Result<(), Failure> {
+    match (carrier, kind) {
+        (Carrier::Udp, Kind::Echo) => echo_on_socket().map_err(Failure::new),
+        (Carrier::Udp, Kind::Flood) => drain_socket().map_err(Failure::new),
+        (Carrier::Reactor, _) => {
+            let mut reactor = reactor()?;
+            let mut datagrams = reactor.context();
+            let mut datagrams = datagrams.datagrams();
+            let endpoint = datagrams.open(([127, 0, 0, 1], 0).into(), options()).map_err(Failure::new)?;
+            let address = datagrams.address(endpoint).ok_or_else(|| Failure::new("the endpoint has no address"))?;
+            println!("{LISTENING}{address}");
+            reactor.run(&mut Server { kind, came: Came::default(), last: None }).map_err(Failure::new)
+        }
+    }
+}
+
+/// Runs the client. Returns the median half round trip in microseconds, or for a flood Gbit/s.
+///
+/// # Errors
+/// The system refused.
+pub fn measure(carrier: Carrier, kind: Kind, server: SocketAddr, size: usize, count: u64) -> Result<f64, Failure> {
+    match (carrier, kind) {
+        (Carrier::Udp, Kind::Echo) => ask_on_socket(server, size, count).map_err(Failure::new),
+        (Carrier::Udp, Kind::Flood) => flood_socket(server, size, count).map_err(Failure::new),
+        (Carrier::Reactor, _) => {
+            let mut reactor = reactor()?;
+            let mut context = reactor.context();
+            let mut datagrams = context.datagrams();
+            let endpoint = datagrams.open(([127, 0, 0, 1], 0).into(), options()).map_err(Failure::new)?;
+            datagrams.find_peer(endpoint, server).map_err(Failure::new)?;
+            let half_rtt = Histogram::new(3).map_err(Failure::new)?;
+            let (bytes, sent_at, warmup) = (vec![7; size], Instant::now(), count / 10);
+            let mut client = Client { kind, to: None, bytes, count, done: 0, warmup, sent_at, half_rtt, result: None };
+            reactor.run(&mut client).map_err(Failure::new)?;
+            client.result.unwrap_or_else(|| Err(Failure::new("the client was stopped")))
+        }
+    }
+}
+
+// Bare UDP.
+
+fn spin<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other,
+        }
+    }
+}
+
+fn socket() -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn echo_on_socket() -> io::Result<()> {
+    let (socket, mut buffer) = (socket()?, [0; 8192]);
+    println!("{LISTENING}{}", socket.local_addr()?);
+    loop {
+        let (len, peer) = spin(|| socket.recv_from(&mut buffer))?;
+        spin(|| socket.send_to(&buffer[..len], peer))?;
+    }
+}
+
+fn ask_on_socket(server: SocketAddr, size: usize, count: u64) -> io::Result<f64> {
+    let (socket, mut buffer) = (socket()?, vec![7; size]);
+    let mut half_rtt = Histogram::<u64>::new(3).map_err(io::Error::other)?;
+    for nth in 0..count / 10 + count {
+        let sent_at = Instant::now();
+        spin(|| socket.send_to(&buffer, server))?;
+        spin(|| socket.recv_from(&mut buffer))?;
+        let rtt = sent_at.elapsed();
+        if nth >= count / 10 {
+            half_rtt.record(rtt.as_nanos() as u64 / 2).map_err(io::Error::other)?;
+        }
+    }
+    Ok(half_rtt.value_at_quantile(0.5) as f64 / 1e3)
+}
+
+fn drain_socket() -> io::Result<()> {
+    let (socket, mut buffers) = (socket()?, vec![[0; 8192]; BATCH]);
+    println!("{LISTENING}{}", socket.local_addr()?);
+    let mut came = Came::default();
+    loop {
+        let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
+        let mut slices: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+        let mut asked = None;
+        let fd = socket.as_raw_fd();
+        match recvmmsg(fd, &mut headers, slices.iter_mut(), MsgFlags::MSG_DONTWAIT, None) {
+            Ok(messages) => {
+                for message in messages {
+                    match (message.bytes, message.address) {
+                        (END, address) => asked = address,
+                        (len, _) => came.add(len),
+                    }
+                }
+            }
+            Err(nix::Error::EAGAIN) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        match asked {
+            Some(peer) => drop(spin(|| socket.send_to(&came.to_bytes(), SocketAddr::V4(peer.into())))?),
+            None => came.mark(),
+        }
+    }
+}
+
+fn flood_socket(server: SocketAddr, size: usize, count: u64) -> io::Result<f64> {
+    let (socket, buffer) = (socket()?, vec![7; size]);
+    let SocketAddr::V4(peer) = server else { return Err(io::ErrorKind::Unsupported.into()) };
+    let addresses = [Some(SockaddrIn::from(peer)); BATCH];
+    let slices: Vec<_> = (0..BATCH).map(|_| [IoSlice::new(&buffer)]).collect();
+    let mut sent = 0;
+    while sent < count {
+        let mut headers = MultiHeaders::preallocate(BATCH, None);
+        let fd = socket.as_raw_fd();
+        match sendmmsg(fd, &mut headers, slices.iter(), addresses, [], MsgFlags::MSG_DONTWAIT) {
+            Ok(messages) => sent += messages.count() as u64,
+            Err(nix::Error::EAGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut answer = [0; 16];
+    loop {
+        let until = Instant::now() + AGAIN;
+        spin(|| socket.send_to(&[0; END], server))?;
+        while Instant::now() < until {
+            if socket.recv(&mut answer).is_ok() {
+                return figure(&answer).ok_or(io::ErrorKind::InvalidData.into());
+            }
+        }
+    }
+}
+
+// This library.
+
+fn reactor() -> Result<Reactor, Failure> {
+    let config = Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Spin(Duration::from_secs(3600)));
+    Reactor::new(config).map_err(Failure::new)
+}
+
+fn options() -> EndpointOptions {
+    EndpointOptions::new().receive_depth(RECEIVES).send_depth(SENDS)
+}
+
+struct Server {
+    kind: Kind,
+    came: Came,
+    /// The only sender.
+    last: Option<(Origin, PeerId)>,
+}
+
+impl Server {
+    fn answer(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, to: Origin, payload: &[u8]) {
+        let known = self.last.filter(|(origin, _)| *origin == to).map(|(_, peer)| peer);
+        let Some(peer) = known.or_else(|| cx.datagrams().peer_of(endpoint, &to).ok()) else { return };
+        self.last = Some((to, peer));
+        // One at a time is out, so there is room; whoever asks for figures asks again.
+        let _ = cx.datagrams().send(endpoint, peer, payload);
+    }
+}
+
+impl Handler for Server {
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        Some(self)
+    }
+}
+
+impl DatagramHandler for Server {
+    fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
+        let origin = datagram.origin();
+        match (self.kind, datagram.len()) {
+            (Kind::Echo, _) => self.answer(cx, endpoint, origin, &datagram),
+            (Kind::Flood, END) => self.answer(cx, endpoint, origin, &self.came.to_bytes()),
+            (Kind::Flood, len) => {
+                self.came.add(len);
+                self.came.mark();
+            }
+        }
+    }
+}
+
+struct Client {
+    kind: Kind,
+    to: Option<(EndpointId, PeerId)>,
+    bytes: Vec<u8>,
+    count: u64,
+    /// Datagrams that were sent, or have come back.
+    done: u64,
+    warmup: u64,
+    sent_at: Instant,
+    half_rtt: Histogram<u64>,
+    result: Option<Result<f64, Failure>>,
+}
+
+impl Client {
+    fn end(&mut self, cx: &mut Context<'_>, result: Result<f64, Failure>) {
+        self.result.get_or_insert(result);
+        cx.stop();
+    }
+
+    fn ask(&mut self, cx: &mut Context<'_>) {
+        let Some((endpoint, peer)) = self.to else { return };
+        self.sent_at = Instant::now();
+        if let Err(error) = cx.datagrams().send(endpoint, peer, &self.bytes) {
+            self.end(cx, Err(Failure::new(error)));
+        }
+    }
+
+    fn flood(&mut self, cx: &mut Context<'_>) {
+        let Some((endpoint, peer)) = self.to else { return };
+        while self.done < self.count {
+            if cx.datagrams().send(endpoint, peer, &self.bytes).is_err() {
+                return; // `on_datagram_writable` follows
+            }
+            self.done += 1;
+        }
+        let _ = cx.datagrams().send(endpoint, peer, &[0; END]);
+        cx.set_timer(AGAIN, 0);
+    }
+}
+
+impl Handler for Client {
+    fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
+        Some(self)
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        self.flood(cx);
+    }
+}
+
+impl DatagramHandler for Client {
+    fn on_peer(
+        &mut self,
+        cx: &mut Context<'_>,
+        endpoint: EndpointId,
+        _: SocketAddr,
+        found: Result<PeerId, ConnectError>,
+    ) {
+        match found {
+            Ok(peer) => self.to = Some((endpoint, peer)),
+            Err(error) => return self.end(cx, Err(Failure::new(error))),
+        }
+        match self.kind {
+            Kind::Echo => self.ask(cx),
+            Kind::Flood => self.flood(cx),
+        }
+    }
+
+    fn on_datagram(&mut self, cx: &mut Context<'_>, _: EndpointId, datagram: Datagram<'_>) {
+        if self.kind == Kind::Flood {
+            let result = figure(&datagram).ok_or_else(|| Failure::new("an answer without a figure"));
+            return self.end(cx, result);
+        }
+        let rtt = self.sent_at.elapsed();
+        self.done += 1;
+        if self.done > self.warmup {
+            if let Err(error) = self.half_rtt.record(rtt.as_nanos() as u64 / 2) {
+                return self.end(cx, Err(Failure::new(error)));
+            }
+        }
+        if self.done == self.warmup + self.count {
+            let median = self.half_rtt.value_at_quantile(0.5) as f64 / 1e3;
+            return self.end(cx, Ok(median));
+        }
+        self.ask(cx);
+    }
+
+    fn on_datagram_writable(&mut self, cx: &mut Context<'_>, _: EndpointId) {
+        if self.kind == Kind::Flood {
+            self.flood(cx);
+        }
+    }
+}
