@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use rdma_transport::slab::Key;
 use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList};
 
@@ -18,6 +19,7 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::{Blocked, Outcome, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind, send_work};
 use crate::limits::{CONTROL_SENDS, HEADER_LEN, TAG_ROOM};
+use crate::memory::cells::Hold;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
 use crate::security::Sealer;
@@ -28,19 +30,12 @@ use crate::security::channel::TAG;
 enum Role {
     /// A message in a buffer.
     Plain,
-    /// It uses regions: those at the front of `holds` once the send is at the front of the queue.
+    /// An operation on regions, or a message of which a region has the payload.
     Regions,
-    /// It uses a region, and reads so many bytes of a large message.
+    /// It reads so many bytes of a large message.
     Large(u32),
     /// It is a part of a list of transfers.
     List(Part),
-}
-
-impl Role {
-    /// Whether the send has an element of `holds`. The regions of a list are lent to all of it.
-    fn has_regions(self) -> bool {
-        matches!(self, Self::Regions | Self::Large(_) | Self::List(Part::Question))
-    }
 }
 
 /// A send that has not ended.
@@ -49,6 +44,9 @@ pub(crate) struct Entry {
     /// The message, or its header if the payload is elsewhere.
     buffer: Option<Posted>,
     role: Role,
+    /// Number of regions that it uses: their holds are at the front of `holds` once the send is at the front of the queue. The
+    /// regions of a list are lent to all of it.
+    regions: u8,
     /// The program's name for the send; control messages have none.
     pub(crate) id: Option<SendId>,
     /// The program does not want to hear of the send: it is a message whose payload was copied.
@@ -61,7 +59,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    const EMPTY: Self = Self { buffer: None, role: Role::Plain, id: None, quiet: false, answered: false, ended: None };
+    const EMPTY: Self =
+        Self { buffer: None, role: Role::Plain, regions: 0, id: None, quiet: false, answered: false, ended: None };
 
     pub(crate) const fn named(id: SendId) -> Self {
         Self { id: Some(id), ..Self::EMPTY }
@@ -111,8 +110,8 @@ pub(crate) struct SendQueue {
     sealed: usize,
     /// Number of entries that wait for an answer.
     answers: usize,
-    /// Regions that entries use, one element for each entry that uses regions, in order.
-    holds: VecDeque<Holds>,
+    /// Regions that entries use, in the order of the entries.
+    holds: VecDeque<(Key, Hold)>,
     /// Position of the first entry among all sends; only the low 16 bits.
     first: u16,
     /// Number of sends of the program so far.
@@ -295,15 +294,20 @@ impl SendQueue {
     }
 
     /// Adds a one-sided operation.
-    pub(crate) fn push_operation(&mut self, entry: Entry, op: SendOp, locals: Locals) {
-        if cfg!(planted = "lease-ends-at-posting") {
-            self.holds.push_back(Holds::default());
-            locals.holds.into_iter().flatten().for_each(|(_, hold)| _ = hold.done());
-        } else {
-            self.holds.push_back(locals.holds);
+    #[inline]
+    pub(crate) fn push_operation(&mut self, mut entry: Entry, op: SendOp, mut locals: Locals) {
+        for held in locals.holds.iter_mut().map_while(Option::take) {
+            if cfg!(planted = "lease-ends-at-posting") {
+                let _ = held.1.done();
+            } else {
+                self.holds.push_back(held);
+                entry.regions += 1;
+            }
         }
-        let role = if entry.role == Role::Plain { Role::Regions } else { entry.role };
-        self.push(Entry { role, ..entry }, op, locals.sges);
+        if entry.role == Role::Plain {
+            entry.role = Role::Regions;
+        }
+        self.push(entry, op, locals.sges);
     }
 
     /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer.
@@ -559,8 +563,9 @@ impl SendQueue {
     /// buffers.
     pub(super) fn forsake(&mut self) -> usize {
         let posted = self.posted();
-        let with_regions = self.entries.range(..posted).filter(|entry| entry.role.has_regions()).count();
-        self.holds.iter_mut().take(with_regions).for_each(|holds| *holds = Holds::default());
+        let taken = self.entries.range_mut(..posted).map(|entry| usize::from(std::mem::take(&mut entry.regions)));
+        let held = taken.sum::<usize>().min(self.holds.len());
+        self.holds.drain(..held);
         self.entries.range_mut(..posted).filter_map(|entry| entry.buffer.take()).count()
     }
 
@@ -1035,23 +1040,28 @@ impl Connection {
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };
         if entry.role != Role::Plain {
-            self.end_role(entry.role, outcome, env);
+            self.end_role(entry.role, entry.regions, outcome, env);
         }
         if let Some(send) = entry.id.filter(|_| !entry.quiet) {
             self.tell(env, Event::Sent { send, outcome });
         }
     }
 
-    /// Ends what the oldest send was besides a message: lets go of its regions, and tells those that it was a part of.
-    #[inline(never)]
-    fn end_role(&mut self, role: Role, outcome: Outcome, env: &mut Env<'_>) {
-        if role.has_regions() {
-            for (key, hold) in self.sends.holds.pop_front().into_iter().flatten().flatten() {
-                if hold.done() {
-                    self.want(env, Action::Unused(key));
-                }
+    /// Lets go of the regions of the oldest send.
+    #[inline]
+    fn let_go(&mut self, regions: u8, env: &mut Env<'_>) {
+        for _ in 0..regions {
+            let Some((key, hold)) = self.sends.holds.pop_front() else { return };
+            if hold.done() {
+                self.want(env, Action::Unused(key));
             }
         }
+    }
+
+    /// Ends what the oldest send was besides a message: lets go of its regions, and tells those that it was a part of.
+    #[inline(never)]
+    fn end_role(&mut self, role: Role, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
+        self.let_go(regions, env);
         match role {
             Role::Plain | Role::Regions => {}
             Role::Large(len) if outcome.is_sent() => self.piece_arrived(len, env),

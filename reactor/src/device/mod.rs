@@ -81,6 +81,9 @@ pub(crate) struct Device {
     vector: u32,
     /// The most entries that a completion queue of it has.
     max_completion_queue: u32,
+    /// What it can do, and its longest message, bytes, as its connections ask for each operation.
+    pub(crate) features: Features,
+    pub(crate) max_message: u64,
     /// Number of claims on completion queues, of connections and of others.
     claims: usize,
     /// The device is going away or has failed. Nothing new is put on it, and it is not asked for anything.
@@ -188,6 +191,8 @@ impl Device {
             queues: info.map_or(queues, |info| queues.clamped(info)),
             vector: vector(config.completions.vector, reactor, info),
             max_completion_queue: info.map_or(u32::MAX, |info| info.capabilities.max_completion_queue),
+            features: info.map_or(Features::empty(), |info| info.capabilities.features),
+            max_message: info.map_or(0, |info| info.capabilities.max_message),
             claims: 0,
             removed: false,
         }

@@ -186,9 +186,10 @@ impl Driver {
         region: &Region,
         range: Range<usize>,
     ) -> Result<SendId, SendErrorKind> {
-        let conn = &self.open_seat(id)?.conn;
+        let seat = self.open_seat(id)?;
+        let conn = &seat.conn;
         let (max, raw, secured) = (conn.terms().buffer_size, conn.framing() == Framing::Raw, conn.is_secured());
-        self.check_local(id, region, &range)?;
+        self.check_local(seat, region, &range)?;
         if range.len() <= max || raw {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
@@ -217,10 +218,11 @@ impl Driver {
         range: Range<usize>,
         tag: u64,
     ) -> Result<SendId, SendErrorKind> {
-        if self.open_seat(id)?.conn.is_secured() {
+        let seat = self.open_seat(id)?;
+        if seat.conn.is_secured() {
             return Err(self.lacks(id, "tagged offers on secured connections"));
         }
-        self.check_local(id, region, &range)?;
+        self.check_local(seat, region, &range)?;
         if range.is_empty() {
             return Err(SendErrorKind::Empty);
         }
@@ -256,14 +258,15 @@ impl Driver {
         region: &mut Region,
         offset: usize,
     ) -> Result<(), SendErrorKind> {
-        let conn = &self.open_seat(id)?.conn;
+        let seat = self.open_seat(id)?;
+        let conn = &seat.conn;
         let (len, secured) = (conn.offered_len(offer).ok_or(SendErrorKind::NoOffer)?, conn.is_secured());
         if secured {
             return Err(self.lacks(id, "landing places on secured connections"));
         }
         let end = usize::try_from(len).ok().and_then(|len| offset.checked_add(len));
         let range = offset..end.ok_or(SendErrorKind::OutOfBounds { end: u64::MAX, len: region.len() as u64 })?;
-        self.check_local(id, region, &range)?;
+        self.check_local(seat, region, &range)?;
         if self.has(id, Features::OPEN_READ_SINKS) && !self.registry.is_sink(region.key()) {
             return Err(SendErrorKind::NotASink);
         }

@@ -23,7 +23,8 @@ impl Driver {
         pieces: Vec<Piece>,
         options: &TransferOptions,
     ) -> Result<TransferId, SendErrorKind> {
-        let conn = &self.open_seat(id)?.conn;
+        let seat = self.open_seat(id)?;
+        let conn = &seat.conn;
         let (raw, max) = (conn.framing() == Framing::Raw, conn.terms().buffer_size);
         match &options.news {
             Some(News::Message(payload)) if payload.len() > max => {
@@ -32,21 +33,21 @@ impl Driver {
             Some(News::Immediate(_)) if raw => return Err(self.lacks(id, "immediate data behind a list")),
             _ => {}
         }
-        if self.hides_memory(id) {
+        if self.hides_memory(seat) {
             return Err(SendErrorKind::PlainRemoteMemory);
         }
-        let sinks = transfer.is_read() && self.has(id, Features::OPEN_READ_SINKS);
+        let sinks = transfer.is_read() && self.features(seat).contains(Features::OPEN_READ_SINKS);
         for region in (0..transfer.len()).filter_map(|index| transfer.region(index)) {
-            self.check_local(id, region, &(0..region.len()))?;
+            self.check_local(seat, region, &(0..region.len()))?;
             if sinks && !self.registry.is_sink(region.key()) {
                 return Err(SendErrorKind::NotASink);
             }
         }
-        let longest = self.capabilities(id).map_or(0, |capabilities| capabilities.max_message);
+        let longest = self.device_of(seat).map_or(0, |device| device.max_message);
         let longest = usize::try_from(longest.min(Sge::MAX_LEN.into())).unwrap_or(usize::MAX);
         let way = match transfer {
             Transfer::Read(_) => Way::Read,
-            Transfer::Write(_) if self.has(id, Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
+            Transfer::Write(_) if self.features(seat).contains(Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
             Transfer::Write(_) => Way::Write,
         };
         let question = if way == Way::Write && options.confirm {

@@ -346,14 +346,28 @@ impl Driver {
         let seat = self.table.get(id)?;
         let device = self.devices.get(seat.link.place?.device)?;
         let mut capabilities = self.providers.get(seat.link.cm.provider).device(device.id)?.capabilities;
-        if capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
-            capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
+        capabilities.features = self.features(seat);
+        Some(capabilities)
+    }
+
+    /// What a connection can do: what its device can, without what its peer does not know.
+    #[inline]
+    pub(super) fn features(&self, seat: &Seat) -> Features {
+        let mut features = self.device_of(seat).map_or(Features::empty(), |device| device.features);
+        if features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
+            features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         if seat.conn.is_secured() {
             // The news of such a write has no header that could be authenticated: a sealed message replaces it.
-            capabilities.features.remove(Features::WRITE_WITH_IMMEDIATE);
+            features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
-        Some(capabilities)
+        features
+    }
+
+    /// The device that a connection is on.
+    #[inline]
+    pub(super) fn device_of(&self, seat: &Seat) -> Option<&Device> {
+        self.devices.get(seat.link.place?.device)
     }
 
     /// Name of the device that a connection is on.

@@ -9,6 +9,7 @@ use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
 use super::stages::Stages;
+use super::table::Seat;
 use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
@@ -73,7 +74,7 @@ impl Driver {
 
     fn register_on(&mut self, site: &Site, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
         let hidden = match site.connection {
-            Some((id, _)) => self.hides_memory(id),
+            Some((id, _)) => self.table.get(id).is_some_and(|seat| self.hides_memory(seat)),
             None => !self.config.plain_remote_memory && !self.config.security.is_plain(),
         };
         if hidden && options.access.intersects(Access::REMOTE) {
@@ -229,7 +230,7 @@ impl Driver {
         locals: &mut [(&mut Region, Range<usize>)],
     ) -> Result<SendId, SendErrorKind> {
         let parts = locals.iter().map(|(region, range)| (&**region, range));
-        self.check_parts(id, remote, parts)?;
+        self.check_parts(self.open_seat(id)?, remote, parts)?;
         let are_sinks = || locals.iter().all(|(region, _)| self.registry.is_sink(region.key()));
         if self.has(id, Features::OPEN_READ_SINKS) && !are_sinks() {
             return Err(SendErrorKind::NotASink);
@@ -251,10 +252,11 @@ impl Driver {
         locals: &[Part<'_>],
         immediate: Option<u32>,
     ) -> Result<SendId, SendErrorKind> {
-        let len = self.check_parts(id, remote, locals.iter().map(|(region, range)| (*region, range)))?;
-        let native = immediate.is_some() && self.has(id, Features::WRITE_WITH_IMMEDIATE);
+        let seat = self.open_seat(id)?;
+        let len = self.check_parts(seat, remote, locals.iter().map(|(region, range)| (*region, range)))?;
+        let native = immediate.is_some() && self.features(seat).contains(Features::WRITE_WITH_IMMEDIATE);
         let tells = immediate.is_some() && !native;
-        if tells && self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw) {
+        if tells && seat.conn.framing() == Framing::Raw {
             return Err(self.lacks(id, "writes with immediate data"));
         }
         if tells && self.config.send_depth < 2 {
@@ -284,7 +286,7 @@ impl Driver {
         kind: SendKind,
     ) -> Result<SendId, SendErrorKind> {
         let range = offset..offset.saturating_add(8);
-        self.check_parts(id, remote, std::iter::once((&*local, &range)))?;
+        self.check_parts(self.open_seat(id)?, remote, std::iter::once((&*local, &range)))?;
         if !self.has(id, Features::ATOMICS) {
             return Err(self.lacks(id, "atomic operations"));
         }
@@ -302,13 +304,14 @@ impl Driver {
     }
 
     /// Whether a connection is secured and its memory therefore not for one-sided operations.
-    pub(super) fn hides_memory(&self, id: ConnectionId) -> bool {
-        !self.config.plain_remote_memory && self.table.get(id).is_some_and(|seat| seat.conn.is_secured())
+    #[inline]
+    pub(super) fn hides_memory(&self, seat: &Seat) -> bool {
+        !self.config.plain_remote_memory && seat.conn.is_secured()
     }
 
     /// Whether a connection has something.
     pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
-        self.capabilities(id).is_some_and(|capabilities| capabilities.features.contains(feature))
+        self.table.get(id).is_some_and(|seat| self.features(seat).contains(feature))
     }
 
     pub(super) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
@@ -317,28 +320,23 @@ impl Driver {
     }
 
     /// Checks that a range is one of a region on a connection's device.
-    pub(super) fn check_local(
-        &self,
-        id: ConnectionId,
-        region: &Region,
-        range: &Range<usize>,
-    ) -> Result<(), SendErrorKind> {
-        let place = self.table.get(id).and_then(|seat| seat.link.place);
-        if !self.registry.knows(region) || place.is_none_or(|place| place.device != region.device()) {
+    #[inline]
+    pub(super) fn check_local(&self, seat: &Seat, region: &Region, range: &Range<usize>) -> Result<(), SendErrorKind> {
+        if !self.registry.knows(region) || seat.link.place.is_none_or(|place| place.device != region.device()) {
             return Err(SendErrorKind::ForeignRegion);
         }
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
     /// Checks the two sides of an operation; returns its length.
+    #[inline]
     fn check_parts<'a>(
         &self,
-        id: ConnectionId,
+        seat: &Seat,
         remote: RemoteRegion,
         locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
     ) -> Result<u32, SendErrorKind> {
-        self.open_seat(id)?;
-        if self.hides_memory(id) {
+        if self.hides_memory(seat) {
             return Err(SendErrorKind::PlainRemoteMemory);
         }
         let count = locals.len();
@@ -347,13 +345,13 @@ impl Driver {
         }
         let mut total = 0_u64;
         for (region, range) in locals {
-            self.check_local(id, region, range)?;
+            self.check_local(seat, region, range)?;
             total += range.len() as u64;
         }
         if total > remote.len {
             return Err(SendErrorKind::OutOfBounds { end: total, len: remote.len });
         }
-        let max = self.capabilities(id).map_or(0, |capabilities| capabilities.max_message.min(u32::MAX.into()));
+        let max = self.device_of(seat).map_or(0, |device| device.max_message.min(u32::MAX.into()));
         if total > max {
             return Err(SendErrorKind::TooLong { len: total as usize, max: max as usize });
         }

@@ -52,6 +52,7 @@ struct Lent {
 }
 
 impl Lent {
+    #[inline]
     fn add(&mut self, range: Range<usize>) -> u32 {
         self.next = self.next.wrapping_add(1);
         self.ranges.push_back((self.next, range));
@@ -59,7 +60,17 @@ impl Lent {
     }
 
     /// Operations end in about the order in which they began.
+    #[inline]
     fn remove(&mut self, number: u32) {
+        if self.ranges.front().is_some_and(|&(of, _)| of == number) {
+            self.ranges.pop_front();
+        } else {
+            self.remove_later(number);
+        }
+    }
+
+    #[cold]
+    fn remove_later(&mut self, number: u32) {
         if let Some(at) = self.ranges.iter().position(|&(of, _)| of == number) {
             self.ranges.remove(at);
         }
@@ -124,6 +135,7 @@ pub(crate) struct Hold {
 impl Hold {
     /// The work request has completed or its queue pair is destroyed, the message was fetched, or the peers can no longer
     /// reach the memory. `true` if the owner has dropped the region, which may now be unused.
+    #[inline]
     pub(crate) fn done(self) -> bool {
         if let Some(range) = self.range {
             self.users.lent().remove(range);
@@ -275,6 +287,7 @@ impl RegionMemory {
         access.contains(Access::REMOTE_READ).then(|| self.hold(Use::PeersRead, None))
     }
 
+    #[inline]
     fn hold(&self, what: Use, range: Option<Range<usize>>) -> Hold {
         let range = range.map(|range| self.users.lent().add(range));
         self.users.counts[what as usize].fetch_add(1, Ordering::Relaxed);
@@ -282,6 +295,7 @@ impl RegionMemory {
     }
 
     /// An entry for a work request that reads the memory; `None` if the range is not inside.
+    #[inline]
     pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }

@@ -24,7 +24,12 @@ impl Locals {
     ///
     /// # Errors
     /// A range that is not inside its region.
+    #[inline]
     pub(crate) fn to_read(parts: &[(&Region, Range<usize>)]) -> Result<Self, SendErrorKind> {
+        if let [(region, range)] = parts {
+            let (sge, hold) = region.lend(range.clone()).ok_or_else(|| outside(region, range))?;
+            return Ok(Self { sges: SgeList::one(sge), holds: [Some((region.key(), hold)), None, None, None] });
+        }
         Self::gather(parts.iter().map(|(region, range)| {
             let (sge, hold) = region.lend(range.clone()).ok_or_else(|| outside(region, range))?;
             Ok((region.key(), sge, hold))

@@ -333,6 +333,7 @@ impl Region {
     }
 
     /// See [`RegionMemory::lend`].
+    #[inline]
     pub(crate) fn lend(&self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend(range, self.local_key)
     }

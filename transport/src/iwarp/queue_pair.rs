@@ -13,7 +13,6 @@ use super::startup::Agreement;
 use super::transmit::{Sent, Transmitter};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
-use crate::error::Result;
 use crate::mem::{RecvSlice, SendSlice};
 use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -151,28 +150,23 @@ impl QueuePair {
         chain: &[SendWr],
         resources: &mut Resources,
     ) -> std::result::Result<(), PostError> {
+        let Self { completions, tx, requester, responder, extensions, live, dead, .. } = self;
+        let Resources { cqs, keys, .. } = resources;
+        let depth = live.then(|| requester.depth());
         for (posted, wr) in chain.iter().enumerate() {
-            self.post_one(wr, resources).map_err(|error| PostError { posted, error })?;
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn post_one(&mut self, wr: &SendWr, resources: &mut Resources) -> Result<()> {
-        self.completions.check_send_room(self.tx.queued())?;
-        let len = wr.sges.total_len();
-        let terms = checks::Terms {
-            provider: NAME,
-            attr: &self.completions.attr,
-            extensions: self.extensions,
-            depth: self.live.then(|| self.requester.depth()),
-            keys: &resources.keys,
-        };
-        checks::send(wr, len, &terms)?;
-        if self.dead {
-            self.completions.sent(&mut resources.cqs, &Done::flushed(wr.wr_id));
-        } else {
-            self.tx.post(wr, &self.responder);
+            let len = wr.sges.total_len();
+            completions
+                .check_send_room(tx.queued())
+                .and_then(|()| {
+                    let (attr, extensions) = (&completions.attr, *extensions);
+                    checks::send(wr, len, &checks::Terms { provider: NAME, attr, extensions, depth, keys })
+                })
+                .map_err(|error| PostError { posted, error })?;
+            if *dead {
+                completions.sent(cqs, &Done::flushed(wr.wr_id));
+            } else {
+                tx.post(wr, len, requester, responder);
+            }
         }
         Ok(())
     }

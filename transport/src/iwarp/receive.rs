@@ -22,6 +22,7 @@ use super::wire::{
     AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
     Untagged, crc32c, header_len,
 };
+use crate::mem::Span;
 use crate::mr::Access;
 use crate::soft::receive_queue::{Message, ReceiveQueue};
 use crate::wc::WcStatus;
@@ -311,21 +312,51 @@ impl Receiver {
         self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
         let (octets, payload) = body.split_at(header.octets().min(body.len()));
-        let Header::Untagged(send @ Untagged { opcode, .. }) = &header else {
-            return self.whole_other(header, octets, payload, cx, out);
+        let send = match &header {
+            Header::Untagged(send) if send.opcode.is_send() => send,
+            Header::Untagged(_) => return self.whole_control(header, octets, payload, cx, out),
+            Header::Tagged(tagged) => return self.whole_tagged(tagged, octets, payload, cx),
         };
-        if !opcode.is_send() {
-            return self.whole_other(header, octets, payload, cx, out);
-        }
         let payload = &payload[..payload_len(octets).min(payload.len())];
         self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
         self.queue.fill(payload);
         self.finish_send(send, cx, out)
     }
 
-    /// Takes a whole FPDU that is no Send.
+    /// Takes a whole Write segment or Read Response segment. Its memory is looked up once.
     #[inline(never)]
-    fn whole_other(
+    fn whole_tagged(
+        &mut self,
+        header: &Tagged,
+        octets: &[u8],
+        payload: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), Fault> {
+        let payload = &payload[..payload_len(octets).min(payload.len())];
+        let target = self.judge_tagged(header, payload.len(), cx);
+        let target = target.map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        if header.opcode == Opcode::ReadResponse {
+            if !payload.is_empty() {
+                let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
+                cx.keys.sink(header.stag, header.offset, payload.len()).ok_or(gone)?.fill(payload);
+                cx.requester.advance(payload.len());
+            }
+            if header.last {
+                cx.requester.complete();
+            }
+        } else {
+            if let Some(span) = target {
+                span.fill(payload);
+            }
+            self.wrote(payload.len(), header.last);
+        }
+        self.seen = true;
+        Ok(())
+    }
+
+    /// Takes a whole untagged FPDU that is no Send.
+    #[inline(never)]
+    fn whole_control(
         &mut self,
         header: Header,
         octets: &[u8],
@@ -335,7 +366,7 @@ impl Receiver {
     ) -> Result<(), Fault> {
         self.judge(header, octets, cx)?;
         self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
-        self.finish(true, cx, out)
+        self.finish(cx, out)
     }
 
     /// Takes more of a header that arrives in parts. Returns the rest.
@@ -421,7 +452,7 @@ impl Receiver {
         if let Some(fault) = self.deferred.take() {
             return Err(*fault);
         }
-        self.finish(false, cx, out)?;
+        self.finish(cx, out)?;
         Ok(rest)
     }
 
@@ -447,7 +478,7 @@ impl Receiver {
                 }
                 self.judge_control(untagged, read, cx)
             }
-            Header::Tagged(tagged) => self.judge_tagged(tagged, left, cx),
+            Header::Tagged(tagged) => self.judge_tagged(tagged, left, cx).map(drop),
         }
         .map_err(|cause| Fault::Violation(cause, Quote::new(bytes)))?;
         self.segment = Segment { header, done: 0, left, pad: pad_len(ulpdu_len), read, revoked: false };
@@ -534,23 +565,38 @@ impl Receiver {
         }
     }
 
-    #[inline(never)]
-    fn judge_tagged(&mut self, header: &Tagged, len: usize, cx: &Context<'_>) -> Result<(), TerminateCause> {
+    /// Judges a tagged segment. Returns where the payload of a Write goes.
+    #[inline]
+    fn judge_tagged<'a>(
+        &mut self,
+        header: &Tagged,
+        len: usize,
+        cx: &'a Context<'_>,
+    ) -> Result<Option<Span<'a>>, TerminateCause> {
         if header.opcode == Opcode::ReadResponse {
             let begins = cx.requester.front().is_some_and(|read| read.done == 0);
             self.forecast.saw(forecast::Kind::Response, len, begins);
-            return cx.requester.judge_response(header, len);
+            return cx.requester.judge_response(header, len).map(|()| None);
         }
         self.forecast.saw(forecast::Kind::Write, len, self.writing == 0);
         // Nothing about a segment without payload may be checked (RFC 5041 §5.2).
-        if len > 0 {
-            let target = cx.keys.remote(cx.scope, header.stag, header.offset, len, Access::REMOTE_WRITE);
-            target.map_err(stag::tagged)?;
+        if len == 0 {
+            return Ok(None);
         }
-        Ok(())
+        let target = cx.keys.remote(cx.scope, header.stag, header.offset, len, Access::REMOTE_WRITE);
+        target.map(Some).map_err(stag::tagged)
     }
 
-    /// Puts payload where the segment's header says. That there is room was judged before. `whole` says that all of the
+    /// Takes note of a segment of a Write that is in place.
+    #[inline]
+    fn wrote(&mut self, len: usize, last: bool) {
+        self.writing = self.writing.saturating_add(len as u32);
+        if last {
+            self.written = std::mem::take(&mut self.writing);
+        }
+    }
+
+    /// Puts payload where the segment's header says. That there is room was judged before. `whole` says that all of an untagged
     /// segment is here and undamaged.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
@@ -575,7 +621,7 @@ impl Receiver {
                 }
                 cx.requester.advance(bytes.len());
             }
-            Header::Tagged(_) if self.crc && !whole => {
+            Header::Tagged(_) if self.crc => {
                 let done = self.segment.done;
                 if let Some(room) = self.held.get_mut(done..done + bytes.len()) {
                     room.copy_from_slice(bytes);
@@ -593,7 +639,7 @@ impl Receiver {
 
     /// Ends a segment that has arrived as a whole and undamaged.
     #[inline]
-    fn finish(&mut self, whole: bool, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+    fn finish(&mut self, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         let segment = self.segment;
         match segment.header {
             Header::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
@@ -606,7 +652,7 @@ impl Receiver {
                     cx.requester.complete();
                 }
             }
-            Header::Tagged(tagged) => self.finish_write(&tagged, whole, cx)?,
+            Header::Tagged(tagged) => self.finish_write(&tagged, cx)?,
         }
         self.seen = true;
         Ok(())
@@ -638,10 +684,9 @@ impl Receiver {
     }
 
     #[inline(never)]
-    fn finish_write(&mut self, header: &Tagged, whole: bool, cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn finish_write(&mut self, header: &Tagged, cx: &mut Context<'_>) -> Result<(), Fault> {
         let done = self.segment.done;
-        let len = if whole { self.segment.left } else { done };
-        if self.crc && !whole && done > 0 {
+        if self.crc && done > 0 {
             let held = self.held.get(..done).unwrap_or_default();
             match cx.keys.remote(cx.scope, header.stag, header.offset, done, Access::REMOTE_WRITE) {
                 Ok(span) => span.fill(held),
@@ -650,13 +695,10 @@ impl Receiver {
         }
         if self.segment.revoked {
             let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
-            header.emit_into((TAGGED_FPDU_HEADER_LEN - LENGTH_LEN + len) as u16, &mut bytes);
+            header.emit_into((TAGGED_FPDU_HEADER_LEN - LENGTH_LEN + done) as u16, &mut bytes);
             return Err(Fault::Violation(TerminateCause::DDP_TAGGED_INVALID_STAG, Quote::new(&bytes)));
         }
-        self.writing = self.writing.saturating_add(len as u32);
-        if header.last {
-            self.written = std::mem::take(&mut self.writing);
-        }
+        self.wrote(done, header.last);
         Ok(())
     }
 

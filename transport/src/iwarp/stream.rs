@@ -151,14 +151,20 @@ impl Stream {
             self.control.extend_from_slice(&[0; 3][..pad]);
         }
         if self.markers {
-            self.plain.clear();
-            self.plain.extend_from_slice(&self.control[start..]);
-            self.control.truncate(start);
-            markers::insert(&self.plain, self.framed, &mut self.control);
+            self.mark(start);
         }
         let sum = if self.crc { crc32c(&self.control[start..]) } else { 0 };
         self.control.extend_from_slice(&sum.to_le_bytes());
         self.extend_control(start);
+    }
+
+    /// Inserts the markers of the FPDU that was begun at `start`.
+    #[cold]
+    fn mark(&mut self, start: usize) {
+        self.plain.clear();
+        self.plain.extend_from_slice(&self.control[start..]);
+        self.control.truncate(start);
+        markers::insert(&self.plain, self.framed, &mut self.control);
     }
 
     /// Adds an FPDU. Its payload stays where it is, unless there are markers to insert, or others may write the payload
@@ -171,22 +177,22 @@ impl Stream {
             return self.seal(start);
         }
         self.extend_control(start);
-        let mut sum = Crc32c::new();
-        if self.crc {
-            sum.update(header);
-        }
-        sges.visit(offset, len, |part| {
-            if self.crc {
-                part.visit(|bytes| sum.update(bytes));
-            }
-            self.pieces.push_back(Piece::Memory(part));
-        });
+        let pad = (header.len() + len).wrapping_neg() & 3;
+        let sum = if self.crc { sum_of(header, sges, (offset, len), pad) } else { 0 };
+        sges.visit(offset, len, |part| self.pieces.push_back(Piece::Memory(part)));
         self.framed += len as u64;
-        let pad = &[0; 3][..(header.len() + len).wrapping_neg() & 3];
-        sum.update(pad);
-        let trailer = self.begin(pad);
-        self.control.extend_from_slice(&if self.crc { sum.finish() } else { 0 }.to_le_bytes());
-        self.extend_control(trailer);
+        self.close(pad, sum);
+    }
+
+    /// Adds pad and CRC behind a payload that stays where it is.
+    #[inline]
+    fn close(&mut self, pad: usize, sum: u32) {
+        let start = self.control.len();
+        if pad > 0 {
+            self.control.extend_from_slice(&[0; 3][..pad]);
+        }
+        self.control.extend_from_slice(&sum.to_le_bytes());
+        self.extend_control(start);
     }
 
     /// Whether memory that may change can be sent from where it is: not if a CRC has to match it.
@@ -201,9 +207,7 @@ impl Stream {
         self.extend_control(start);
         self.pieces.push_back(Piece::Region { stag, offset, len });
         self.framed += len as u64;
-        let pad = (header.len() + len).wrapping_neg() & 3;
-        let trailer = self.begin(&[0; 3 + CRC_LEN][..pad + CRC_LEN]);
-        self.extend_control(trailer);
+        self.close((header.len() + len).wrapping_neg() & 3, 0);
     }
 
     /// Whether memory of a region is to be sent.
@@ -233,6 +237,7 @@ impl Stream {
     }
 
     /// Adds an untagged FPDU whose payload is not memory of the user.
+    #[inline]
     pub(crate) fn untagged(&mut self, header: &Untagged, payload: &[u8]) {
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
         header.emit_into((UNTAGGED_HEADER_LEN + payload.len()) as u16, &mut bytes);
@@ -252,19 +257,24 @@ impl Stream {
         }
     }
 
-    /// The unsent bytes of a piece.
+    /// The unsent bytes of the pieces, in order.
     #[inline]
-    fn piece<'a>(&'a self, index: usize, regions: Option<Regions<'a>>) -> SendSlice<'a> {
-        let bytes = match self.pieces.get(index) {
-            Some(Piece::Control { start, end }) => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),
-            Some(Piece::Memory(sge)) => sge.send_slice(),
-            Some(&Piece::Region { stag, offset, len }) => {
+    fn unsent_pieces<'a>(&'a self, regions: Option<Regions<'a>>) -> impl Iterator<Item = SendSlice<'a>> {
+        let mut head = self.head;
+        self.pieces.iter().map(move |piece| self.bytes(piece, regions).skip(std::mem::take(&mut head)))
+    }
+
+    /// The bytes of a piece.
+    #[inline]
+    fn bytes<'a>(&'a self, piece: &'a Piece, regions: Option<Regions<'a>>) -> SendSlice<'a> {
+        match piece {
+            Piece::Control { start, end } => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),
+            Piece::Memory(sge) => sge.send_slice(),
+            &Piece::Region { stag, offset, len } => {
                 let span = regions.map(|(keys, scope)| keys.remote(scope, stag, offset, len, Access::REMOTE_READ));
                 span.and_then(Result::ok).map_or(SendSlice::new(&[]), |span| span.send_slice())
             }
-            None => SendSlice::new(&[]),
-        };
-        if index == 0 { bytes.skip(self.head) } else { bytes }
+        }
     }
 
     /// Hands what is framed to TCP, in one call. Returns whether TCP has taken all of it.
@@ -274,15 +284,15 @@ impl Stream {
         regions: Regions<'_>,
         send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
     ) -> io::Result<bool> {
-        let taken = if self.pieces.len() == 1 {
-            send(&[self.piece(0, Some(regions))])?
-        } else {
-            let mut slices = [SendSlice::new(&[]); MAX_SLICES];
-            let count = self.pieces.len().min(MAX_SLICES);
-            for (index, slice) in slices[..count].iter_mut().enumerate() {
-                *slice = self.piece(index, Some(regions));
+        let taken = match self.pieces.front() {
+            Some(one) if self.pieces.len() == 1 => send(&[self.bytes(one, Some(regions)).skip(self.head)])?,
+            _ => {
+                let mut slices = [SendSlice::new(&[]); MAX_SLICES];
+                for (slice, bytes) in slices.iter_mut().zip(self.unsent_pieces(Some(regions))) {
+                    *slice = bytes;
+                }
+                send(&slices[..self.pieces.len().min(MAX_SLICES)])?
             }
-            send(&slices[..count])?
         };
         if taken == 0 {
             return Err(io::ErrorKind::WriteZero.into());
@@ -331,14 +341,24 @@ impl Stream {
             self.untagged(&Untagged::TERMINATE, &payload[..len]);
         }
         let mut rest = Vec::with_capacity(self.unsent());
-        for index in 0..self.pieces.len() {
-            self.piece(index, None).append_to(&mut rest, usize::MAX);
+        for bytes in self.unsent_pieces(None) {
+            bytes.append_to(&mut rest, usize::MAX);
         }
         self.clear();
         self.control = Vec::new();
         self.sent = self.framed;
         rest
     }
+}
+
+/// The CRC of an FPDU with these entries' bytes, `len` of them from `offset` on.
+#[inline(never)]
+fn sum_of(header: &[u8], sges: &SgeList, (offset, len): (usize, usize), pad: usize) -> u32 {
+    let mut sum = Crc32c::new();
+    sum.update(header);
+    sges.visit(offset, len, |part| part.visit(|bytes| sum.update(bytes)));
+    sum.update(&[0; 3][..pad]);
+    sum.finish()
 }
 
 /// The longest ULPDU that fits a TCP segment of `emss` bytes with its framing (RFC 5044 §4.5).

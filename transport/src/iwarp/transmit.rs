@@ -25,7 +25,7 @@ use crate::slab::Key;
 use crate::soft::completions::{ATOMIC_LEN, Done};
 use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
-use crate::wr::{SendClass, SendFlags, SendOp, SendWr, SgeList};
+use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
 /// Payloads up to this length are copied next to their header.
 const COPY_MAX: usize = 256;
@@ -207,34 +207,59 @@ impl Transmitter {
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
-    /// Takes a work request. The caller has checked that there is room and that an inline payload fits. A Send of one
-    /// small segment that nothing is in front of is framed at once.
+    /// Takes a work request of `len` bytes. The caller has checked that there is room and that an inline payload fits. What is
+    /// one FPDU, with one entry that nothing is in front of, is framed at once: a small Send, a Write, a Read Request.
     #[inline]
-    pub(crate) fn post(&mut self, wr: &SendWr, responder: &Responder) {
+    pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
             [sge]
                 if matches!(wr.op, SendOp::Send)
                     && !wr.flags.intersects(SendFlags::INLINE | SendFlags::FENCE)
-                    && self.frames_at_once(sge.len(), responder) =>
+                    && self.frames_at_once(len, responder) =>
             {
                 let opcode = if wr.flags.contains(SendFlags::SOLICITED) { Opcode::SendSolicited } else { Opcode::Send };
-                self.frame_small(opcode, sge.len(), |stream| stream.copy_entry(sge));
+                self.frame_small(opcode, len, |stream| stream.copy_entry(sge));
                 let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
                 self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
             }
-            _ => self.enqueue(wr),
+            _ => self.post_other(wr, len, requester, responder),
         }
+    }
+
+    /// Takes a work request that is no small Send.
+    #[inline(never)]
+    fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
+        let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
+        if wr.flags.intersects(SendFlags::INLINE | SendFlags::FENCE) || !self.is_clear(responder) {
+            return self.enqueue(wr, len);
+        }
+        let class = match wr.op {
+            SendOp::Write(remote) if len <= self.tagged_segment => {
+                self.frame_write(&remote, wr, sge, len);
+                SendClass::Write
+            }
+            SendOp::Read(remote) if len > 0 && requester.has_room() => {
+                self.frame_read(&remote, sge, len, requester);
+                SendClass::Read
+            }
+            _ => return self.enqueue(wr, len),
+        };
+        // An answer to the peer that is owed by then goes first.
+        self.answer_next = true;
+        let done = Done::of(wr.wr_id, class, wr.flags, len);
+        self.framed.push_back(Framed { done, answered: class == SendClass::Read, end: self.stream.framed() });
+    }
+
+    /// Whether nothing is in front of the next FPDU, and there is room for it.
+    #[inline]
+    fn is_clear(&self, responder: &Responder) -> bool {
+        self.queue.is_empty() && !self.held && self.fault.is_none() && responder.is_idle() && self.stream.has_room()
     }
 
     /// Whether a Send of that many bytes is one small segment that nothing is in front of.
     #[inline]
     pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
-        len <= COPY_MAX.min(self.untagged_segment)
-            && self.queue.is_empty()
-            && !self.held
-            && self.fault.is_none()
-            && responder.is_idle()
-            && self.stream.has_room()
+        len <= COPY_MAX.min(self.untagged_segment) && self.is_clear(responder)
     }
 
     /// Frames a Send that [`Transmitter::frames_at_once`] has allowed and that is no work request.
@@ -247,7 +272,7 @@ impl Transmitter {
     }
 
     /// Frames a Send of one segment, whose payload `copy` adds to the stream.
-    #[inline]
+    #[inline(always)]
     fn frame_small(&mut self, opcode: Opcode, len: usize, copy: impl FnOnce(&mut Stream)) {
         let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
@@ -261,9 +286,36 @@ impl Transmitter {
         self.answer_next = true;
     }
 
+    /// Frames a Write of one segment.
+    #[inline]
+    fn frame_write(&mut self, remote: &RemoteAddress, wr: &SendWr, sge: &Sge, len: usize) {
+        let header = Tagged { last: true, opcode: Opcode::Write, stag: remote.key.0, offset: remote.address };
+        let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+        header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+        if len <= COPY_MAX {
+            let start = self.stream.begin(&bytes);
+            self.stream.copy_entry(sge);
+            self.stream.seal(start);
+        } else {
+            self.stream.refer(&bytes, &wr.sges, 0, len);
+        }
+    }
+
+    /// Frames the request of a Read, which the next number of the send queue belongs to.
+    #[inline]
+    fn frame_read(&mut self, remote: &RemoteAddress, sink: &Sge, len: usize, requester: &mut Requester) {
+        let sequence = Some(self.first + self.framed.len() as u64);
+        let (stag, offset, len) = (sink.local_key().0, address(sink), len as u32);
+        let msn =
+            requester.push(Outstanding { kind: Kind::Read, stag, offset, sink: *sink, len, done: 0, sequence, msn: 0 });
+        let (source_stag, source_offset) = (remote.key.0, remote.address);
+        let read = ReadRequest { sink_stag: stag, sink_offset: offset, size: len, source_stag, source_offset };
+        self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
+    }
+
     /// Queues a work request.
-    fn enqueue(&mut self, wr: &SendWr) {
-        let len = wr.sges.total_len();
+    #[inline(never)]
+    fn enqueue(&mut self, wr: &SendWr, len: usize) {
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
             if self.inline.is_empty() {
@@ -403,21 +455,11 @@ impl Transmitter {
             return;
         }
         let sink = entry.sges.as_slice().first().copied().unwrap_or_default();
-        let sequence = Some(self.first + self.framed.len() as u64);
-        let (stag, offset, len) = (sink.local_key().0, address(&sink), entry.len as u32);
-        let request = Outstanding { kind: Kind::Read, stag, offset, sink, len, done: 0, sequence, msn: 0 };
         let id = requester.msn;
         let atomic = match entry.op {
             SendOp::Read(remote) => {
-                let read = ReadRequest {
-                    sink_stag: stag,
-                    sink_offset: offset,
-                    size: len,
-                    source_stag: remote.key.0,
-                    source_offset: remote.address,
-                };
-                let msn = requester.push(request);
-                self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
+                let len = entry.len;
+                self.frame_read(&remote, &sink, len, requester);
                 return self.entry_framed();
             }
             SendOp::CompareSwap { remote, expected, swap } => {
@@ -433,7 +475,9 @@ impl Transmitter {
             | SendOp::Write(_)
             | SendOp::WriteWithImmediate(..) => return self.entry_framed(),
         };
-        let msn = requester.push(Outstanding { kind: Kind::Atomic(id), len: ATOMIC_LEN, ..request });
+        let sequence = Some(self.first + self.framed.len() as u64);
+        let (kind, stag, offset, len) = (Kind::Atomic(id), sink.local_key().0, address(&sink), ATOMIC_LEN);
+        let msn = requester.push(Outstanding { kind, stag, offset, sink, len, done: 0, sequence, msn: 0 });
         self.stream.untagged(&request_header(Opcode::AtomicRequest, msn), &atomic.emit());
         self.entry_framed();
     }

@@ -89,7 +89,7 @@ impl End {
         self.qp.post_send(&[wr], &mut self.resources).unwrap();
     }
 
-    fn post(&mut self, wr_id: u64, op: SendOp, sges: SgeList, flags: SendFlags) -> Result<()> {
+    fn post(&mut self, wr_id: u64, op: SendOp, sges: SgeList, flags: SendFlags) -> crate::error::Result<()> {
         self.qp.post_send(&[SendWr { wr_id, op, sges, flags }], &mut self.resources).map_err(|error| error.error)
     }
 

@@ -203,6 +203,14 @@ fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
+    // Most of the others are tagged, for which this is the same as all that follows.
+    if ddp & (TAGGED | DDP_VERSION_MASK) == TAGGED | DDP_VERSION && ulpdu_len >= TAGGED_HEADER_LEN as u16 {
+        for opcode in [Opcode::Write, Opcode::ReadResponse] {
+            if rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | opcode.raw() {
+                return Ok((ddp & LAST != 0, opcode));
+            }
+        }
+    }
     if ulpdu_len < 2 {
         return Err(HeaderError::TooShort { opcode: None, ulpdu_len, min: TAGGED_HEADER_LEN as u16 });
     }
