@@ -19,6 +19,10 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, News, TransferEnd};
 use crate::memory::operations::Locals;
 
+/// Most batches that one flush posts. A flush follows the end of a batch, so with one of them the peer would have nothing to do from the
+/// end of a batch until the next one has reached it.
+const BATCHES: usize = 2;
+
 impl Connection {
     /// Whether there is a list that has not ended.
     #[inline]
@@ -124,10 +128,15 @@ impl Connection {
                 // What is posted is seen to when the timer of the deadline fires.
                 list.stop.get_or_insert(Stop::Deadline);
             }
-            if list.is_going() && list.unposted() > 0 {
+            for nth in 0..BATCHES {
+                if !list.is_going() || list.unposted() == 0 {
+                    break;
+                }
                 let (most, room) = (self.sends.batch(), self.sends.room(places));
                 let (count, bytes) = list.batch(most, room, (lists.pieces, lists.bytes));
-                lists.missing.0 = if count == 0 { most.min(list.unposted()) } else { 0 };
+                if nth == 0 {
+                    lists.missing.0 = if count == 0 { most.min(list.unposted()) } else { 0 };
+                }
                 self.sends.push_batch(&list.order, list.posted..list.posted + count);
                 lists.pieces += count;
                 lists.bytes += bytes;
