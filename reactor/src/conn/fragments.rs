@@ -134,7 +134,7 @@ impl Connection {
             joined.parts.push((buffer, end));
         }
         (joined.len, joined.following) = (so_far + len, following);
-        if begins {
+        if begins || cfg!(planted = "each-part-begins-anew") {
             joined.since = env.now;
         }
         self.receives.hold();

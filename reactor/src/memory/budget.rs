@@ -142,7 +142,8 @@ impl Budget {
     }
 
     fn host_has_too_much(&self, host: Option<Host>, bytes: usize) -> bool {
-        host.is_some_and(|host| !self.is_small(bytes) && self.is_too_much(bytes, self.of_host(host)))
+        let shares = !cfg!(planted = "a-host-without-a-share");
+        host.is_some_and(|host| shares && !self.is_small(bytes) && self.is_too_much(bytes, self.of_host(host)))
     }
 
     fn is_over_share(&self, claimant: Claimant, bytes: usize) -> bool {
