@@ -113,6 +113,8 @@ fn config(pace: u32) -> Config {
 #[derive(Debug)]
 pub struct Hostile {
     net: SimNet,
+    /// Where what has come is read to. It is read in each step of a world, so the buffer is not made anew.
+    buffer: Box<[u8]>,
     socket: Option<SocketId>,
     /// Numbers of the next message and of the next read.
     msn: [u32; 2],
@@ -131,7 +133,8 @@ impl Hostile {
     /// A peer without a connection, on another node.
     #[must_use]
     pub fn at(node: usize, fabric: &Shared) -> Self {
-        Self { net: SimNet::new(node, Arc::clone(fabric)), socket: None, msn: [1; 2], damage: None, answered: 0 }
+        let (net, buffer) = (SimNet::new(node, Arc::clone(fabric)), vec![0; 4096].into_boxed_slice());
+        Self { net, buffer, socket: None, msn: [1; 2], damage: None, answered: 0 }
     }
 
     /// Opens a connection, after the last one was reset.
@@ -169,9 +172,8 @@ impl Hostile {
         for channel in [Channel::Cm, Channel::Completion] {
             self.net.poll(channel, &mut edges).expect("the simulation polls");
         }
-        let mut buffer = [0; 4096];
         while let Some(Ok(count @ 1..)) =
-            self.socket.map(|socket| self.net.recv(socket, &mut [RecvSlice::new(&mut buffer)]))
+            self.socket.map(|socket| self.net.recv(socket, &mut [RecvSlice::new(&mut self.buffer)]))
         {
             self.answered += count as u64;
         }
