@@ -143,8 +143,8 @@ fn a_peer_that_asks_and_never_reads() {
     let other = target.region(16, REMOTE);
     let memory = target.inspect(&other);
     assert_eq!(memory.len(), target.inspect(&other).len());
-    // The depth that was agreed on is 16, and one more is let through.
-    for msn in 5..=20 {
+    // The depth that was agreed on is 64, and one more is let through.
+    for msn in 5..=68 {
         peer.send(&fpdu_read(msn, &read(&region, region.base, 1), false));
     }
     let id = peer.id;

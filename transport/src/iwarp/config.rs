@@ -95,7 +95,8 @@ pub struct IwarpConfig {
     pub accept_backoff: Duration,
     /// Whether to try once more with MPA revision 1 when a peer closes the connection on revision 2.
     pub retry_v1: bool,
-    /// RDMA Reads that may be outstanding in each direction where the user gives no number, 1 to 128.
+    /// RDMA Reads that may be outstanding in each direction where the user gives no number, 1 to 128. The most that were outstanding at a
+    /// time take memory, about 80 bytes each on both sides, until the connection ends.
     pub read_depth: u16,
     /// Whether to send MPA markers to a peer that requires them, as some adapters do. If not, such a peer is rejected.
     pub markers: bool,
@@ -140,7 +141,7 @@ impl Default for IwarpConfig {
             reply_grace: Duration::from_millis(10),
             accept_backoff: Duration::from_millis(100),
             retry_v1: true,
-            read_depth: 16,
+            read_depth: 64,
             markers: true,
             extensions: false,
             receive_budget: 512 * 1024,

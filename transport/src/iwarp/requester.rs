@@ -60,7 +60,6 @@ impl Requester {
 
     pub(crate) fn establish(&mut self, ord: u16) {
         self.depth = usize::from(ord);
-        self.queue.reserve(self.depth + 1);
     }
 
     /// How many requests may be outstanding.

@@ -61,7 +61,6 @@ impl Responder {
     pub(crate) fn establish(&mut self, ird: u16) {
         // siw rounds the depth up to a power of two, and so may exceed ours.
         self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
-        self.queue.reserve(self.limit);
     }
 
     /// Whether the peer may have one more request outstanding. A request too many is an error of RDMAP, not a missing
