@@ -120,7 +120,7 @@ coverage: ## Line coverage; fails below 92 per cent
 
 ##@ Measure
 
-bench: ## Against bare TCP, UCX, libfabric, sockperf, iperf3 and bare shared memory, in one run
+bench: ## Against bare TCP and memory, UCX, libfabric, sockperf, iperf3
 	$(CARGO) build --release -p rdma-reactor-tools --bin bench
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then $(MAKE) bench-setup || echo "bench: not all is installed" >&2; fi
 	target/release/bench --json target/bench/bench.json --svg target/bench/latency.svg \
