@@ -586,7 +586,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let result = match self.endpoints.get_mut(qp.0) {
             Some(Endpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
             Some(Endpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
-            Some(Endpoint { state: State::Datagram(id), .. }) => id.post_recv(chain, &mut self.resources.cqs),
+            Some(Endpoint { state: State::Datagram(id), .. }) => {
+                id.queue_pair().and_then(|qp| qp.post_recv(chain, &mut self.resources.cqs))
+            }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
         self.wake_completions();
@@ -599,7 +601,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             Some(Endpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
             Some(Endpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
             Some(Endpoint { state: State::Datagram(datagrams), .. }) => {
-                let result = datagrams.post_send(chain, &self.exchange.addresses, &mut self.resources.cqs);
+                let (addresses, cqs) = (&self.exchange.addresses, &mut self.resources.cqs);
+                let result = datagrams.queue_pair().and_then(|qp| qp.post_send(chain, addresses, cqs));
                 self.send_datagrams(id.0);
                 self.wake_completions();
                 return result.map(|()| Posted::of(self.resources.cqs.pushed() != before));

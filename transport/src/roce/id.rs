@@ -8,10 +8,8 @@ use super::queue_pair::QueuePair;
 use crate::error::Error;
 use crate::provider::PostError;
 use crate::qp::SrqId;
-use crate::slab::{Key, Slab};
-use crate::soft::cq::CompletionQueues;
+use crate::slab::Key;
 use crate::wc::WcOpcode;
-use crate::wr::{RecvWr, SendWr};
 
 /// Most groups of an id.
 pub(crate) const GROUPS: usize = 64;
@@ -82,29 +80,13 @@ impl Id {
         matches!(self.phase, Phase::Bound | Phase::Resolved(..) | Phase::Offered(..))
     }
 
-    pub(crate) fn post_recv(
-        &mut self,
-        chain: &[RecvWr],
-        cqs: &mut CompletionQueues,
-    ) -> std::result::Result<(), PostError> {
-        self.queue_pair()?.post_recv(chain, cqs)
-    }
-
-    pub(crate) fn post_send(
-        &mut self,
-        chain: &[SendWr],
-        addresses: &Slab<SocketAddr>,
-        cqs: &mut CompletionQueues,
-    ) -> std::result::Result<(), PostError> {
-        self.queue_pair()?.post_send(chain, addresses, cqs)
-    }
-
     /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.qp.as_mut()?.polled(opcode)
     }
 
-    fn queue_pair(&mut self) -> std::result::Result<&mut QueuePair, PostError> {
+    /// Its queue pair, to post to.
+    pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut QueuePair, PostError> {
         self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: Error::Stale { object: "queue pair" } })
     }
 }

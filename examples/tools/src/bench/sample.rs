@@ -1,10 +1,10 @@
-//! What one side of a round has measured.
+//! The measurements of one side of a round.
 
 use serde_json::Value;
 
 use crate::pingpong::failure::Failure;
 
-/// What one side of a round has measured.
+/// The measurements of one side of a round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// The figure that counts, in the unit of the row.
