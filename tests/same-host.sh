@@ -9,8 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
-${CARGO:-cargo} build -q ${PROFILE:+--profile "$PROFILE"} -p rdma-reactor-tests --bin rdma-peer || exit 1
-binary=${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}/rdma-peer
+binary=$(tests/vm/build.sh rdma-peer) || exit 1
 
 work=$(mktemp -d) || exit 1
 space=rdma-$$ group=/sys/fs/cgroup/memory/rdma-$$
