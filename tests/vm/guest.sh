@@ -61,7 +61,7 @@ link set v0 up
 B
 rdma link add siw0 type siw netdev w0 || finish 1 "rdma link add siw0"
 rdma link add rxe0 type rxe netdev v0 || finish 1 "rdma link add rxe0"
-for _ in {1..50}; do
+for _ in {1..1200}; do
     [ "$(cat /sys/class/infiniband/{siw0,rxe0}/ports/1/state | grep -c ACTIVE)" = 2 ] && break
     sleep 0.1
 done
@@ -120,7 +120,7 @@ kill -KILL -1
 wait 2>/dev/null
 if [ "$vm_teardown" = 1 ]; then
     for device in $(ls /sys/class/infiniband); do
-        timeout -k 1 15 rdma link del "$device" & # does not come back while the kernel holds a reference
+        timeout -k 1 120 rdma link del "$device" & # does not come back while the kernel holds a reference
         wait $!
         [ ! -e "/sys/class/infiniband/$device" ] || finish "$status" "rdma link del $device does not come back after the command has ended"
     done

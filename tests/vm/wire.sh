@@ -29,7 +29,7 @@ ip rule add pref 4 iif lo from $there to $here lookup 104
 ip rule add pref 5 oif v0 lookup 103
 ip rule add pref 6 oif v1 lookup 104
 ip rule del pref 0
-for _ in {1..50}; do
+for _ in {1..1200}; do
     grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state && exit
     sleep 0.1
 done
