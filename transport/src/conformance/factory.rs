@@ -34,7 +34,7 @@ pub trait Factory: fmt::Debug {
         Duration::from_secs(300)
     }
 
-    /// Returns the longest wait in a case that is known to fail.
+    /// Returns the longest wait for what is known not to come: the wait that fails with [`Deviation::finds`].
     fn short_patience(&self) -> Duration {
         Duration::from_secs(5)
     }

@@ -190,10 +190,9 @@ pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<Outcome, Failure> 
     let caught = |run: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic));
     let lacks = |need: &&Need| factory.missing().contains(need);
     let third = case.needs.contains(&Need::Handover) && !case.needs.iter().any(|need| lacks(&need));
-    let patience = if known.is_some() { factory.short_patience() } else { factory.patience() };
     let mut world = None;
     caught(&mut || {
-        let world = world.insert(World::new(factory, if third { 3 } else { 2 }, patience));
+        let world = world.insert(World::new(factory, if third { 3 } else { 2 }, known));
         for need in case.needs {
             let capabilities = world.side(world::PASSIVE).capabilities;
             let met = need.is_met(world.provider(world::PASSIVE), &capabilities);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::environment::Environment;
-use super::factory::Factory;
+use super::factory::{Deviation, Factory};
 use super::ledger::{Ledger, Places, Sent};
 use crate::caps::Capabilities;
 use crate::cm::{
@@ -229,6 +229,8 @@ pub struct World {
     sides: Vec<Side>,
     environment: Box<dyn Environment>,
     patience: Duration,
+    /// What the case is known to fail with, and the longest wait for it.
+    known: Option<(&'static str, Duration)>,
     grace: Duration,
     ends: Vec<End>,
     listener: Option<(CmId, SocketAddr)>,
@@ -237,7 +239,7 @@ pub struct World {
 }
 
 impl World {
-    pub(super) fn new(factory: &dyn Factory, sides: usize, patience: Duration) -> Self {
+    pub(super) fn new(factory: &dyn Factory, sides: usize, known: Option<&Deviation>) -> Self {
         let (providers, mut environment) = factory.open(sides);
         assert_eq!(providers.len(), sides, "a provider for each side");
         let side = |(at, mut provider): (usize, Box<dyn Provider>)| {
@@ -271,8 +273,9 @@ impl World {
             }
         };
         let sides = providers.into_iter().enumerate().map(side).collect();
-        let grace = factory.grace();
-        Self { sides, environment, patience, grace, ends: Vec::new(), listener: None, last: 0 }
+        let (patience, grace) = (factory.patience(), factory.grace());
+        let known = known.map(|row| (row.finds, factory.short_patience()));
+        Self { sides, environment, patience, known, grace, ends: Vec::new(), listener: None, last: 0 }
     }
 
     pub(super) fn side(&mut self, side: usize) -> &mut Side {
@@ -315,14 +318,16 @@ impl World {
     /// Drives the sides until `ready` has something.
     #[track_caller]
     pub(super) fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
-        let end = self.now() + self.patience;
+        let missing = format!("no {what}");
+        let known = self.known.filter(|(finds, _)| *finds == missing);
+        let end = self.now() + known.map_or(self.patience, |(_, patience)| patience);
         loop {
             if let Some(found) = ready(self) {
                 return found;
             }
             if self.now() >= end {
                 let seen = |side: &Side| format!("{:?} {:?}", side.events, side.done);
-                panic!("no {what}: {:?}", self.sides.iter().map(seen).collect::<Vec<_>>());
+                panic!("{missing}: {:?}", self.sides.iter().map(seen).collect::<Vec<_>>());
             }
             self.step(end);
         }
@@ -388,13 +393,23 @@ impl World {
     #[track_caller]
     pub(super) fn resolved(&mut self, to: SocketAddr, within: Duration) -> CmId {
         let deadline = self.now() + within;
+        self.resolved_by(to, deadline).expect("it is resolved in time")
+    }
+
+    /// Begins an attempt that fails at its deadline; `None` if it fails before the address is resolved.
+    #[track_caller]
+    pub(super) fn resolved_by(&mut self, to: SocketAddr, deadline: Instant) -> Option<CmId> {
         let id = self.provider(ACTIVE).resolve(to, &PathOptions::default(), deadline).expect("an attempt");
         let device = self.event("Resolved", ACTIVE, |event| match event.kind {
-            CmEventKind::Resolved { device } if event.id == id => Some(device),
-            _ => None,
+            CmEventKind::Resolved { device } if event.id == id => Some(Some(device)),
+            _ => failed(event, id).map(|_| None),
         });
+        let Some(device) = device else {
+            self.destroy_id(ACTIVE, id);
+            return None;
+        };
         assert_eq!(device, self.sides[ACTIVE].device);
-        id
+        Some(id)
     }
 
     pub(super) fn create_cq(&mut self, side: usize, entries: usize) -> CqId {
