@@ -19,7 +19,9 @@ guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
 # One build for all steps: cargo lets one at a time build.
-tests/vm/build.sh rdma >/dev/null || exit 1
+tests=(verbs rdma rdma_contract rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire)
+[ -z "$*" ] || tests+=(rdma_queues rdma_scale rdma_secured rdma_churn interop_siw misbehaviour_siw)
+tests/vm/build.sh "${tests[@]}" >/dev/null || exit 1
 
 step() { # NAME COMMAND...: runs a step, then prints what it has said
     local log=$own/$1.log start=$SECONDS status

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh NAME...: builds the tests and programs for the guest, and prints the paths of these, one a line, in this order.
-# All at once and with the features that `make test` has on the host: a build of fewer packages would have other features
-# of the dependencies, and build the libraries once more. With BINDING=rdma-sys the tests of devices are linked with the
+# With the features that `make test` has on the host: a build of fewer packages would have other features of the dependencies, and build
+# the libraries once more. With BINDING=rdma-sys the tests of devices are linked with the
 # libraries of RDMA instead of loading them.
 #
 # build.sh --release PROGRAM...: the same for programs as their users build them.
@@ -11,11 +11,15 @@ command=(test --no-run)
 if [ "${1:-}" = --release ]; then
     shift
     command=(build --release) what=(-p rdma-reactor-tools "${@/#/--bin=}")
-# Tests of the devices; conformance of the embedded provider; and kv, which brings the programs with it.
 elif [ -n "${BINDING:-}" ]; then
     what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
 else
-    what=(--workspace --test verbs --test 'rdma*' --test '*_siw' --test conformance --test kv)
+    # The tests that are asked for; and conformance and kv, which bring the programs of their packages with them.
+    what=(--workspace --test conformance --test kv)
+    for name in "$@"; do
+        # rdma_faults is a test, rdma-peer a program.
+        case $name in verbs | rdma | rdma_* | *_siw) what+=(--test "$name") ;; esac
+    done
 fi
 made=$("${CARGO:-cargo}" "${command[@]}" --message-format=json "${what[@]}")
 for name in "$@"; do
