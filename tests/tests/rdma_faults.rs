@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport::wc::WcStatus;
 use rdma_reactor::{
-    ConnectError, ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId, Reactor,
-    SendErrorKind,
+    Config, ConnectError, ConnectionId, DeviceEventKind, DisconnectReason, EndpointId, EndpointOptions, PeerId,
+    Reactor, SendErrorKind,
 };
 use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Probe, now, with_watchdog};
 use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
@@ -69,6 +69,10 @@ struct Side {
 impl Side {
     /// Makes a side that sends so many messages on each connection that comes up, and sends returned messages again.
     fn new(messages: usize) -> Self {
+        Self::with(config(), messages)
+    }
+
+    fn with(config: Config, messages: usize) -> Self {
         let heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>> = Rc::default();
         let count = Rc::clone(&heard);
         let mut probe = Probe::new(move |cx, event| match event {
@@ -85,7 +89,7 @@ impl Side {
             _ => {}
         });
         probe.record_messages = false;
-        Self { reactor: Reactor::new(config()).expect("a reactor"), probe, heard, witness: None }
+        Self { reactor: Reactor::new(config).expect("a reactor"), probe, heard, witness: None }
     }
 
     /// Has an honest neighbour look on.
@@ -279,7 +283,8 @@ fn killed_client(device: Device, load: Load) {
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let mut side = Side::new(load.messages()).witnessed(device);
+    let soon = config().timeouts(|t| t.keepalive = Duration::from_secs(6));
+    let mut side = Side::with(soon, load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
     peer.signal("STOP");
     side.all_end(device, load, &conns, &DisconnectReason::KeepaliveTimeout);
