@@ -4,4 +4,5 @@
 # Usage: tests/mutants/aio.sh NAME
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
+export AIO_WORLDS=10000
 report "$(found -p rdma-reactor-tests --no-default-features --test aio_worlds)"

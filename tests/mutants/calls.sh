@@ -4,4 +4,5 @@
 # Usage: tests/mutants/calls.sh NAME
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
+export CALL_WORLDS=10000
 report "$(found -p rdma-reactor-tests --no-default-features --test call_worlds --test calls)"

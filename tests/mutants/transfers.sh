@@ -4,4 +4,5 @@
 # Usage: tests/mutants/transfers.sh NAME
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
+export TRANSFER_WORLDS=10000
 report "$(found -p rdma-reactor-tests --no-default-features --test transfer_worlds)"

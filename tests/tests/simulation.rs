@@ -1,7 +1,7 @@
 //! The simulation: real reactors over the embedded provider, in worlds where everything goes wrong.
 //!
-//! `SIM_SEEDS=N` sets the number of worlds (default: 10,000, and a tenth of that for each way to secure connections), and
-//! `SIM_FIRST=N` the first one. `SIM_SECURITY=tls`, `psk` or `plain` sets how `replay` secures connections: only what is
+//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000, half of that within one host, and a tenth for each way to secure connections),
+//! and `SIM_FIRST=N` the first one. `SIM_SECURITY=tls`, `psk` or `plain` sets how `replay` secures connections: only what is
 //! encrypted differs then from one run to the next. A world that fails
 //! prints the command that shows it again.
 
@@ -9,6 +9,9 @@ use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 use rdma_reactor_tests::sim::world::Variant;
+
+/// Worlds unless `SIM_SEEDS` says how many.
+const WORLDS: u64 = 4_000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -19,7 +22,7 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn every_promise_is_kept_in_every_world() {
-    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000));
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS));
     match check_many(first, count, 2, Variant::PLAIN) {
         Ok(total) => println!("{total:?}"),
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
@@ -30,7 +33,7 @@ fn every_promise_is_kept_in_every_world() {
 /// two sides interleave at each of them.
 #[test]
 fn every_promise_is_kept_within_one_host() {
-    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(3_000));
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS / 2));
     match check_many(first, count, 2, Variant { secured: SecurityMode::Plain, one_host: true }) {
         Ok(total) => {
             println!("within one host: {total:?}");
@@ -43,7 +46,7 @@ fn every_promise_is_kept_within_one_host() {
 /// Worlds with a reactor on two devices that give equal keys, fail, are removed, and refuse to take back what they gave.
 #[test]
 fn every_promise_is_kept_on_two_devices() {
-    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000));
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS));
     match devices::check_many(first, count) {
         Ok(total) => {
             println!("{count} worlds with two devices: {total:?}");
@@ -57,7 +60,7 @@ fn every_promise_is_kept_on_two_devices() {
 }
 
 fn secured_worlds(secured: SecurityMode) {
-    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(10_000).div_ceil(10));
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(10));
     match check_many(first, count, 2, Variant { secured, one_host: false }) {
         Ok(total) => println!("{secured:?}: {total:?}"),
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
@@ -76,7 +79,7 @@ fn promises_are_kept_with_a_pre_shared_key() {
 
 #[test]
 fn the_same_seed_is_the_same_world() {
-    for nth in 0..number("SIM_SEEDS").unwrap_or(10_000).div_ceil(40) {
+    for nth in 0..number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(40) {
         let seed = seed(nth);
         let (once, again) = (check(seed, 0, Variant::PLAIN), check(seed, 0, Variant::PLAIN));
         match (once, again) {

@@ -1,15 +1,21 @@
 //! The seeds of a test that has worlds of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// Worlds unless the environment says how many.
-const WORLDS: u64 = 10_000;
+const WORLDS: u64 = 4_000;
+/// Threads that they run on.
+const THREADS: usize = 2;
 
-/// Runs a world for each seed: that of `NAME_SEED` alone, or the first `NAME_WORLDS` ones. Returns their number.
+/// Runs a world for each seed: that of `NAME_SEED` alone, or the first `NAME_WORLDS` ones. What each has seen goes to `sum`. Returns
+/// their number.
 ///
 /// # Panics
 /// When a world does, with its seed.
-pub fn each_world(name: &str, mut world: impl FnMut(u64)) -> u64 {
+pub fn each_world<T>(name: &str, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     let number = |what: &str| {
         let text = std::env::var(format!("{name}_{what}")).ok();
         text.map(|text| text.parse::<u64>().expect("a number"))
@@ -18,10 +24,25 @@ pub fn each_world(name: &str, mut world: impl FnMut(u64)) -> u64 {
         Some(seed) => seed..seed + 1,
         None => 0..number("WORLDS").unwrap_or(WORLDS),
     };
-    let worlds = seeds.end - seeds.start;
-    for seed in seeds {
-        let run = catch_unwind(AssertUnwindSafe(|| world(seed)));
-        run.unwrap_or_else(|_| panic!("world {seed}: run it alone with {name}_SEED={seed}"));
-    }
-    worlds
+    let (next, failed) = (AtomicU64::new(seeds.start), AtomicU64::new(u64::MAX));
+    let sum = Mutex::new(sum);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end || failed.load(Ordering::Relaxed) < seed {
+                        return;
+                    }
+                    match catch_unwind(AssertUnwindSafe(|| world(seed))) {
+                        Ok(seen) => sum.lock().unwrap_or_else(PoisonError::into_inner)(seen),
+                        Err(_) => _ = failed.fetch_min(seed, Ordering::Relaxed),
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner();
+    assert!(failed == u64::MAX, "world {failed}: run it alone with {name}_SEED={failed}");
+    seeds.end - seeds.start
 }
